@@ -2,7 +2,8 @@
 
 import logging
 
-# A library leaves it to its user where its log goes; without this Python prints warnings of it.
+# The application that uses this library configures logging. Without this handler, Python would
+# print our warnings to stderr.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m comfyfleet`: the same as the command."""
+"""Runs the `comfyfleet` command via `python -m comfyfleet`."""
 
 from comfyfleet.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Time comes in as an argument: whoever acts in the world is given a clock."""
+"""The clock. Code that needs the current time gets it, or a clock, as an argument."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,7 +1,9 @@
-"""Prepares files for customers: removes prompts and workflows, and keeps or adds the mark of files made by AI.
+"""Prepares files for customers: removes prompts and workflows, and preserves or adds the mark of
+files created by AI.
 
-The mark is XMP with the IPTC property DigitalSourceType. Files are not encoded again. Only the parts of a file that
-decoding needs are kept; a file whose parts can't be told apart is refused. These functions block.
+The mark is XMP with the IPTC property DigitalSourceType. Files are not encoded again. Only the
+parts of a file that decoding needs are preserved. A file whose parts can't be distinguished is
+refused. These functions block.
 """
 
 import re
@@ -47,14 +49,14 @@ from comfyfleet.media_streams import (
 
 
 class SourceType(StrEnum):
-    """How a file was made, in the words of IPTC's vocabulary."""
+    """How a file was created, in terms of IPTC's vocabulary."""
 
     GENERATED = "trainedAlgorithmicMedia"
     EDITED = "compositeWithTrainedAlgorithmicMedia"
 
 
-# Values of IPTC's vocabulary that mark a file as made with AI. Others, such as digitalCapture of an uploaded photo
-# whose metadata a node copied, don't say that.
+# Values of IPTC's vocabulary that mark a file as created with AI. Other values don't, such as
+# digitalCapture of an uploaded photo whose metadata a node copied.
 _AI_SOURCES = frozenset({*SourceType, "compositeSynthetic"})
 
 
@@ -65,7 +67,7 @@ class Prepared(NamedTuple):
 
 
 def strip_metadata(path: Path) -> int:
-    """Removes prompts and workflows, and keeps an existing mark. Returns the size of the file.
+    """Removes prompts and workflows, and preserves an existing mark. Returns the size of the file.
 
     Raises InvalidInput if they can't be removed.
     """
@@ -78,10 +80,10 @@ def strip_metadata(path: Path) -> int:
 def prepare_file(
     path: Path, *, mark: str | None = None, strips: bool = True, name: str | None = None
 ) -> Prepared:
-    """Prepares a file in place. `mark` is added if the file has none. `name` is for the error.
+    """Prepares a file in place. `mark` is added if the file has none. `name` is used in errors.
 
-    Raises InvalidInput if prompts and workflows can't be removed. Without `strips`, all metadata stay, and a mark is
-    added only to a file that has neither XMP nor a C2PA manifest.
+    Raises InvalidInput if prompts and workflows can't be removed. Without `strips`, all metadata
+    are preserved, and a mark is added only to a file that has neither XMP nor a C2PA manifest.
     """
     try:
         return _prepare_path(path, Wish(mark, strips))
@@ -93,7 +95,7 @@ def prepare_file(
 
 
 class Unremovable(ValueError):
-    """Says why prompts and workflows can't be removed from a file."""
+    """Raised if prompts and workflows can't be removed from a file. The message is the reason."""
 
 
 UNKNOWN_LAYOUT = "is damaged or has an unknown layout, so its prompt can't be removed"
@@ -150,10 +152,10 @@ def _replace(file: BinaryIO, data: Built) -> None:
 
 
 def _document(head: bytes) -> str:
-    """Returns the type of models, tensors and drawings, which can't be uploaded as media."""
+    """Returns the type of a model, tensor file or drawing, which can't be uploaded as media."""
     if head.startswith(b"glTF"):
         return "model/gltf-binary"
-    if head[8:9] == b"{" and not any(head[5:8]):  # behind the length of this text
+    if head[8:9] == b"{" and not any(head[5:8]):  # after the length of this JSON
         return "application/x-safetensors"
     return "image/svg+xml" if b"<svg" in head.lower() else ""
 
@@ -175,10 +177,11 @@ _OVERWRITTEN: Mapping[str, Callable[[BinaryIO, int], None]] = {
     "model/gltf-binary": strip_glb,
     "application/x-safetensors": strip_safetensors,
 }
-# Names in the prompts and workflows of ComfyUI that other files hardly have.
+# Names in ComfyUI's prompts and workflows that rarely occur in other files.
 _GRAPH_WORDS = in_both_encodings(b"class_type", b"widgets_values", b"last_node_id")
-# Of these, only parts that decoding needs are left. They are searched as well, because a damaged length can make other
-# parts seem to be pixels. One name is enough for that, and films that are larger than this aren't searched.
+# For these formats, only parts that decoding needs are preserved. The result is searched anyway,
+# because a damaged length can make other parts look like pixels. One name is enough for this, and
+# videos larger than the limit aren't searched.
 _KNOWN_PARTS = frozenset(
     {*PICTURE_FORMATS, *_ISO_TYPES, "image/gif", "video/webm", "video/x-matroska"}
 )
@@ -200,15 +203,15 @@ def _require_no_workflow(file: BinaryIO, media_type: str) -> None:
         before = piece[-_OVERLAP_BYTES:]
 
 
-# What was found in the parts of a file
+# The contents of a file's parts
 
 _PRIVATE_IN_NOTES = (*PRIVATE, *in_both_encodings(b"parameters", b"sampler"))
-# Texts are searched in pieces, each of which takes some milliseconds.
+# Text is searched in pieces, each of which takes a few milliseconds.
 PIECE_BYTES = 1024**2
-SEARCHED_BYTES_MAX = 16 * 1024**2  # a file with more texts is taken for one with a prompt
+SEARCHED_BYTES_MAX = 16 * 1024**2  # a file with more text is assumed to contain a prompt
 _OVERLAP_BYTES = 64
 _SOURCE = re.compile(rb"digitalsourcetype/([A-Za-z]{1,60})", re.IGNORECASE)
-XMP_BYTES_MAX = 1024**2  # of a packet that is read for its mark
+XMP_BYTES_MAX = 1024**2  # maximum size of a packet that is read for its mark
 
 
 class Findings(NamedTuple):
@@ -219,11 +222,13 @@ class Findings(NamedTuple):
 
     @property
     def is_signed_only(self) -> bool:
-        """Whether the file has a manifest and nothing to remove. Any change would break its signature."""
+        """Checks whether the file has a manifest and nothing to remove. Any change would invalidate
+        the signature."""
         return self.has_manifest and not self.is_private
 
     def mark_for(self, wish: Wish) -> str | None:
-        """Returns the mark of the delivered file: its own, unless it lacks the wished mark of AI."""
+        """Returns the mark of the delivered file. This is its own mark, unless it lacks the
+        requested AI mark."""
         return self.mark if self.mark in _AI_SOURCES else wish.mark or self.mark
 
     def stays(self, wish: Wish) -> bool:
@@ -244,18 +249,19 @@ def _survey(data: bytes, parts: Callable[[bytes], Iterator[Part]]) -> Findings:
             mark = read_mark(data[part.start : min(part.end, part.start + XMP_BYTES_MAX)])
         elif mark is None and part.role is PartRole.COMPRESSED:
             mark = read_mark(packed_xmp(data, part, XMP_BYTES_MAX))
-    # Without a manifest, all texts are removed anyway.
+    # Without a manifest, all text is removed anyway.
     is_private = has_manifest and _is_private(_pieces(data, parts(data)))
     return Findings(has_manifest, has_xmp, is_private, mark)
 
 
-Piece: TypeAlias = tuple[bytes, tuple[bytes, ...]]  # a text, and the words that make it private
+# a piece of text, and the words that make it private
+Piece: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 
 
 def _pieces(data: bytes, parts: Iterator[Part]) -> Iterator[Piece]:
     for part in parts:
         if part.role is PartRole.COMPRESSED:
-            yield PRIVATE[0], PRIVATE  # it can't be searched
+            yield PRIVATE[0], PRIVATE  # compressed text can't be searched
         elif part.role is not PartRole.KEPT:
             words = _PRIVATE_IN_NOTES if part.role is PartRole.NOTE else PRIVATE
             for at in range(part.start, part.end, PIECE_BYTES):
@@ -263,23 +269,23 @@ def _pieces(data: bytes, parts: Iterator[Part]) -> Iterator[Piece]:
 
 
 def _is_private(pieces: Iterator[Piece]) -> bool:
-    left = SEARCHED_BYTES_MAX
+    remaining = SEARCHED_BYTES_MAX
     for piece, words in pieces:
-        left -= len(piece)
+        remaining -= len(piece)
         lowered = piece.lower()
-        if left < 0 or any(word in lowered for word in words):
+        if remaining < 0 or any(word in lowered for word in words):
             return True
     return False
 
 
 def read_mark(xmp: bytes) -> str | None:
-    """Returns the DigitalSourceType of an XMP packet or a C2PA manifest."""
-    found = _SOURCE.search(xmp)
-    return found[1].decode() if found else None
+    """Returns the DigitalSourceType of an XMP packet or a C2PA manifest, or None."""
+    match = _SOURCE.search(xmp)
+    return match[1].decode() if match else None
 
 
 def write_xmp(mark: str) -> bytes:
-    """Returns an XMP packet with only the mark."""
+    """Returns an XMP packet that contains only the mark."""
     return (
         '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
         '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
@@ -292,7 +298,7 @@ def write_xmp(mark: str) -> bytes:
     ).encode()
 
 
-# Pictures, which are read as a whole
+# Images, which are read as a whole
 
 
 def _prepare_picture(file: BinaryIO, data: bytes, form: PictureFormat, wish: Wish) -> bool:
@@ -307,7 +313,7 @@ def _prepare_picture(file: BinaryIO, data: bytes, form: PictureFormat, wish: Wis
     return wish.strips and seen.has_manifest
 
 
-# Files of ISO boxes, which may be large: they are changed in place, and a mark is appended
+# Files with ISO boxes, which may be large. They are changed in place, and a mark is appended.
 
 _MARKED_ISO_TYPES = frozenset({"video/mp4"})
 
@@ -348,7 +354,8 @@ def _survey_iso(file: BinaryIO, boxes: IsoFile, size: int) -> Findings:
     for box in (*boxes.xmp, *boxes.manifests, *boxes.notes):
         file.seek(box.inner)
         mark = mark or read_mark(file.read(min(box.size, XMP_BYTES_MAX)))
-    # The notes of a picture are items anywhere in the file. They may contain a prompt, and are not searched.
+    # The notes of an image are items anywhere in the file. They may contain a prompt, and are not
+    # searched.
     is_private = bool(boxes.manifests) and (
         _is_private(_iso_pieces(file, boxes, size)) or has_picture_notes(file, size)
     )
@@ -356,15 +363,16 @@ def _survey_iso(file: BinaryIO, boxes: IsoFile, size: int) -> Findings:
 
 
 def _iso_pieces(file: BinaryIO, boxes: IsoFile, size: int) -> Iterator[Piece]:
-    behind = () if boxes.junk is None else (IsoBox(boxes.junk, boxes.junk, size),)
-    for box in (*boxes.notes, *boxes.names, *boxes.xmp, *boxes.manifests, *behind):
+    trailing = () if boxes.junk is None else (IsoBox(boxes.junk, boxes.junk, size),)
+    for box in (*boxes.notes, *boxes.names, *boxes.xmp, *boxes.manifests, *trailing):
         for at in range(box.inner, box.end, PIECE_BYTES):
             file.seek(at)
             yield file.read(min(PIECE_BYTES + _OVERLAP_BYTES, box.end - at)), PRIVATE
 
 
 def _append_xmp(file: BinaryIO, boxes: IsoFile, packet: bytes) -> None:
-    """Appends a box, so that no place in the file moves. Files whose last box is open and very large stay as they are."""
+    """Appends a box, so that no position in the file changes. Files whose last box is open-ended
+    and very large aren't changed."""
     if boxes.last is None:
         return
     if boxes.is_open_ended:

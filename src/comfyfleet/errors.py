@@ -1,53 +1,54 @@
 """Our errors, each with a stable code. Only the edges translate them (exit codes, HTTP statuses).
 
 FleetError
- ├─ InvalidInput          the input is not valid; the message names the field, node or file
- │   ├─ InvalidWorkflow   a workflow or prompt document is broken; has the place
+ ├─ InvalidInput          the input is invalid; the message names the field, node or file
+ │   ├─ InvalidWorkflow   a workflow or prompt document is malformed; contains the location
  │   ├─ InvalidValue      a value doesn't fit its input
- │   └─ NoWorkflowFound   the file holds no workflow; says what was found instead
+ │   └─ NoWorkflowFound   the file contains no workflow; describes its actual content
  ├─ LimitExceeded         larger, deeper or longer than allowed
  ├─ UnknownNodeTypes      the server lacks node types that the workflow needs
  ├─ NodeFailed            a node of the built-in engine failed
  ├─ Interrupted           the run was cancelled while a node was running
- ├─ ServerUnavailable     a server behind us did not respond, or not as expected
+ ├─ ServerUnavailable     an upstream server did not respond, or failed
  ├─ AccessDenied          a server requires a key, or rejected it
  ├─ CreditsExhausted      a cloud account has no credits, or no subscription
- ├─ UnexpectedAnswer      a server's response has an unknown shape; has what was received
- ├─ PromptRefused         a backend refused the prompt, or a part of it; has the problems
+ ├─ UnexpectedAnswer      a server's response is malformed; contains the response
+ ├─ PromptRefused         a backend refused the prompt, or a part of it; contains the problems
  ├─ NotOffered            a backend does not have this feature
  ├─ OutcomeUnknown        a prompt was sent, and it is unknown whether it was accepted
- ├─ RunFailed             a run failed; has the node and its message
- ├─ PersonNeeded          a run waits for what only a person can do; says what
+ ├─ RunFailed             a run failed; contains the node and its message
+ ├─ PersonNeeded          a run needs an action that only a person can take; describes it
  ├─ RunLost               a backend no longer knows a run that it had accepted
  ├─ RunStalled            a run made no progress for too long; it may still be running
  ├─ RunTimedOut           a run took longer than allowed; it may still be running
  ├─ CancelUnconfirmed     a cancelled run had not ended before the timeout
- ├─ FileGone              a backend names an output that it no longer has
+ ├─ FileGone              a backend lists an output that it no longer has
  ├─ NotFound              it does not exist, or this key can't see it
  ├─ Conflict              the request conflicts with the current state
  │   ├─ JobEnded          the job completed or failed before it could be cancelled
- │   ├─ WorkerOffline     the worker is known, and is not registered at the moment
+ │   ├─ WorkerOffline     the worker is known, but currently not registered
  │   └─ LeaseLost         the lease is no longer held; nothing was changed
  ├─ Unauthenticated       the key is missing, wrong or revoked
  ├─ Forbidden             the key is valid, but does not allow this
- ├─ Refused               the request is valid, but not possible at the moment
+ ├─ Refused               the request is valid, but currently not possible
  │   ├─ InputUnavailable  the file at a customer's URL can't be fetched
- │   ├─ WorkflowWithdrawn  the workflow exists and accepts no new jobs
+ │   ├─ WorkflowWithdrawn  the workflow exists, but accepts no new jobs
  │   ├─ StorageFull       the tenant's storage quota is used up
- │   ├─ LimitSpent        a trigger has used its tokens of the day
- │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
- ├─ QueueFull             a limit is reached; has the time to retry
+ │   ├─ LimitSpent        a trigger has used its tokens for the day
+ │   └─ InsufficientTokens  the wallet has fewer tokens than the job costs; nothing was written
+ ├─ QueueFull             a limit is reached; contains the time until a retry
  │   ├─ TooManyActive     a user has the maximum number of active jobs
  │   ├─ TooManyCalls      a key exceeds its rate limit or its concurrent calls
  │   └─ FleetFull         the fleet has its maximum number of workers
  └─ Unavailable           a part of the service can't be reached: a database, the store
-     └─ StoreFull         the object store has no room for more files"""
+     └─ StoreFull         the object store has no space for more files
+"""
 
 import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-# Public: these names, their codes and their places in the tree. The functions are internal.
+# Public: these names, their codes and their positions in the tree. The functions are internal.
 __all__ = [
     "AccessDenied",
     "CancelUnconfirmed",
@@ -97,7 +98,7 @@ __all__ = [
 
 
 class FleetError(Exception):
-    """Base of everything that we raise on purpose."""
+    """The base class of all errors that we raise intentionally."""
 
     code: ClassVar[str] = "error"
 
@@ -108,9 +109,10 @@ class FleetError(Exception):
 
 
 def said_to_customers(error: FleetError) -> str:
-    """The message for a customer. Problems of our own machines are for operators and the log only."""
+    """Returns the message for a customer. Problems of our own machines are only intended for
+    operators and the log."""
     if isinstance(error, StoreFull):
-        return "the service has no room for more files at the moment; try again later"
+        return "the service currently has no space for more files; try again later"
     if isinstance(error, Unavailable):
         part = error.part or "a part of the service"
         return f"{part} can't be reached at the moment; try again soon"
@@ -232,7 +234,7 @@ class Unauthenticated(FleetError):
 
 
 class WorkerRevoked(Unauthenticated):
-    """The worker must stop: no other key and no other id will be accepted."""
+    """Raised if the worker must stop, because no other key and no other id will be accepted."""
 
     code = "worker_revoked"
 
@@ -246,7 +248,7 @@ class Refused(FleetError):
 
 
 class WorkflowWithdrawn(Refused):
-    """The workflow exists and accepts no new jobs."""
+    """Raised if the workflow exists, but accepts no new jobs."""
 
     code = "workflow_withdrawn"
 
@@ -256,7 +258,7 @@ class InputUnavailable(Refused):
 
 
 class OutputMissing(Refused):
-    """A result was reported without a file or a value."""
+    """Raised if a result was reported without a file or a value."""
 
     code = "output_missing"
 
@@ -301,16 +303,16 @@ class TooManyCalls(QueueFull):
 
 class Unavailable(FleetError):
     code = "unavailable"
-    part = ""  # what can't be reached, in words that customers may read; empty if it isn't known
+    part = ""  # the part that can't be reached, in terms that customers may read; empty if unknown
 
 
 class StoreFull(Unavailable):
-    """The object store takes no more bytes. Reads still work."""
+    """Raised if the object store accepts no more bytes. Reads still work."""
 
     code = "store_full"
 
 
-# The system's codes for a disk, or a quota on it, without room.
+# The system's error codes for a full disk or an exhausted disk quota.
 _FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -318,15 +320,16 @@ def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL_DISK
 
 
-# A note on an error whose outage the log tells of already, so that its consequences are logged at DEBUG only.
-LOGGED = "the log tells of this outage"
+# A note on an error whose outage has already been logged, so that its consequences are only logged
+# at DEBUG.
+LOGGED = "this outage has already been logged"
 
 
 def is_logged(error: BaseException) -> bool:
     return LOGGED in getattr(error, "__notes__", ())
 
 
-# About servers behind us, whose names and responses customers must not see.
+# Errors about upstream servers, whose names and responses customers must not see.
 _ABOUT_SERVERS = (
     ServerUnavailable,
     AccessDenied,
@@ -346,7 +349,8 @@ def install_line(extra: str) -> str:
 
 
 def missing_extra(what: str, package: str | None, extra: str) -> InvalidInput:
-    """The error of a part that can't work because `package` is not installed."""
+    """Returns the error for a feature that can't work because `package` is not installed."""
     return InvalidInput(
-        f"{what} needs {package or 'a package'}, which is not installed", hint=install_line(extra)
+        f"{what} needs {package or 'a package'}, which is not installed",
+        hint=install_line(extra),
     )

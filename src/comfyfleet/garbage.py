@@ -1,34 +1,37 @@
-"""Keeps full garbage collections from stopping the event loop.
+"""Keeps full garbage collections from blocking the event loop.
 
-A full collection looks at every container of the process and holds the interpreter lock meanwhile: 0.1 s for a
-control plane that has just started, and about 1 s for each million containers. Almost everything is freed
-by counting references; collections are needed for cycles only.
+A full collection examines every container of the process and holds the interpreter lock in the
+meantime: 0.1 s for a control plane that has just started, and about 1 s for each million
+containers. Reference counting frees almost everything, so collections are only needed for cycles.
 
-Objects that live long, such as the connections' prepared statements, are exempted from collections, so that the
-rest stays small enough to be collected every few seconds. Exempted cycles that nothing uses are freed once an hour."""
+Long-lived objects, such as the connections' prepared statements, are exempted from collections, so
+that the remaining ones are few enough to be collected every few seconds. Unused cycles among the
+exempted objects are freed once an hour.
+"""
 
 import asyncio
 import gc
 
-YOUNG, MIDDLE = (
-    2_000,
-    10,
-)  # objects before a collection of the youngest, and such collections before the next
+# New objects before the youngest generation is collected, and the number of such collections before
+# the next generation is collected.
+YOUNG, MIDDLE = 2_000, 10
 NEVER = 1_000_000
 COLLECT_SECONDS = 10.0
-SMALL_OBJECTS = 50_000  # a full collection of so many takes less than 0.05 s
-LARGE_PASSES = 360  # exempted objects are collected at every so many passes
+SMALL_OBJECTS = 50_000  # a full collection of this many objects takes less than 0.05 s
+LARGE_PASSES = 360  # number of passes between collections of the exempted objects
 
 
 def limit_collections() -> None:
-    """Exempts everything that exists now from collections, and lets only `keep_collecting` start full ones."""
+    """Exempts all existing objects from collections, and ensures that only `keep_collecting` starts
+    full ones."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
 
 
 async def keep_collecting() -> None:
-    """Collects garbage every few seconds, and exempted objects once an hour. Runs until cancelled."""
+    """Collects garbage every few seconds, and exempted objects once an hour. Runs until
+    cancelled."""
     passes = 0
     while True:
         await asyncio.sleep(COLLECT_SECONDS)
@@ -37,7 +40,7 @@ async def keep_collecting() -> None:
 
 
 def collect(*, is_large_allowed: bool) -> bool:
-    """Returns whether it was a full collection."""
+    """Collects garbage. Returns whether it was a full collection."""
     if is_large_allowed:
         gc.unfreeze()
         gc.collect()

@@ -1,4 +1,4 @@
-"""Ids bound to the current task; every line logged meanwhile carries them."""
+"""Ids that are bound to the current task. Every log entry in the meantime contains them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _ids: ContextVar[Mapping[str, Any]] = ContextVar("comfyfleet_ids", default={})  
 
 @contextmanager
 def bind_ids(**ids: Any) -> Iterator[None]:
-    """`with bound(dispatch_id=12): …`"""
+    """Binds ids inside the block: `with bind_ids(dispatch_id=12): …`"""
     before = _ids.set({**_ids.get(), **ids})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Keeps glibc's malloc from holding memory that nothing uses."""
+"""Keeps glibc's malloc from holding unused memory."""
 
 import asyncio
 import ctypes
@@ -9,31 +9,36 @@ M_ARENA_MAX = -8  # from malloc.h
 
 
 def use_one_arena() -> None:
-    """To be called before there are threads. Nothing elsewhere than on glibc.
+    """Makes all threads use the same arena. Must be called before there are threads. Does nothing
+    without glibc.
 
-    Each database connection of SQLite has a thread, and each thread an arena, with free blocks that no other
-    thread can use: a control plane on SQLite grew by 600 bytes with each job, though nothing was in use.
+    Each SQLite connection has a thread, and each thread has an arena with free blocks that no other
+    thread can use. Without this, a control plane on SQLite grew by 600 bytes with each job,
+    although the memory was unused.
     """
     if sys.platform == "linux":
-        change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        change = getattr(ctypes.CDLL(None), "mallopt", None)  # mallopt doesn't exist in musl
         if change is not None:
             change(M_ARENA_MAX, 1)
 
 
 def give_free_memory_back() -> None:
-    """All pages of the heap that are free, also those between blocks in use. Nothing elsewhere than on glibc.
+    """Returns all free pages of the heap to the system, including those between used blocks. Does
+    nothing without glibc.
 
-    The event loop reads into blocks of 256 KB that shrink to what has come, and what stays of them
-    leaves holes: without this, a control plane grew by 500 bytes with each job, though nothing was in use.
+    The event loop reads into blocks of 256 KB, which then shrink to the received size and leave
+    holes. Without this, a control plane grew by 500 bytes with each job, although the memory was
+    unused.
     """
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim doesn't exist in musl
         if trim is not None:
             trim(0)
 
 
 async def keep_giving_back() -> None:
-    """Until cancelled. In a thread: it takes milliseconds, and holds no lock of Python's."""
+    """Returns free memory regularly, until cancelled. Uses a thread, because this takes
+    milliseconds, and doesn't hold the interpreter lock."""
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
         await asyncio.to_thread(give_free_memory_back)

@@ -1,4 +1,5 @@
-"""File formats, by their bytes alone: types, sizes and faults of pictures, and the prompt inside a PNG."""
+"""File formats, detected only from their bytes: types, sizes and defects of images, and the prompt
+inside a PNG."""
 
 import contextlib
 import struct
@@ -9,7 +10,8 @@ from typing import BinaryIO, TypeAlias
 
 from comfyfleet.errors import LimitExceeded
 
-# Enough for every one of these; a first page of Ogg and the head of Matroska are the longest.
+# Enough for all formats. The first page of an Ogg file and the header of a Matroska file are the
+# longest.
 SNIFF_BYTES = 512
 
 _ISO_BRANDS: Mapping[bytes, str] = {
@@ -23,9 +25,9 @@ _ISO_BRANDS: Mapping[bytes, str] = {
     b"M4A ": "audio/mp4",
     b"M4B ": "audio/mp4",
 }
-# How QuickTime began before it named its brand.
+# How QuickTime files began before they had a brand.
 _OLD_QUICKTIME = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
-# What a file of each type is called by its end.
+# The file name extension for each type.
 ENDINGS: Mapping[str, str] = {
     "image/png": ".png",
     "image/jpeg": ".jpg",
@@ -50,9 +52,9 @@ ENDINGS: Mapping[str, str] = {
 
 
 def sniff_type(first: bytes) -> str | None:
-    """The media type; none if it is nothing that we know."""
-    found = (look(first) for look in _LOOKS)
-    return next((media_type for media_type in found if media_type), None)
+    """Returns the media type, or None if the format is unknown."""
+    types = (look(first) for look in _LOOKS)
+    return next((media_type for media_type in types if media_type), None)
 
 
 def _picture(first: bytes) -> str | None:
@@ -76,14 +78,15 @@ def _iso(first: bytes) -> str | None:
     box = first[4:8]
     if box == b"ftyp" and len(first) >= 12:
         return _ISO_BRANDS.get(first[8:12], "video/mp4")
-    size = int.from_bytes(first[:4], "big")  # with its own eight bytes; 1: it stands behind them
+    # includes its own eight bytes; 1 means that the actual size follows them
+    size = int.from_bytes(first[:4], "big")
     return "video/quicktime" if box in _OLD_QUICKTIME and (size == 1 or size >= 8) else None
 
 
 def _sniff_matroska(first: bytes) -> str | None:
     if not first.startswith(b"\x1a\x45\xdf\xa3"):
         return None
-    at = first.find(b"\x42\x82")  # DocType: an id, a length of one byte, the text
+    at = first.find(b"\x42\x82")  # DocType: an id, a length of one byte, and the text
     if at < 0 or at + 2 >= len(first):
         return None
     length = first[at + 2] & 0x7F
@@ -107,7 +110,7 @@ def _sound(first: bytes) -> str | None:
 
 
 def _is_mpeg_frame(first: bytes) -> bool:
-    """A frame header without any of the values that are reserved; AAC has another layer."""
+    """Checks for a frame header without reserved values. AAC has a different layer."""
     if len(first) < 4 or first[0] != 0xFF or first[1] & 0xE0 != 0xE0:
         return False
     version, layer = first[1] >> 3 & 3, first[1] >> 1 & 3
@@ -126,9 +129,9 @@ _LOOKS: tuple[Callable[[bytes], str | None], ...] = (
 
 
 DEMUXERS = (
-    *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),  # AVIF and HEIC, too
+    *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),  # including AVIF and HEIC
     *("matroska", "webm", "avi", "flv", "mpegts", "mpeg"),
-    # By its name alone, one picture of a file: see below.
+    # Detected only by its name, and limited to a single image. See below.
     *(
         "image2",
         "gif",
@@ -142,33 +145,34 @@ DEMUXERS = (
     ),
     *("mp3", "wav", "w64", "flac", "ogg", "aac", "aiff"),
 )
-# For every av.open that reads. A name such as `a%d.png` is that of one file, and of no sequence.
+# For every av.open that reads. A name such as `a%d.png` refers to a single file, not to a sequence.
 OPEN_OPTIONS: Mapping[str, str] = {"format_whitelist": ",".join(DEMUXERS), "pattern_type": "none"}
 
 
 Size: TypeAlias = tuple[int, int]
 HEADER_BYTES = 64 * 1024
-# A JPEG may carry previews and colour profiles before it tells its size.
+# A JPEG may contain previews and color profiles before its size.
 LONG_HEADER_BYTES = 4 * 1024**2
-# Decoded, a picture takes 12 bytes for each of its pixels, and as much again for each copy.
+# A decoded image takes 12 bytes per pixel, and each copy takes the same amount.
 PIXELS_MAX = 64_000_000
 JPEG_SEGMENTS_MAX = 200
-# All markers that begin a frame; the gaps are tables of other kinds.
+# All markers that begin a frame. The gaps are other kinds of tables.
 _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 
 
 def picture_size(media_type: str | None, first: bytes) -> Size | None:
-    """Width and height; none if the header is not within these bytes."""
+    """Returns the width and height, or None if these bytes don't contain the header."""
     read = _READERS.get(media_type or "")
     try:
-        found = read(first) if read else None
+        size = read(first) if read else None
     except IndexError:
         return None
-    return found if found and all(found) else None
+    return size if size and all(size) else None
 
 
 def measure_picture(source: bytes | Path) -> Size | None:
-    """Width and height by the header alone: nothing is decoded, and of what is no picture little is read."""
+    """Returns the width and height according to the header. Nothing is decoded, and only a small
+    part of other files is read."""
     first = _start(source, HEADER_BYTES)
     kind = _picture_type(first)
     size = picture_size(kind, first)
@@ -178,7 +182,7 @@ def measure_picture(source: bytes | Path) -> Size | None:
 
 
 def _picture_type(first: bytes) -> str | None:
-    # Of a picture's brands that are not in the table, too: decoders take them.
+    # Also accepts image brands that are not in the table, because decoders accept them.
     if first.startswith((b"ftypavi", b"ftyphei"), 4):
         return "image/avif"
     return sniff_type(first[:SNIFF_BYTES])
@@ -192,10 +196,10 @@ def _start(source: bytes | Path, length: int) -> bytes:
 
 
 def require_pixels(size: Size | None, pixels_max: int = PIXELS_MAX) -> None:
-    """Refuses a picture that is too large to decode, before anybody does."""
+    """Refuses an image that is too large, before it is decoded."""
     if size is not None and size[0] * size[1] > pixels_max:
         raise LimitExceeded(
-            f"the picture is {size[0]}x{size[1]}, and at most {pixels_max:,} pixels are taken",
+            f"the image has {size[0]}x{size[1]} pixels; the limit is {pixels_max:,} pixels",
             max_pixels=pixels_max,
         )
 
@@ -232,13 +236,13 @@ def _webp_size(first: bytes) -> Size | None:
 
 
 def _isobmff(first: bytes) -> Size | None:
-    """The largest of its parts: tiles and thumbnails have sizes, too."""
-    found, at = None, first.find(b"ispe")
+    """Returns the size of the largest part, because tiles and thumbnails have sizes as well."""
+    largest, at = None, first.find(b"ispe")
     while at >= 0 and at + 16 <= len(first):
         size = _big(first, at + 8, 4), _big(first, at + 12, 4)
-        found = max(found or size, size, key=lambda each: each[0] * each[1])
+        largest = max(largest or size, size, key=lambda candidate: candidate[0] * candidate[1])
         at = first.find(b"ispe", at + 16)
-    return found
+    return largest
 
 
 _READERS: Mapping[str, Callable[[bytes], Size | None]] = {
@@ -267,32 +271,32 @@ def _number(first: bytes, at: int, size: int, *, big: bool) -> int:
 
 _PNG_HEAD = 8
 _ENDINGS = {"image/jpeg": b"\xff\xd9", "image/gif": b";"}
-# Some writers pad a JPEG or GIF behind its end.
+# Some writers add padding after the end of a JPEG or GIF.
 _PADDING = b"\0\n\r "
 
 
 def picture_problem(data: bytes) -> str | None:
-    """Why it can't be shown; none if it can, as far as its structure tells."""
+    """Describes why an image can't be displayed, or returns None if its structure is valid."""
     if not data:
         return "it is empty"
-    found = sniff_type(data[:SNIFF_BYTES])
-    if found is None:
-        return "it is no picture that we know"
-    if not found.startswith("image/"):
-        return f"it is {found}, no picture"
-    if found == "image/png":
+    media_type = sniff_type(data[:SNIFF_BYTES])
+    if media_type is None:
+        return "it isn't a supported image format"
+    if not media_type.startswith("image/"):
+        return f"it is {media_type}, not an image"
+    if media_type == "image/png":
         return _png_problem(data)
-    if found == "image/webp":
+    if media_type == "image/webp":
         size = int.from_bytes(data[4:8], "little") + 8
         return "it ends too early" if len(data) < size else None
-    ending = _ENDINGS.get(found)
+    ending = _ENDINGS.get(media_type)
     if ending and not data.rstrip(_PADDING).endswith(ending):
         return "it ends too early"
     return None
 
 
 def _png_problem(data: bytes) -> str | None:
-    """Each part carries its own checksum; the last one is IEND."""
+    """Describes the damage of a PNG. Each chunk has its own checksum, and the last one is IEND."""
     at, has_pixels = _PNG_HEAD, False
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 4], "big")
@@ -309,21 +313,22 @@ def _png_problem(data: bytes) -> str | None:
 
 
 PICTURE_BYTES_MAX = 1024**3
-# How many boxes, elements, chunks or pages a file may have, on all of its levels together: this many and one more for
-# each 256 bytes of the file. A WebM film has 75 blocks a second; parts with less in them only take time.
+# The maximum number of boxes, elements, chunks or pages on all levels of a file: this number, plus
+# one for every 256 bytes of the file. A WebM video has 75 blocks per second. Files with smaller
+# parts only waste time.
 PARTS_MAX = 100_000
 BYTES_PER_PART = 256
 _PNG_PLAIN_TEXTS = frozenset({b"tEXt", b"comf"})
 _PNG_PROMPT = b"prompt\0"
-_PNG_MANIFEST = b"caBX"  # of C2PA
+_PNG_MANIFEST = b"caBX"  # contains a C2PA manifest
 
 
 class TooManyParts(ValueError):
-    """A file has more parts than any real one of its size."""
+    """Raised if a file has more parts than any real file of its size."""
 
 
 class PartCount:
-    """Counts the parts of one file while they are read."""
+    """Counts the parts of a file while they are read."""
 
     def __init__(self, size: int) -> None:
         self._left = PARTS_MAX + size // BYTES_PER_PART
@@ -335,9 +340,9 @@ class PartCount:
 
 
 def replace_prompt(path: Path, prompt: str) -> int:
-    """Puts another prompt in the place of the one that ComfyUI wrote into a PNG. Its size afterwards.
+    """Replaces the prompt that ComfyUI embedded into a PNG. Returns the new size of the file.
 
-    Other files stay as they are.
+    Other files aren't changed.
     """
     with path.open("r+b") as file:
         if (
@@ -345,25 +350,25 @@ def replace_prompt(path: Path, prompt: str) -> int:
             and file.seek(0, 2) <= PICTURE_BYTES_MAX
         ):
             file.seek(0)
-            with contextlib.suppress(struct.error):  # damaged
+            with contextlib.suppress(struct.error):  # the file is damaged
                 _replace(file, _png_with_prompt(file.read(), prompt.encode("ascii")))
         return file.seek(0, 2)
 
 
 def _png_with_prompt(data: bytes, prompt: bytes) -> bytearray:
-    kept, at = bytearray(data[:8]), 8
+    result, at = bytearray(data[:8]), 8
     while at + 12 <= len(data):
         end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
         kind, content = data[at + 4 : at + 8], data[at + 8 : end - 4]
         if kind == _PNG_MANIFEST:
-            return bytearray(data)  # any change would break its signature
+            return bytearray(data)  # any change would invalidate the signature
         if kind in _PNG_PLAIN_TEXTS and content.startswith(_PNG_PROMPT):
             part = kind + _PNG_PROMPT + prompt
-            kept += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+            result += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
         else:
-            kept += data[at:end]
+            result += data[at:end]
         at = end
-    return kept + data[at:]
+    return result + data[at:]
 
 
 def _replace(file: BinaryIO, data: bytearray) -> None:

@@ -1,7 +1,8 @@
-"""The boxes of MP4, QuickTime, AVIF and HEIF files, which may be large: notes are overwritten in place.
+"""The boxes of MP4, QuickTime, AVIF and HEIF files. The files may be large, so notes are
+overwritten in place.
 
-Nothing moves, so that the positions that a file states stay correct. Only boxes of known kinds are kept. Damaged files
-raise ValueError, IndexError or struct.error.
+No data moves, so that positions that a file contains remain correct. Only boxes of known kinds are
+preserved. Damaged files raise ValueError, IndexError or struct.error.
 """
 
 import re
@@ -14,24 +15,26 @@ from typing import BinaryIO, NamedTuple
 from comfyfleet.media import PartCount, TooManyParts
 
 ZEROS = bytes(1024**2)
-INDEX_BYTES_MAX = 16 * 1024**2  # of a box that says what a picture has, and where
+# maximum size of a box that lists the items of an image and their positions
+INDEX_BYTES_MAX = 16 * 1024**2
 XMP_UUID = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
 MANIFEST_UUID = bytes.fromhex("d8fec3d61b0e483c92975828877ec481")
 DEPTH_MAX = 10
-HANDLER_NAME_AT = 24  # in the content of `hdlr`, behind the version, the kind and reserved fields
+# position in the content of `hdlr`, after the version, the kind and reserved fields
+HANDLER_NAME_AT = 24
 
 
 class BoxRole(Enum):
     NOTE = 1
     XMP = 2
-    MANIFEST = 3  # of C2PA
-    JUNK = 4  # data behind the last box
-    NAME = 5  # of a handler: a text at the end of a box that is kept
+    MANIFEST = 3  # a C2PA manifest
+    JUNK = 4  # data after the last box
+    NAME = 5  # the text at the end of a handler box, which is preserved otherwise
 
 
 class IsoBox(NamedTuple):
     start: int
-    inner: int  # where its content begins; after the id of a uuid box
+    inner: int  # where the content begins; in a uuid box, after the id
     end: int
 
     @property
@@ -39,7 +42,8 @@ class IsoBox(NamedTuple):
         return self.end - self.inner
 
 
-# The kinds of boxes that are kept, by the box they are in; "" is the file itself. Those that are keys have boxes.
+# The kinds of boxes that are preserved, by their parent box. The empty key is the file itself. All
+# other keys are kinds that contain boxes.
 _KEPT: Mapping[bytes, frozenset[bytes]] = {
     b"": frozenset({
         b"ftyp", b"styp", b"pdin", b"moov", b"moof", b"mdat", b"mfra", b"sidx", b"ssix", b"meta",
@@ -62,13 +66,13 @@ _KEPT: Mapping[bytes, frozenset[bytes]] = {
     b"traf": frozenset({
         b"tfhd", b"trun", b"tfdt", b"sbgp", b"sgpd", b"subs", b"saiz", b"saio", b"senc", b"sdtp",
     }),
-    # Of a picture.
+    # The `meta` box of an image.
     b"meta": frozenset({
         b"hdlr", b"pitm", b"iinf", b"iloc", b"iref", b"iprp", b"idat", b"grpl", b"dinf", b"ipro",
     }),
     b"iprp": frozenset({b"ipco", b"ipma"}),
 }  # fmt: skip
-# Among the properties of pictures are many kinds that decoding needs.
+# The properties of images include many kinds that decoding needs, so only notes are listed.
 _NOTES_IN: Mapping[bytes, frozenset[bytes]] = {
     b"ipco": frozenset({b"udes", b"altt", b"uuid", b"udta", b"meta", b"free", b"skip"})
 }
@@ -83,7 +87,7 @@ class IsoFile(NamedTuple):
     manifests: list[IsoBox]
     notes: list[IsoBox]
     names: list[IsoBox]
-    junk: int | None  # where data behind the last box begins
+    junk: int | None  # where data after the last box begins
     last: IsoBox | None
     is_open_ended: bool  # the last box has no length of its own
 
@@ -93,7 +97,7 @@ def iso_boxes(
 ) -> Iterator[tuple[bytes, int, int, int]]:
     """Yields the kind, the start, the start of the content and the end of each box.
 
-    Boxes of a whole file may end with data that are no box, which have the kind b"".
+    If `is_file`, the data after the last box is yielded as well, with the kind b"".
     """
     while start + 8 <= end:
         count.add()
@@ -104,7 +108,7 @@ def iso_boxes(
         length = struct.unpack(">Q", head[8:16].ljust(8, b"\0"))[0] if length == 1 else length
         length = length or end - start
         if is_file and kind == b"mdat" and start + length > end >= inner:
-            length = end - start  # the file was cut off inside of its media
+            length = end - start  # the file was truncated inside its media data
         if length < inner - start or start + length > end or (is_file and not _KIND.match(kind)):
             if not is_file:
                 raise ValueError(kind)
@@ -117,32 +121,33 @@ def iso_boxes(
 
 
 def read_iso(file: BinaryIO, size: int) -> IsoFile:
-    """Finds the boxes to remove. Raises ValueError if the file has neither a film nor a picture."""
-    found: dict[BoxRole, list[IsoBox]] = {role: [] for role in BoxRole}
+    """Finds the boxes to remove. Raises ValueError if the file contains neither a video nor an
+    image."""
+    boxes: dict[BoxRole, list[IsoBox]] = {role: [] for role in BoxRole}
     last: IsoBox | None = None
     is_open_ended = has_content = False
     count = PartCount(size)
     for kind, start, inner, end in iso_boxes(file, 0, size, count, is_file=True):
         if not kind:
-            found[BoxRole.JUNK].append(IsoBox(start, inner, end))
+            boxes[BoxRole.JUNK].append(IsoBox(start, inner, end))
             break
         last = IsoBox(start, inner, end)
         is_open_ended = _read(file, start, start + 4) == bytes(4)
         is_items = kind == b"meta" and _has_items(file, inner, end, count)
         has_content |= kind in _CONTENT or is_items
         if kind == b"meta" and not is_items:
-            found[BoxRole.NOTE].append(last)
+            boxes[BoxRole.NOTE].append(last)
         else:
             for role, box in _sort(file, (kind, start, inner, end), b"", count):
-                found[role].append(box)
+                boxes[role].append(box)
     if not has_content:
-        raise ValueError("neither a film nor a picture")
-    junk = next((box.start for box in found[BoxRole.JUNK]), None)
+        raise ValueError("neither a video nor an image")
+    junk = next((box.start for box in boxes[BoxRole.JUNK]), None)
     return IsoFile(
-        found[BoxRole.XMP],
-        found[BoxRole.MANIFEST],
-        found[BoxRole.NOTE],
-        found[BoxRole.NAME],
+        boxes[BoxRole.XMP],
+        boxes[BoxRole.MANIFEST],
+        boxes[BoxRole.NOTE],
+        boxes[BoxRole.NAME],
         junk,
         last,
         is_open_ended,
@@ -156,7 +161,7 @@ def _sort(
     count: PartCount,
     depth: int = 0,
 ) -> Iterator[tuple[BoxRole, IsoBox]]:
-    """Yields what is to be removed of a box and of the boxes in it."""
+    """Yields the parts to remove from a box and from the boxes inside it."""
     kind, start, inner, end = box
     if kind == b"cmov":
         raise ValueError("a compressed header")
@@ -171,8 +176,8 @@ def _sort(
         if depth > DEPTH_MAX:
             raise ValueError("too deep")
         first = inner + 4 if kind == b"meta" else inner
-        for each in iso_boxes(file, first, end, count):
-            yield from _sort(file, each, kind, count, depth + 1)
+        for child in iso_boxes(file, first, end, count):
+            yield from _sort(file, child, kind, count, depth + 1)
 
 
 def _is_kept(kind: bytes, parent: bytes) -> bool:
@@ -182,7 +187,7 @@ def _is_kept(kind: bytes, parent: bytes) -> bool:
 
 
 def _has_items(file: BinaryIO, inner: int, end: int, count: PartCount) -> bool:
-    """Whether a `meta` box describes a picture. Such a box of a film has notes."""
+    """Checks whether a `meta` box describes an image. In a video, such a box contains notes."""
     try:
         boxes = {kind: at for kind, _, at, _ in iso_boxes(file, inner + 4, end, count)}
     except TooManyParts:
@@ -213,29 +218,29 @@ def blank(file: BinaryIO, start: int, end: int) -> None:
         file.write(ZEROS[: end - at])
 
 
-# Pictures, whose notes are items anywhere in the file
+# Images, whose notes are items anywhere in the file
 
-# A directory without entries: decoders refuse a picture whose Exif item is no Exif.
+# A directory without entries. Decoders refuse an image whose Exif item isn't Exif.
 _EMPTY_EXIF = bytes(4) + b"II*\0" + struct.pack("<IHI", 8, 0, 0)
-# Items of other kinds hold notes.
+# Kinds of items with pixels. Items of other kinds contain notes.
 _PIXEL_ITEMS = frozenset({
     b"av01", b"hvc1", b"hev1", b"lhv1", b"avc1", b"vvc1", b"evc1", b"jpeg", b"j2k1", b"unci",
     b"grid", b"iovl", b"iden", b"tmap", b"mask", b"hvt1",
 })  # fmt: skip
 ITEMS_MAX = 10_000
 PLACES_MAX = 100_000
-NOTES_BYTES_MAX = 256 * 1024 * 1024  # of all places together
+NOTES_BYTES_MAX = 256 * 1024 * 1024  # limit for all locations together
 
 
 class _Place(NamedTuple):
     item: int
-    method: int  # where the offset counts from: the file, or the content of `idat`
+    method: int  # the base of the offset: 0 means the file, 1 the content of `idat`
     offset: int
     length: int
 
 
 def strip_items(file: BinaryIO, size: int) -> None:
-    """Empties the items with Exif, XMP and other notes."""
+    """Overwrites the items with Exif, XMP and other notes."""
     parts = _picture_boxes(file, size)
     if parts:
         iinf, iloc = (_read(file, *parts[name]) for name in (b"iinf", b"iloc") if name in parts)
@@ -243,13 +248,14 @@ def strip_items(file: BinaryIO, size: int) -> None:
 
 
 def has_picture_notes(file: BinaryIO, size: int) -> bool:
-    """Whether a picture of ISO boxes has items with notes."""
+    """Checks whether an image with ISO boxes has items with notes."""
     place = _picture_boxes(file, size).get(b"iinf")
     return place is not None and any(True for _ in _notes_in(_read(file, *place)))
 
 
 def _picture_boxes(file: BinaryIO, size: int) -> dict[bytes, tuple[int, int]]:
-    """Returns the boxes that describe the items of a picture, by kind: start and end of their content."""
+    """Returns the boxes that describe an image's items by kind, as the start and end of their
+    content."""
     count = PartCount(size)
     for kind, _, inner, end in iso_boxes(file, 0, size, count, is_file=True):
         if kind == b"meta" and _has_items(file, inner, end, count):
@@ -259,21 +265,22 @@ def _picture_boxes(file: BinaryIO, size: int) -> dict[bytes, tuple[int, int]]:
 
 
 def empty_items(file: BinaryIO, iinf: bytes, iloc: bytes, idat: int) -> None:
-    """`iinf` and `iloc` are the contents of these boxes; `idat` is where the content of that box begins."""
+    """Overwrites the notes of an image. `iinf` and `iloc` are the contents of these boxes, and
+    `idat` is the start of that box's content."""
     size = file.seek(0, 2)
-    left = min(NOTES_BYTES_MAX, size)
+    remaining = min(NOTES_BYTES_MAX, size)
     fillings = dict(_notes_in(iinf))
     places = islice((place for place in _places(iloc) if place.item in fillings), PLACES_MAX)
     for place in dict.fromkeys(places):
         if place.method > 1:
             raise ValueError(place)
         start = place.offset + (idat if place.method else 0)
-        # The file must not grow to wherever a place is said to be.
+        # The file must not grow because of a location beyond its end.
         length = min(place.length, size - start)
         if length <= 0:
             continue
-        left -= length
-        if left < 0:
+        remaining -= length
+        if remaining < 0:
             raise ValueError(place)
         filling = fillings[place.item]
         file.seek(start)
@@ -281,7 +288,8 @@ def empty_items(file: BinaryIO, iinf: bytes, iloc: bytes, idat: int) -> None:
 
 
 def _notes_in(iinf: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the items that hold notes, and what they are filled with: Exif without entries, or blanks."""
+    """Yields the items that contain notes, and the filling for each: Exif without entries, or
+    blanks."""
     at = 6 if iinf[0] == 0 else 8
     for _ in range(ITEMS_MAX):
         if at + 8 > len(iinf):
@@ -315,7 +323,7 @@ def _places(iloc: bytes) -> Iterator[_Place]:
     for _ in range(min(number(id_bytes), ITEMS_MAX)):
         item = number(id_bytes)
         method = number(2) & 0xF if version > 0 else 0
-        number(2)  # which file the data is in: always this one
+        number(2)  # index of the file with the data: always this file
         base = number(sizes[2])
         for _ in range(number(2)):
             number(sizes[3] if version > 0 else 0)

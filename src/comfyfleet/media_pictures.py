@@ -1,7 +1,8 @@
-"""The parts of PNG, JPEG and WebP files, and of GIF and SVG: which ones decoding, color and animation need, and which go.
+"""Splits PNG, JPEG and WebP files into parts, as well as GIF and SVG. Distinguishes the parts
+needed for decoding, color and animation from those to remove.
 
-Only parts of known kinds are kept. Everything else counts as a note: unknown kinds, fill bytes and data behind the end.
-Damaged files raise ValueError, IndexError or struct.error.
+Only parts of known kinds are preserved. All others count as notes: unknown kinds, fill bytes, and
+data after the end. Damaged files raise ValueError, IndexError or struct.error.
 """
 
 import re
@@ -16,10 +17,10 @@ from comfyfleet.media import picture_size
 
 class PartRole(Enum):
     KEPT = 0
-    NOTE = 1  # texts, Exif, comments, and everything that is not known to be needed
-    COMPRESSED = 2  # a text that can't be searched
+    NOTE = 1  # text, Exif, comments, and everything that isn't known to be needed
+    COMPRESSED = 2  # compressed text, which can't be searched
     XMP = 3
-    MANIFEST = 4  # of C2PA
+    MANIFEST = 4  # a C2PA manifest
 
 
 class Part(NamedTuple):
@@ -28,8 +29,8 @@ class Part(NamedTuple):
     end: int
 
 
-# In one piece while it is built: a file may consist of parts of a few bytes, each of which would be an object
-# of its own, ten times as large as the file.
+# A single bytearray, because a file may consist of parts with a few bytes per part. As separate
+# objects, they would take ten times the size of the file.
 Built: TypeAlias = bytearray
 
 
@@ -39,7 +40,7 @@ class PictureFormat(NamedTuple):
 
 
 def in_both_encodings(*words: bytes) -> tuple[bytes, ...]:
-    """Returns words also in UTF-16, which Exif uses."""
+    """Returns the words, and the words in UTF-16, which Exif uses."""
     return (*words, *(b"\0".join(bytes([letter]) for letter in word) for word in words))
 
 
@@ -49,14 +50,15 @@ ICC_HEADER_BYTES = 128
 
 
 def icc_size(profile: bytes) -> int:
-    """Returns the size that the header of a color profile states; 0 if it isn't one."""
+    """Returns the size that a color profile's header states, or 0 if it isn't a color profile."""
     if len(profile) < ICC_HEADER_BYTES or profile[36:40] != b"acsp":
         return 0
     return int.from_bytes(profile[:4], "big")
 
 
 def is_icc(profile: bytes) -> bool:
-    """Whether this is a color profile and nothing else. Up to 3 bytes of padding may follow it."""
+    """Checks whether this is a color profile and nothing else. Up to 3 bytes of padding may follow
+    it."""
     return 0 <= len(profile) - icc_size(profile) <= 3 and not has_words(profile)
 
 
@@ -67,7 +69,7 @@ def has_words(text: bytes) -> bool:
 
 # PNG
 
-# Chunks that are kept, with the most bytes that they can have. None means any number.
+# Chunks that are preserved, with their maximum size in bytes. None means no limit.
 _PNG_KEPT: Mapping[bytes, int | None] = {
     b"IHDR": 13, b"PLTE": 768, b"IDAT": None, b"IEND": 0, b"tRNS": 256,
     b"acTL": 8, b"fcTL": 26, b"fdAT": None,
@@ -77,7 +79,7 @@ _PNG_KEPT: Mapping[bytes, int | None] = {
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 _PNG_XMP = b"XML:com.adobe.xmp\0"
 _PNG_MANIFEST, _PNG_PROFILE, _PNG_END = b"caBX", b"iCCP", b"IEND"
-PNG_KEYWORD_BYTES_MAX = 80  # with its end
+PNG_KEYWORD_BYTES_MAX = 80  # including its terminator
 
 
 def png_parts(data: bytes) -> Iterator[Part]:
@@ -89,7 +91,7 @@ def png_parts(data: bytes) -> Iterator[Part]:
         end = min(at + 12 + int(struct.unpack_from(">I", data, at)[0]), len(data))
         role = _png_role(data, at, end)
         if kind == _PNG_PROFILE and not has_profile:
-            # Only the first one counts: to unpack all of many would take long.
+            # Only the first one counts, because unpacking many of them would take long.
             has_profile = True
             is_profile = _is_png_profile(data[at + 8 : end - 4])
             role = PartRole.KEPT if is_profile else PartRole.COMPRESSED
@@ -127,10 +129,11 @@ def _is_png_profile(content: bytes) -> bool:
 
 
 def packed_xmp(data: bytes, part: Part, bytes_max: int) -> bytes:
-    """Returns the beginning of a compressed XMP packet; b"" if the part is another text."""
+    """Returns the beginning of a compressed XMP packet, or b"" if the part is a different text."""
     if not data.startswith(_PNG_XMP, part.start + 8):
         return b""
-    start = part.start + 8 + len(_PNG_XMP) + 4  # flags, and no language and no translated keyword
+    # flags, an empty language and an empty translated keyword
+    start = part.start + 8 + len(_PNG_XMP) + 4
     packed = data[start : min(part.end - 4, start + bytes_max)]
     try:
         return zlib.decompressobj().decompress(packed, bytes_max)
@@ -162,7 +165,7 @@ _JPEG_KEPT = frozenset({*range(0xC0, 0xD0), *range(0xDA, 0xE0)})
 _JPEG_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN_END = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-# All threads of the process wait for an expression, so it searches one piece at a time.
+# A regular expression blocks all threads of the process, so only one piece is searched at a time.
 SEARCH_BYTES = 4 * 1024**2
 
 
@@ -193,10 +196,10 @@ def jpeg_parts(data: bytes) -> Iterator[Part]:
 
 
 def _find(marker: re.Pattern[bytes], data: bytes, at: int) -> int:
-    """Returns the place of the next marker, or the end of the data."""
+    """Returns the position of the next marker, or the end of the data."""
     while at < len(data):
-        if found := marker.search(data, at, at + SEARCH_BYTES + 1):
-            return found.start()
+        if match := marker.search(data, at, at + SEARCH_BYTES + 1):
+            return match.start()
         at += SEARCH_BYTES
     return len(data)
 
@@ -214,14 +217,14 @@ def _jpeg_role(data: bytes, start: int, end: int) -> PartRole:
     marker = data[start + 1]
     if marker == _JPEG_APP1 and data.startswith(_JPEG_XMP, start + 4):
         return PartRole.XMP
-    # A JUMBF box, in each of its segments.
+    # A JUMBF box, which begins in each of its segments.
     if (
         marker == _JPEG_APP11
         and data[start + 4 : start + 6] == b"JP"
         and data[start + 16 : start + 20] == b"jumb"
     ):
         return PartRole.MANIFEST
-    # The density, without a thumbnail; and which colors the components are.
+    # The density, without a thumbnail, and the color space of the components.
     is_plain = (marker == _JPEG_APP0 and data.startswith(b"\0\x10JFIF\0", start + 2)) or (
         marker == _JPEG_APP14 and data.startswith(b"\0\x0eAdobe", start + 2)
     )
@@ -229,7 +232,8 @@ def _jpeg_role(data: bytes, start: int, end: int) -> PartRole:
 
 
 def _profile_role(segment: bytes, left: int) -> PartRole:
-    """`left` is how many bytes of the color profile have not been found yet."""
+    """Returns the role of a color profile's segment. `left` is the number of profile bytes that
+    haven't been found yet."""
     is_whole = 0 < len(segment) - 18 <= left + 3
     return PartRole.KEPT if is_whole and not has_words(segment) else PartRole.NOTE
 
@@ -295,7 +299,7 @@ def _is_webp_profile(data: bytes, start: int, end: int) -> bool:
 
 
 def build_webp(data: bytes, parts: Iterator[Part], xmp: bytes | None, strips: bool) -> Built:
-    built, has_profile, behind = bytearray(b"RIFF----WEBP"), False, b""
+    built, has_profile, trailing = bytearray(b"RIFF----WEBP"), False, b""
     extended = data[12:16] == b"VP8X"
     if xmp is not None and not extended:
         header = _webp_header(data)
@@ -303,7 +307,7 @@ def build_webp(data: bytes, parts: Iterator[Part], xmp: bytes | None, strips: bo
         built += header
     for part in parts:
         if part.end > _webp_end(data):
-            behind = b"" if strips else data[part.start :]
+            trailing = b"" if strips else data[part.start :]
         elif part.role is PartRole.KEPT or not strips:
             has_profile |= data[part.start : part.start + 4] == b"ICCP"
             built += _webp_part(data, part, strips)
@@ -314,11 +318,11 @@ def build_webp(data: bytes, parts: Iterator[Part], xmp: bytes | None, strips: bo
     if xmp is not None:
         built += b"XMP " + struct.pack("<I", len(xmp)) + xmp + bytes(len(xmp) % 2)
     struct.pack_into("<I", built, 4, len(built) - 8)
-    return built + behind
+    return built + trailing
 
 
 def _webp_part(data: bytes, part: Part, strips: bool) -> bytes:
-    """Returns a chunk; of a frame of an animation only the chunks that have pixels."""
+    """Returns a chunk. For an animation's frame, returns only its chunks with pixels."""
     inner = part.start + 24
     if not strips or data[part.start : part.start + 4] != b"ANMF":
         return data[part.start : part.end]
@@ -332,7 +336,8 @@ def _webp_part(data: bytes, part: Part, strips: bool) -> bytes:
 
 
 def _webp_header(data: bytes) -> bytes:
-    """Returns the header that a file needs to have metadata, with its size and whether it has alpha."""
+    """Returns the header that a file needs for metadata, with its size and whether it has an alpha
+    channel."""
     size = picture_size("image/webp", data[:64])
     if size is None:
         return b""
@@ -352,34 +357,35 @@ PICTURE_FORMATS: Mapping[str | None, PictureFormat] = {
 
 # GIF
 
-# How often it plays, with the most bytes of such a block; its colors.
+# The blocks with the number of repetitions, with their maximum size, and the color profile.
 _GIF_LOOPS, GIF_LOOP_BYTES_MAX = (b"NETSCAPE2.0", b"ANIMEXTS1.0"), 24
 _GIF_PROFILE = b"ICCRGBG1012"
 _GIF_CONTROL, _GIF_APPLICATION = 0xF9, 0xFF
 
 
 def strip_gif(data: bytes) -> Built:
-    """Returns the frames, and what says how they are played. Drops all other extensions, and data behind the end."""
+    """Returns the frames and the playback information. Drops all other extensions, and data after
+    the end."""
     at = 13 + _gif_colors(data[10])
-    kept = bytearray(data[:at])
+    result = bytearray(data[:at])
     while data[at] in (0x21, 0x2C):
         inner = at + 2 if data[at] == 0x21 else at + 11 + _gif_colors(data[at + 9])
         end = _gif_blocks_end(data, inner)
         if data[at] == 0x2C or _is_gif_extension(data[at:end]):
-            kept += data[at:end]
+            result += data[at:end]
         at = end
     if data[at] != 0x3B:
         raise ValueError(data[at])
-    return kept + b";"
+    return result + b";"
 
 
 def _gif_colors(flags: int) -> int:
-    """Returns the bytes of the table of colors that follows, if one does."""
+    """Returns the size of the color table that follows, or 0 if no table follows."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 def _is_gif_extension(block: bytes) -> bool:
-    """Whether an extension is needed to show the picture."""
+    """Checks whether an extension is needed to display the image."""
     if block[1] == _GIF_CONTROL:
         return len(block) == 8
     if block[1] != _GIF_APPLICATION:
@@ -397,7 +403,7 @@ def _gif_blocks_end(data: bytes, at: int) -> int:
 
 # SVG
 
-# Comments, CDATA sections, and elements with texts that aren't drawn, with any prefix.
+# Comments, CDATA sections, and elements whose texts aren't displayed, with any prefix.
 _SVG_BEGIN = re.compile(
     rb"<(!--|!\[CDATA\[|(?:[\w.-]+:)?(?:metadata|desc|title)(?=[\s/>]))", re.IGNORECASE
 )
@@ -413,12 +419,12 @@ _SVG_EMPTY = re.compile(rb"[^<>]*/>")
 
 
 def strip_svg(data: bytes) -> Built:
-    """Removes comments, metadata, descriptions and titles. A begin without an end stays.
+    """Removes comments, metadata, descriptions and titles. A start without an end is preserved.
 
-    Works in one pass: with one expression for both ends, each begin without an end would read on to the end of the
-    file, and all threads of the process wait for an expression.
+    Works in a single pass. With one expression for both ends, each start without an end would be
+    searched up to the end of the file, and a regular expression blocks all threads of the process.
     """
-    kept, at, searched = bytearray(), 0, 0
+    result, at, searched = bytearray(), 0, 0
     endless: set[bytes] = set()
     while begin := _SVG_BEGIN.search(data, searched):
         name = begin[1].lower().rpartition(b":")[2]
@@ -432,6 +438,6 @@ def strip_svg(data: bytes) -> Built:
             continue
         searched = end.end()
         if name != b"![cdata[":
-            kept += data[at : begin.start()]
+            result += data[at : begin.start()]
             at = searched
-    return kept + data[at:]
+    return result + data[at:]

@@ -1,7 +1,8 @@
-"""Notes in films of Matroska and AVI, in sounds and in models. They are overwritten in place; nothing is encoded again.
+"""Notes in Matroska and AVI videos, in audio files and in models. They are overwritten in place,
+and nothing is encoded again.
 
-Only parts of known kinds are kept. What lies behind the end is cut off. Damaged files raise ValueError, IndexError or
-struct.error.
+Only parts of known kinds are preserved. Data after the end is cut off. Damaged files raise
+ValueError, IndexError or struct.error.
 """
 
 import json
@@ -20,17 +21,18 @@ _EBML, _SEGMENT, _CLUSTER, _INFO, _TRACKS, _TRACK = (
     0x1A45DFA3, 0x18538067, 0x1F43B675, 0x1549A966, 0x1654AE6B, 0xAE,
 )  # fmt: skip
 _SEEK_HEAD, _CUES, _VOID, _CHECKSUM = 0x114D9B74, 0x1C53BB6B, 0xEC, 0xBF
-# The elements that are kept, by the one they are in. Checksums go, because what they count may change.
+# The elements that are preserved, by their parent. Checksums are removed, because the data that
+# they cover may change.
 _EBML_KEPT: Mapping[int, frozenset[int]] = {
     _SEGMENT: frozenset({_SEEK_HEAD, _INFO, _TRACKS, _CUES, _CLUSTER}),
-    # Scale, duration, programs, date, ids.
+    # Scale, duration, application, date, ids.
     _INFO: frozenset({0x2AD7B1, 0x4489, 0x4D80, 0x5741, 0x4461, 0x73A4}),
     _TRACKS: frozenset({_TRACK}),
-    # Time, blocks, groups of blocks, and where this and the one before lie.
+    # Time, blocks, groups of blocks, and the positions of this and the previous cluster.
     _CLUSTER: frozenset({0xE7, 0xA3, 0xA0, 0xA7, 0xAB}),
 }
-_TRACK_NOTES = frozenset({0x536E, _VOID, _CHECKSUM})  # the first is the name
-# The elements of a cluster. Others end it if it has no length of its own.
+_TRACK_NOTES = frozenset({0x536E, _VOID, _CHECKSUM})  # the first one is the name
+# The elements of a cluster. If a cluster has no length, any other element ends it.
 _IN_CLUSTER = frozenset({*_EBML_KEPT[_CLUSTER], 0xAF, 0x5854, _VOID, _CHECKSUM})
 
 
@@ -39,7 +41,7 @@ class _Element(NamedTuple):
     start: int
     inner: int
     end: int
-    is_open: bool = False  # of unknown length; it goes on to the end
+    is_open: bool = False  # the length is unknown, so it extends to the end
 
 
 def strip_matroska(file: BinaryIO, size: int) -> None:
@@ -61,7 +63,7 @@ def strip_matroska(file: BinaryIO, size: int) -> None:
 
 
 def _strip_children(file: BinaryIO, parent: _Element, count: PartCount) -> int:
-    """Empties what is not needed. Returns the end of the last element."""
+    """Empties the elements that aren't needed. Returns the end of the last element."""
     at = parent.inner
     for child in _elements(file, parent, count):
         at = child.end
@@ -95,7 +97,7 @@ def _elements(file: BinaryIO, parent: _Element, count: PartCount) -> Iterator[_E
         count.add()
         element = _element(file, at, parent.end)
         if element is None and parent.is_open:
-            return  # data behind the last element
+            return  # data after the last element
         if element is None:
             raise ValueError(at)
         if element.is_open:
@@ -105,7 +107,8 @@ def _elements(file: BinaryIO, parent: _Element, count: PartCount) -> Iterator[_E
 
 
 def _open_end(file: BinaryIO, element: _Element, count: PartCount) -> int:
-    """Returns the end of a cluster of unknown length: where an element follows that belongs to no cluster."""
+    """Returns the end of a cluster of unknown length, which is where an element follows that can't
+    be in a cluster."""
     if element.number != _CLUSTER:
         raise ValueError(element.number)
     at = element.inner
@@ -116,7 +119,8 @@ def _open_end(file: BinaryIO, element: _Element, count: PartCount) -> int:
 
 
 def _element(file: BinaryIO, start: int, end: int) -> _Element | None:
-    """Returns the element there; None if there is none. One that goes on behind the end was cut off there."""
+    """Returns the element at a position, or None. An element that extends beyond the end is
+    truncated there."""
     file.seek(start)
     head = file.read(12)
     if len(head) < 2 or not head[0] or start + 2 > end:
@@ -136,7 +140,7 @@ def _element(file: BinaryIO, start: int, end: int) -> _Element | None:
 
 # WAV and AVI
 
-# The chunks that are kept, by the list they are in; those that are keys have chunks.
+# The chunks that are preserved, by their list. The keys are lists, which contain chunks.
 _RIFF_KEPT: Mapping[bytes, frozenset[bytes]] = {
     b"WAVE": frozenset({b"fmt ", b"data", b"fact", b"ds64", b"PEAK"}),
     b"AVI ": frozenset({b"hdrl", b"movi", b"idx1"}),
@@ -145,7 +149,7 @@ _RIFF_KEPT: Mapping[bytes, frozenset[bytes]] = {
     b"strl": frozenset({b"strh", b"strf", b"indx", b"vprp"}),
 }
 _RIFF_FILES = frozenset({b"RIFF", b"RF64"})
-_STREAMED = (0, 0xFFFFFFFF)  # sizes of files whose writer could not go back
+_STREAMED = (0, 0xFFFFFFFF)  # sizes in files whose writer could not seek
 
 
 def strip_riff(file: BinaryIO, size: int) -> None:
@@ -166,7 +170,7 @@ def strip_riff(file: BinaryIO, size: int) -> None:
 def _strip_chunks(
     file: BinaryIO, at: int, size: int, form: bytes, end: int, count: PartCount
 ) -> int:
-    """Empties the chunks of a list that are not needed. Returns where the last chunk ends."""
+    """Empties the chunks of a list that aren't needed. Returns the end of the last chunk."""
     long_bytes = 0
     while at + 8 <= end:
         count.add()
@@ -182,7 +186,7 @@ def _strip_chunks(
         until = at + 8 + length + length % 2
         if name not in _RIFF_KEPT[form]:
             if until > size or kind in _RIFF_FILES:
-                return at  # no chunk, or one that was cut off
+                return at  # not a chunk, or a truncated one
             fill(file, at, b"JUNK", at + 8, until)
         elif kind == b"LIST" and name in _RIFF_KEPT:
             _strip_chunks(file, at + 12, size, name, min(until, size), count)
@@ -190,14 +194,15 @@ def _strip_chunks(
     return at
 
 
-# Sounds
+# Audio
 
-_FLAC_KEPT, _FLAC_PADDING = frozenset({0, 3}), 1  # the format, and places to seek
+_FLAC_KEPT, _FLAC_PADDING = frozenset({0, 3}), 1  # the format and the seek table
 _APE = b"APETAGEX"
 
 
 def strip_mpeg(file: BinaryIO, size: int) -> None:
-    """Empties the tags at the beginning and drops everything between and behind the frames. FLAC may follow a tag, too."""
+    """Empties the tags at the beginning, and removes all data between and after the frames. A tag
+    may also be followed by FLAC."""
     start = _empty_tags(file, size)
     file.seek(start)
     if file.read(4) == b"fLaC":
@@ -225,7 +230,7 @@ def _strip_flac(file: BinaryIO, size: int, start: int) -> None:
 
 
 def _empty_tags(file: BinaryIO, size: int) -> int:
-    """Turns ID3 tags at the beginning into padding. Returns where they end."""
+    """Turns ID3 tags at the beginning into padding. Returns the position after them."""
     at, count = 0, PartCount(size)
     while True:
         count.add()
@@ -239,14 +244,14 @@ def _empty_tags(file: BinaryIO, size: int) -> int:
         end = min(at + 10 + length, size)
         fill(file, at + 5, b"\0", at + 10, end)
         file.seek(end)
-        if head[5] & 0x10 and file.read(3) == b"3DI":  # its end, which repeats its beginning
+        if head[5] & 0x10 and file.read(3) == b"3DI":  # the tag's footer, which repeats the header
             end = min(end + 10, size)
             blank(file, end - 10, end)
         at = end
 
 
 def _cut_tags(file: BinaryIO, size: int) -> int:
-    """Cuts tags off the end of a file. Returns its size."""
+    """Cuts tags off the end of a file. Returns the new size."""
     count = PartCount(size)
     while True:
         count.add()
@@ -277,7 +282,7 @@ _RATES = (44_100, 48_000, 32_000)
 
 
 def _keep_frames(file: BinaryIO, start: int, size: int) -> int:
-    """Overwrites everything between frames. Returns where the last one ends."""
+    """Overwrites all data between frames. Returns the end of the last frame."""
     if start >= size:
         raise ValueError("no frame")
     file.flush()
@@ -288,26 +293,26 @@ def _keep_frames(file: BinaryIO, start: int, size: int) -> int:
             if length:
                 at = last = min(at + length, size)
                 continue
-            found = _next_frame(data, at)
-            if found is None:
+            next_start = _next_frame(data, at)
+            if next_start is None:
                 break
-            data[at:found] = bytes(found - at)
-            at = found
+            data[at:next_start] = bytes(next_start - at)
+            at = next_start
     if last == start:
         raise ValueError("no frame")
     return last
 
 
 def _next_frame(data: mmap.mmap, at: int) -> int | None:
-    """Returns the place of the next frame that another one follows."""
+    """Returns the position of the next frame that is followed by another frame, or None."""
     for _ in range(RESYNCS_MAX):
-        found = None
-        while found is None and at < len(data):
-            found = _SYNC.search(data, at, at + SEARCH_BYTES + 1)
-            at += 0 if found else SEARCH_BYTES
-        if found is None:
+        match = None
+        while match is None and at < len(data):
+            match = _SYNC.search(data, at, at + SEARCH_BYTES + 1)
+            at += 0 if match else SEARCH_BYTES
+        if match is None:
             return None
-        place = found.start()
+        place = match.start()
         length = _frame_bytes(data[place : place + 4])
         if length and _frame_bytes(data[place + length : place + length + 4]):
             return place
@@ -316,7 +321,7 @@ def _next_frame(data: mmap.mmap, at: int) -> int | None:
 
 
 def _frame_bytes(head: bytes) -> int:
-    """Returns the length of an MPEG frame; 0 if this isn't the header of one."""
+    """Returns the length of an MPEG frame, or 0 if this isn't a frame header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return 0
     version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
@@ -335,7 +340,7 @@ def _frame_bytes(head: bytes) -> int:
 # Ogg
 
 _OGG_COMMENTS = (b"\x03vorbis", b"OpusTags", b"\x81theora")
-COMMENT_BYTES_MAX = 64 * 1024**2  # of a stream
+COMMENT_BYTES_MAX = 64 * 1024**2  # limit for a stream
 _OGG_FLAC = b"\x7fFLAC"
 
 
@@ -348,7 +353,7 @@ class _Page(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A part of a packet: its page, and where it lies."""
+    """A part of a packet: its page and its position."""
 
     page: int
     start: int
@@ -356,7 +361,8 @@ class _Piece(NamedTuple):
 
 
 class _Stream:
-    """The headers of a stream: its first packet, and those that follow as far as they have comments."""
+    """The headers of a stream: its first packet, and the following ones as far as they contain
+    comments."""
 
     def __init__(self) -> None:
         self.packets: list[bytearray] = [bytearray()]
@@ -395,7 +401,7 @@ class _Stream:
 
 
 def strip_ogg(file: BinaryIO, size: int) -> None:
-    """Empties the comments of each stream, and signs the pages that they lie in again."""
+    """Empties the comments of each stream, and updates the checksums of their pages."""
     streams: dict[bytes, _Stream] = {}
     at = 0
     for page in _pages(file, size):
@@ -403,7 +409,7 @@ def strip_ogg(file: BinaryIO, size: int) -> None:
         file.seek(page.start + 5)
         if (
             file.read(1)[0] & 2
-        ):  # the first page of a stream; a file may have several, one after the other
+        ):  # the first page of a stream; a file may contain several streams in sequence
             if page.stream in streams:
                 streams.pop(page.stream).empty(file)
             streams[page.stream] = _Stream()
@@ -444,20 +450,20 @@ def _has_page(file: BinaryIO, at: int, size: int) -> bool:
 
 
 def _without_comments(packet: bytearray) -> bytes:
-    prefix = next((each for each in _OGG_COMMENTS if packet.startswith(each)), None)
+    prefix = next((prefix for prefix in _OGG_COMMENTS if packet.startswith(prefix)), None)
     if prefix is None:
         raise ValueError("unknown comments")
     vendor = int(struct.unpack_from("<I", packet, len(prefix))[0])
-    kept = packet[: len(prefix) + 4 + vendor]
+    header = packet[: len(prefix) + 4 + vendor]
     framing = b"\x01" if prefix == b"\x03vorbis" else b""
-    emptied = (kept + bytes(4) + framing).ljust(len(packet), b"\0")
+    emptied = (header + bytes(4) + framing).ljust(len(packet), b"\0")
     if len(emptied) != len(packet):
         raise ValueError("comments are cut off")
     return bytes(emptied)
 
 
 def _without_block(packet: bytearray) -> bytes:
-    """Returns a block of FLAC metadata, or padding of the same size."""
+    """Returns a block of FLAC metadata, or padding of the same size if it isn't needed."""
     if packet[0] & 0x7F in _FLAC_KEPT:
         return bytes(packet)
     return (bytes([packet[0] & 0x80 | _FLAC_PADDING]) + packet[1:4]).ljust(len(packet), b"\0")
@@ -469,7 +475,7 @@ def _write_packet(file: BinaryIO, packet: bytes, pieces: list[_Piece]) -> None:
         file.seek(piece.start)
         file.write(packet[done : done + piece.length])
         done += piece.length
-    # Once each: a page has up to 255 pieces of the packet, and 64 KiB to go over.
+    # Each page only once, because it has up to 255 pieces of the packet, and 64 KiB to process.
     for page in dict.fromkeys(piece.page for piece in pieces):
         _sign_page(file, page)
 
@@ -499,11 +505,12 @@ _OGG_CHECKSUMS = [_ogg_checksum(byte) for byte in range(256)]
 # Models and tensors
 
 _GLB_KEPT = frozenset({b"JSON", b"BIN\0"})
-JSON_BYTES_MAX = 100_000_000  # as the format of safetensors says
+JSON_BYTES_MAX = 100_000_000  # the limit of the safetensors format
 
 
 def strip_glb(file: BinaryIO, size: int) -> None:
-    """Removes `extras` of the model and its scenes from the JSON, and all chunks that are neither JSON nor buffers."""
+    """Removes `extras` of the model and its scenes from the JSON, and blanks all chunks that are
+    neither JSON nor buffers."""
     file.seek(8)
     end = min(int(struct.unpack("<I", file.read(4))[0]), size)
     if end < 20:
@@ -525,7 +532,7 @@ def strip_glb(file: BinaryIO, size: int) -> None:
 
 
 def strip_safetensors(file: BinaryIO, size: int) -> None:
-    """Removes the texts that SaveLatent writes beside its tensors."""
+    """Removes the metadata that SaveLatent stores next to its tensors."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     _rewrite_json(file, 8, min(length, size), _without_texts)
@@ -534,7 +541,7 @@ def strip_safetensors(file: BinaryIO, size: int) -> None:
 def _rewrite_json(
     file: BinaryIO, start: int, length: int, change: Callable[[object], bool]
 ) -> None:
-    """Writes a changed JSON text in the place of the old one, filled up with blanks."""
+    """Replaces a JSON text with a changed one, padded with blanks."""
     if length > JSON_BYTES_MAX:
         raise ValueError(length)
     file.seek(start)
@@ -554,7 +561,7 @@ def _without_extras(model: object) -> bool:
     scenes = model.get("scenes")
     places = [model, model.get("asset"), *(scenes if isinstance(scenes, list) else ())]
     dropped = [place.pop("extras", None) for place in places if isinstance(place, dict)]
-    return any(each is not None for each in dropped)
+    return any(extra is not None for extra in dropped)
 
 
 def _without_texts(header: object) -> bool:

@@ -1,4 +1,5 @@
-"""Settings of the control plane, read from the environment, each with its default and unit."""
+"""Settings of the control plane, which are read from the environment. Each has a default and a
+unit."""
 
 import inspect
 import re
@@ -10,9 +11,9 @@ from functools import cache
 from comfyfleet.errors import InvalidInput
 
 PREFIX = "COMFYFLEET_"
-# Older names without our prefix keep their spelling.
+# Variables from before our prefix existed keep their names.
 KNOWN_BEFORE = "comfyui_"
-# Read by other parts: workers, customers' commands, the units of deploy/.
+# Variables that are read elsewhere: by workers, customers' commands and the units in deploy/.
 READ_ELSEWHERE = (
     "COMFYFLEET_COMFYUI_FOLDER",
     "COMFYFLEET_CONTROL",
@@ -28,19 +29,20 @@ READ_ELSEWHERE = (
     "COMFYFLEET_URL",
     "COMFYFLEET_WORKER_ID",
 )
-# Variable, default, meaning, and which commands read it: the settings of the original ComfyUI client and worker.
+# The settings of the original ComfyUI client and worker: the variable, its default, its meaning,
+# and the commands that read it.
 COMFYUI_VARIABLES = (
     (
         "COMFYUI_BASE_URL",
         "–",
-        "address of the ComfyUI, where no option names one. Without it, `run` and `up` use the built-in engine, `worker` needs `--backend`, "
-        "`convert` of a workflow needs `--server` or `--object-info`, and `inspect` shows only what the file tells",
+        "URL of the ComfyUI, unless an option specifies one. Without it, `run` and `up` use the built-in engine, `worker` requires `--backend`, "
+        "`convert` of a workflow requires `--server` or `--object-info`, and `inspect` only shows information from the file",
         "`up`, `worker`, `run`, `convert`, `inspect`",
     ),
     (
         "COMFYUI_TIMEOUT",
         "–",
-        "limit in seconds of a whole job, from its submission to ComfyUI; without it only the limit of its workflow counts; in `up` and `serve` also the limit of a job of a pipeline step that has no `timeout` (300)",
+        "time limit for a whole job in seconds, from its submission to ComfyUI; without it, only the workflow's limit applies. In `up` and `serve`, also the time limit for a job of a pipeline step without a `timeout` (300)",
         "`up`, `serve`, `worker`",
     ),
     (
@@ -52,143 +54,149 @@ COMFYUI_VARIABLES = (
     (
         "COMFYUI_POLL_INTERVAL",
         "5; `up` and `worker`: 2",
-        "seconds between looks at a ComfyUI whose websocket is silent; in `up` and `serve` also between checks of ended jobs of pipeline runs (5)",
+        "seconds between polls of a ComfyUI whose websocket sends nothing. In `up` and `serve`, also the seconds between checks of ended jobs of pipeline runs (5)",
         "`up`, `serve`, `worker`, `run`",
     ),
     (
         "COMFYUI_SUBMIT_INTERVAL",
         "10",
-        "seconds between checks whether pipeline runs can submit jobs; `worker`, which submits each job as soon as it gets it, only checks the value",
+        "seconds between checks whether pipeline runs can submit jobs. `worker` only validates the value, because it submits each job immediately",
         "`up`, `serve`, `worker`",
     ),
     (
         "MAX_CONCURRENCY",
         "1",
-        "another name of `COMFYFLEET_MAX_CONCURRENCY`, which counts more",
+        "alternative name of `COMFYFLEET_MAX_CONCURRENCY`, which takes precedence",
         "`up`, `worker`",
     ),
     (
         "HEARTBEAT_INTERVAL_SECONDS",
         "30",
-        "another name of `COMFYFLEET_HEARTBEAT_SECONDS`, which counts more",
+        "alternative name of `COMFYFLEET_HEARTBEAT_SECONDS`, which takes precedence",
         "`up`, `worker`",
     ),
 )
 EVERYBODY = "*"
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _HOST_PORT = re.compile(r"(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\]):(?P<port>[0-9]{1,5})")
-_USUAL_PORTS = {"http:": ":80", "https": ":443"}  # browsers leave them out of an origin
+_USUAL_PORTS = {"http:": ":80", "https": ":443"}  # browsers omit them from an origin
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Each field is read from its variable (see `variable_of`); the settings reference is made from the comments."""
+    """The settings. Each field is read from its variable (see `variable_of`). The settings
+    reference is generated from the comments."""
 
-    admin_key: str = ""  # the operators' key; default: made at the first start and printed once
+    admin_key: str = ""  # the operators' key; default: created at the first start and printed once
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
-    central_database_direct_url: str = ""  # PostgreSQL itself, if the one above is a pooler
-    tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
-    tenant_database_direct_urls: str = ""  # name=url,name=url; the same for pools
+    central_database_direct_url: str = ""  # PostgreSQL itself, if the URL above is a pooler
+    tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3
+    tenant_database_direct_urls: str = ""  # name=url,…; PostgreSQL itself, for pools
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
-    public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
+    public_url: str = "http://127.0.0.1:8000"  # public URL; default: the listening address
     cors_origins: str = ""  # origins of front ends that may call the customers' API, with commas
-    webhook_private_hosts: str = ""  # host:port,… with a private address that webhooks may call
-    web: bool = True  # whether the pages for people are served
-    public_catalogue: bool = False  # effects are shown without a sign-in; up: on its machine
+    webhook_private_hosts: str = ""  # private host:port,… that webhooks may call
+    web: bool = True  # whether the web pages are served
+    public_catalogue: bool = False  # show effects without a sign-in; up: only on its machine
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
-    heartbeat_seconds: int = 30  # between heartbeats of a worker
-    max_attempts: int = 3  # runs of one job, not counting attempts that were given back
+    heartbeat_seconds: int = 30  # seconds between heartbeats of a worker
+    max_attempts: int = 3  # runs of a job; returned attempts don't count
     max_requeues: int = 20  # a job that is requeued more often is set aside as poisoned
-    max_fleet_workers: int = 50  # workers of a fleet without a cap of its own
-    max_queued_per_tenant: int = 100_000  # queued jobs of a tenant without a limit of its own
+    max_fleet_workers: int = 50  # workers of a fleet without its own limit
+    max_queued_per_tenant: int = 100_000  # queued jobs of a tenant without its own limit
     max_queued_total: int = 2_000_000  # queued jobs of all tenants
     max_active_jobs_per_user: int = 5  # queued and running jobs of a user, of all kinds
-    max_active_jobs_per_tenant: int = 1000  # the same for all users of a tenant, approximately
-    max_storage_bytes_per_tenant: int = 1024**4  # default quota, announced uploads included
-    max_graphs_per_user: int = 10_000  # stored graphs of a user; deleted ones don't count
-    max_queued_per_graph_run: int = 5  # queued jobs of one graph run; the others are held
-    max_executions_per_graph_run: int = 100_000  # nodes of one run, per item and round
+    max_active_jobs_per_tenant: int = 1000  # approximate limit for all users of a tenant
+    max_storage_bytes_per_tenant: int = 1024**4  # default quota, including announced uploads
+    max_graphs_per_user: int = 10_000  # stored graphs of a user, without deleted ones
+    max_queued_per_graph_run: int = 5  # queued jobs of a graph run; the others are held
+    max_executions_per_graph_run: int = 100_000  # nodes of a run, per item and round
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
-    event_keep_days: int = 7  # how long job events are kept, to resume streams from; 0: for ever
-    delivery_keep_days: int = 30  # how long the log of webhook deliveries is kept; 0: for ever
-    audit_keep_days: int = 365  # how long the audit log is kept; 0: for ever
-    dispatch_keep_days: int = 30  # how long dispatches are kept after they ended; 0: for ever
-    prompt_keep_days: int = 90  # how long prompts are kept after their job ended; 0: for ever
-    retention_days: int = 0  # then media and files are deleted; a tenant may have its own; 0: never
-    run_limit_seconds: int = 3600  # longest run of a job; a workflow may have its own limit
-    url_seconds: int = 900  # how long a signed URL is valid; a held lease gets new ones
-    max_output_bytes: int = 4 * 1024**3  # size of one output file
-    max_upload_bytes: int = 2 * 1024**3  # size of one upload; an effect may set less
+    event_keep_days: int = 7  # retention of job events, to resume streams; 0 means forever
+    delivery_keep_days: int = 30  # retention of webhook deliveries; 0 means forever
+    audit_keep_days: int = 365  # retention of the audit log; 0 means forever
+    dispatch_keep_days: int = 30  # retention of dispatches after they ended; 0 means forever
+    prompt_keep_days: int = 90  # retention of prompts after their job ended; 0 means forever
+    retention_days: int = 0  # retention of media and files, unless set per tenant; 0 means forever
+    run_limit_seconds: int = 3600  # maximum duration of a run; a workflow may have its own limit
+    url_seconds: int = 900  # validity of a signed URL; a held lease gets new ones
+    max_output_bytes: int = 4 * 1024**3  # size of an output file
+    max_upload_bytes: int = 2 * 1024**3  # size of an upload; an effect may have a lower limit
     max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not deduplicated by content
-    max_picture_pixels: int = 64_000_000  # pixels of one picture; also in the engine
+    max_picture_pixels: int = 64_000_000  # pixels of an image, in the engine as well
     fetch_seconds: int = 120  # timeout for fetching a file from a customer's URL
-    calls_per_second: float = 20.0  # API calls of one user over all keys, on average
-    calls_at_once: int = 100  # burst of API calls of one user
-    tenant_calls_per_second: float = 200.0  # API calls of one tenant over all users, on average
-    tenant_calls_at_once: int = 1000  # burst of API calls of one tenant
-    gateway_calls_per_second: float = 100.0  # calls of one user by ComfyUI's API, on average
-    gateway_calls_at_once: int = 1000  # burst of calls of one user by ComfyUI's API
-    gateway_tenant_calls_per_second: float = 1000.0  # the same of one tenant over all users
-    gateway_tenant_calls_at_once: int = 5000  # burst of calls of one tenant by ComfyUI's API
+    calls_per_second: float = 20.0  # API calls of a user with all keys, on average
+    calls_at_once: int = 100  # burst of API calls of a user
+    tenant_calls_per_second: float = 200.0  # API calls of a tenant's users, on average
+    tenant_calls_at_once: int = 1000  # burst of API calls of a tenant
+    gateway_calls_per_second: float = 100.0  # calls of a user to ComfyUI's API, on average
+    gateway_calls_at_once: int = 1000  # burst of calls of a user to ComfyUI's API
+    gateway_tenant_calls_per_second: float = 1000.0  # the same for all of a tenant's users
+    gateway_tenant_calls_at_once: int = 5000  # burst of calls of a tenant to ComfyUI's API
     session_hours: int = 168  # how long a browser stays signed in as a customer
     operator_session_hours: int = 12  # how long a browser stays signed in as an operator
-    oidc_issuer: str = ""  # identity provider for sign-ins of browsers; without it none
-    oidc_client_id: str = ""  # as the identity provider knows us
-    oidc_client_secret: str = ""  # with it we prove that; none for a public client
-    oidc_name: str = "single sign-on"  # what the sign-in page calls the identity provider
-    oidc_scopes: str = "openid email profile"  # what is asked of the identity provider
-    oidc_tenants: str = ""  # claim:value=tenant id,…: whose users they become; *=ID: everybody
-    oidc_roles: str = ""  # claim:value=role,…: who becomes an operator, such as groups:ops=viewer
-    max_sockets_per_user: int = 100  # open websockets of all of one user's ComfyUI clients
-    max_streams_per_key: int = 50  # open event streams of one API key
-    max_streams_per_user: int = 100  # open event streams of all keys of one user
+    oidc_issuer: str = ""  # identity provider for browser sign-ins, if any
+    oidc_client_id: str = ""  # our client id at the identity provider
+    oidc_client_secret: str = ""  # our client secret; empty for a public client
+    oidc_name: str = "single sign-on"  # name of the identity provider on the sign-in page
+    oidc_scopes: str = "openid email profile"  # scopes requested from the identity provider
+    oidc_tenants: str = ""  # claim:value=tenant id,… for users; *=ID matches everyone
+    oidc_roles: str = ""  # claim:value=role,… for operators, such as groups:ops=viewer
+    max_sockets_per_user: int = 100  # open websockets of a user's ComfyUI clients
+    max_streams_per_key: int = 50  # open event streams of an API key
+    max_streams_per_user: int = 100  # open event streams of all keys of a user
     max_body_bytes: int = 8 * 1024**2  # size of a customer's request body; files are sent by URL
-    max_connections: int = 20_000  # open connections; each worker and each stream holds one
-    affinity_max_wait_seconds: int = 60  # longest delay of a job by jobs for loaded models
-    prefetch_after_seconds: float = 0.1  # a new job is reserved for idle workers for so long
-    avoid_worker_seconds: int = 60  # other workers are preferred after a backend failed a job
-    missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs are requeued
-    max_lost_leases: int = 5  # a job whose worker is lost so often before its start is poisoned
-    show_backends: bool = False  # customers see names of machines, tracebacks and devices; on in up
-    no_backend_seconds: int = 60  # a run's job that no worker can run waits so long
-    offline_after_seconds: int = 90  # a worker not seen for so long is offline
-    remove_worker_after_seconds: int = 600  # a worker not seen for so long is removed
+    max_connections: int = 20_000  # open connections; each worker and each stream uses one
+    affinity_max_wait_seconds: int = 60  # maximum delay of a job by jobs for loaded models
+    prefetch_after_seconds: float = 0.1  # how long a new job is reserved for idle workers
+    avoid_worker_seconds: int = 60  # how long a job avoids a worker whose backend failed it
+    missed_heartbeats_max: int = 3  # heartbeats after which a worker's jobs are requeued
+    max_lost_leases: int = 5  # a job that loses its worker this often before it starts is poisoned
+    show_backends: bool = False  # customers see machine names, tracebacks and devices; on in up
+    no_backend_seconds: int = 60  # how long a run's job waits if no worker can run it
+    offline_after_seconds: int = 90  # time without contact until a worker is offline
+    remove_worker_after_seconds: int = 600  # time without contact until a worker is removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, no lease ends for a while
-    sweep_seconds: float = 5.0  # between passes of the sweeps of the queue
-    reading_keep_hours: int = 24  # how long machine metrics of workers are kept; 0: for ever
+    sweep_seconds: float = 5.0  # seconds between passes of the queue sweeps
+    reading_keep_hours: int = 24  # retention of machine metrics of workers; 0 means forever
     validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
-    metrics_key: str = ""  # bearer key that /metrics requires; without it /metrics is open
-    cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics; without it none
-    cloudwatch_seconds: int = 60  # between two CloudWatch updates
+    metrics_key: str = ""  # bearer key for /metrics; if empty, /metrics is open
+    cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics, if any
+    cloudwatch_seconds: int = 60  # seconds between CloudWatch updates
     scale_target_seconds: int = 300  # within which all queued jobs should start, for WantedWorkers
     comfyui_timeout: float = 300.0  # seconds for a job of a pipeline step without a timeout
     comfyui_submit_interval: float = 10.0  # seconds between checks of pipeline runs
     comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of pipeline runs
-    abandoned_job_hours: int = 24  # a run's job without any report for so long fails
-    pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without a limit of its own
-    pipeline_max_bytes: int = 50 * 1024**3  # size of all files of a run; then it is paused
-    pipeline_alert_failures: int = 5  # so many failed jobs of a run raise an alert
+    abandoned_job_hours: int = 24  # a run's job without a report for this long fails
+    pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without its own limit
+    pipeline_max_bytes: int = 50 * 1024**3  # size of all files of a run; at the limit it is paused
+    pipeline_alert_failures: int = 5  # number of failed jobs of a run that raises an alert
     pipeline_alert_seconds: int = 600  # if they fail within this time
-    pipeline_keep_days: int = 90  # how long files of a run are kept after its last activity
+    pipeline_keep_days: int = 90  # retention of a run's files after its last activity
 
     @property
     def lost_after_seconds(self) -> int:
-        """A worker not seen for so long loses its leases; another worker may then take its id."""
+        """Returns the time in seconds after which a worker that wasn't seen loses its leases.
+        Another worker may then take its id."""
         return self.missed_heartbeats_max * self.heartbeat_seconds
 
     @property
     def unseen_seconds_max(self) -> int:
-        """A running worker must be seen more often than this, or it counts as offline or lost."""
+        """Returns the maximum time in seconds between two polls or heartbeats of a running worker.
+
+        After this time, it counts as offline or lost.
+        """
         return min(self.offline_after_seconds, self.lost_after_seconds)
 
     @property
     def grace_seconds(self) -> int:
-        """How much every lease is extended after a long outage of the control planes."""
+        """Returns the seconds by which every lease is extended after a long outage of the control
+        planes."""
         return 3 * self.heartbeat_seconds
 
 
-# For these, zero means for ever.
+# For these settings, zero means forever.
 _FOR_EVER = (
     "event_keep_days",
     "delivery_keep_days",
@@ -202,13 +210,14 @@ MAY_BE_ZERO = frozenset(PREFIX + name.upper() for name in _FOR_EVER)
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     return name.upper() if name.startswith(KNOWN_BEFORE) else PREFIX + name.upper()
 
 
 @cache
 def remarks() -> Mapping[str, str]:
-    """What each setting is, from the comments above; empty where Python has no sources."""
+    """Returns the description of each setting, taken from the comments above. Empty if the source
+    code isn't available."""
     try:
         source = inspect.getsource(Settings)
     except OSError:
@@ -217,24 +226,24 @@ def remarks() -> Mapping[str, str]:
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
-    """Maps unknown variables with our prefix to the setting that was probably meant. Unknown names that
-    resemble no setting are ignored: they may belong to other programs."""
-    known = {variable_of(each.name) for each in fields(Settings)} | set(READ_ELSEWHERE)
-    names = [each.removeprefix(PREFIX) for each in known if each.startswith(PREFIX)]
-    found: dict[str, str] = {}
+    """Maps unknown variables with our prefix to the setting that was probably meant. Unknown names
+    that aren't similar to any setting are ignored, because they may belong to other programs."""
+    known = {variable_of(field.name) for field in fields(Settings)} | set(READ_ELSEWHERE)
+    names = [variable.removeprefix(PREFIX) for variable in known if variable.startswith(PREFIX)]
+    suggestions: dict[str, str] = {}
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
             close = get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.8)
             if close:
-                found[name] = PREFIX + close[0]
-    return found
+                suggestions[name] = PREFIX + close[0]
+    return suggestions
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     values = {
-        each.name: _parsed(variable_of(each.name), environ[variable_of(each.name)], each.type)
-        for each in fields(Settings)
-        if variable_of(each.name) in environ
+        field.name: _parsed(variable_of(field.name), environ[variable_of(field.name)], field.type)
+        for field in fields(Settings)
+        if variable_of(field.name) in environ
     }
     parse_origins(str(values.get("cors_origins", "")))
     parse_private_hosts(str(values.get("webhook_private_hosts", "")))
@@ -267,7 +276,8 @@ def _truth(name: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRule:
-    """Who has this value in this claim of an identity provider gets `target`. Without a claim: everybody."""
+    """A rule for users of an identity provider. Users with this value in this claim get `target`. A
+    rule without a claim applies to everyone."""
 
     claim: str
     value: str
@@ -275,12 +285,13 @@ class ClaimRule:
 
 
 def parse_claim_rules(text: str, name: str) -> tuple[ClaimRule, ...]:
-    """`claim:value=target,…`; the claim's own name may hold a colon, the value may not."""
+    """Parses `claim:value=target,…`. The claim's name may contain a colon, but the value may
+    not."""
     rules: list[ClaimRule] = []
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        left, equals, target = (each.strip() for each in part.rpartition("="))
-        claim, colon, value = left.rpartition(":")
-        is_whole = bool(equals and target and (left == EVERYBODY or (colon and claim and value)))
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        source, equals, target = (item.strip() for item in part.rpartition("="))
+        claim, colon, value = source.rpartition(":")
+        is_whole = bool(equals and target and (source == EVERYBODY or (colon and claim and value)))
         if not is_whole:
             raise InvalidInput(
                 f"{name} has {part!r}; it must be claim:value=…, or {EVERYBODY}=…", field=name
@@ -290,9 +301,10 @@ def parse_claim_rules(text: str, name: str) -> tuple[ClaimRule, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Parses `https://app.example,http://localhost:3000`; raises InvalidInput for anything but origins."""
+    """Parses `https://app.example,http://localhost:3000`. Raises InvalidInput if a value isn't an
+    origin."""
     name = variable_of("cors_origins")
-    origins = tuple(each.strip().lower() for each in text.split(",") if each.strip())
+    origins = tuple(item.strip().lower() for item in text.split(",") if item.strip())
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
             raise InvalidInput(
@@ -304,17 +316,18 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_private_hosts(text: str) -> frozenset[tuple[str, int]]:
-    """Parses `localhost:3000,[::1]:8080,hooks.internal:443`; raises InvalidInput for anything else."""
-    found = set[tuple[str, int]]()
-    for part in filter(None, (each.strip().lower() for each in text.split(","))):
+    """Parses `localhost:3000,[::1]:8080,hooks.internal:443`. Raises InvalidInput for anything
+    else."""
+    hosts = set[tuple[str, int]]()
+    for part in filter(None, (item.strip().lower() for item in text.split(","))):
         match = _HOST_PORT.fullmatch(part)
         if match is None or not 0 < int(match["port"]) < 65536:
             name = variable_of("webhook_private_hosts")
             raise InvalidInput(
                 f"{name} has {part!r}; it must be host:port, such as localhost:3000", field=name
             )
-        found.add((match["host"].strip("[]"), int(match["port"])))
-    return frozenset(found)
+        hosts.add((match["host"].strip("[]"), int(match["port"])))
+    return frozenset(hosts)
 
 
 POOL_URLS = "COMFYFLEET_TENANT_DATABASE_URLS"
@@ -322,9 +335,9 @@ DIRECT_URLS = "COMFYFLEET_TENANT_DATABASE_DIRECT_URLS"
 
 
 def parse_pools(text: str, variable: str = POOL_URLS) -> dict[str, str]:
-    """`name=url,name=url` as a mapping; a URL may hold `=` but no comma."""
+    """Parses `name=url,name=url`. A URL may contain `=`, but no comma."""
     pools: dict[str, str] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
+    for part in filter(None, (item.strip() for item in text.split(","))):
         name, equals, url = part.partition("=")
         if not equals or not name.strip() or not url.strip():
             raise InvalidInput(
@@ -333,7 +346,7 @@ def parse_pools(text: str, variable: str = POOL_URLS) -> dict[str, str]:
             )
         if name.strip() in pools:
             raise InvalidInput(
-                f"{variable} names the pool {name.strip()!r} twice",
+                f"{variable} contains the pool {name.strip()!r} twice",
                 field=variable,
             )
         pools[name.strip()] = url.strip()

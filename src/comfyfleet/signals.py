@@ -1,4 +1,4 @@
-"""Handlers for signals that end a program, on every system."""
+"""Handlers for signals that end a program, on all operating systems."""
 
 import asyncio
 import signal
@@ -12,7 +12,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def on_ending_signals(act: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Calls `act` with the signal in the event loop at each SIGTERM and SIGINT, where signals can be handled."""
+    """Calls `act` with the signal in the event loop for each SIGTERM and SIGINT, if signals can be
+    handled."""
     loop = asyncio.get_running_loop()
     removals = [_handle(loop, number, partial(act, number)) for number in ENDING]
     try:
@@ -25,7 +26,7 @@ def on_ending_signals(act: Callable[[signal.Signals], object]) -> Iterator[None]
 def _handle(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
 ) -> Callable[[], object]:
-    """Sets one handler; returns what restores the earlier one."""
+    """Sets a handler. Returns a function that restores the previous one."""
     try:
         loop.add_signal_handler(number, act)
     except NotImplementedError:
@@ -38,7 +39,8 @@ def _handle(
 def _handle_without_loop(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
 ) -> Callable[[], object]:
-    """Event loops of Windows have no signal handlers of their own."""
+    """Sets a handler without the event loop, because Windows' event loops don't support signal
+    handlers."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(act)

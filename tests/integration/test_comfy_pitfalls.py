@@ -96,7 +96,7 @@ async def test_a_cached_output_whose_file_was_deleted_is_told_as_gone(tmp_path: 
                 path.unlink()
             run_id, _ = await run(server, prompt)
             (file,) = (await server.outputs(run_id)).files
-            with pytest.raises(FileGone, match="an earlier run made it"):
+            with pytest.raises(FileGone, match="an earlier run created it"):
                 await server.fetch(file, tmp_path / "x.png")
 
 
@@ -201,7 +201,7 @@ async def test_a_dead_prompt_thread_is_noticed_by_a_run_that_waits_for_nothing()
 
     limits = dataclasses.replace(LIMITS, stall_seconds=0.3)
     async with client_of(StubServer(on_prompt), limits) as (server, _):
-        with pytest.raises(RunStalled, match="it waits, nothing runs"):
+        with pytest.raises(RunStalled, match="it is queued and nothing is running"):
             await run(server, PROMPT)
 
 

@@ -66,7 +66,7 @@ async def test_a_certificate_of_another_name_is_refused(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "evil.example")
     async with serving(pem) as port:
         outward = PublicHttpClient(resolver=resolve, transport=Rerouted(port, pem))
-        with pytest.raises(InputUnavailable, match="did not answer"):
+        with pytest.raises(InputUnavailable, match="did not respond"):
             async with outward.request("GET", parse_public_url("https://example.com/")):
                 pass
         await outward.aclose()
@@ -79,7 +79,7 @@ async def test_a_second_name_at_the_same_address_must_prove_itself_too(tmp_path:
         outward = PublicHttpClient(resolver=resolve, transport=Rerouted(port, pem))
         async with outward.request("GET", parse_public_url("https://example.com/")) as answer:
             assert await answer.aread() == b""  # what is read to its end could be kept
-        with pytest.raises(InputUnavailable, match=r"other\.example did not answer"):
+        with pytest.raises(InputUnavailable, match=r"other\.example did not respond"):
             async with outward.request("GET", parse_public_url("https://other.example/")):
                 pass
         await outward.aclose()

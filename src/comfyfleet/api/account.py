@@ -1,4 +1,4 @@
-"""Keys, wallet and webhooks of a user in the public API."""
+"""Keys, wallets and webhooks of a user in the public API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -13,26 +13,26 @@ from comfyfleet.api.values import OPEN_ENUM, Page, Response
 class Scope(StrEnum):
     READ = "read"  # effects, media, jobs, wallet
     WRITE = "write"  # upload, submit, cancel, retry
-    KEYS = "keys"  # make and revoke keys
+    KEYS = "keys"  # create and revoke keys
 
 
 class KeyAnswer(Response):
     id: UUID
     name: str
-    prefix: str = Field(description="Its first characters.", examples=["cf_1a2b3c4d"])
+    prefix: str = Field(description="The first characters of the key.", examples=["cf_1a2b3c4d"])
     scopes: tuple[Annotated[Scope, OPEN_ENUM], ...]
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
-    last_used_at: datetime | None = Field(default=None, description="To the minute.")
+    last_used_at: datetime | None = Field(default=None, description="Accurate to the minute.")
 
 
 class MadeKey(KeyAnswer):
-    key: str = Field(description="Shown only once: only its hash is stored.")
+    key: str = Field(description="Shown only once, because only its hash is stored.")
 
 
 class PublicKeys(Response):
-    keys: tuple[KeyAnswer, ...] = Field(description="The newest first, including revoked ones.")
+    keys: tuple[KeyAnswer, ...] = Field(description="Newest first, including revoked ones.")
 
 
 class WalletAnswer(Response):
@@ -42,15 +42,15 @@ class WalletAnswer(Response):
 
 
 class WalletSummaryAnswer(WalletAnswer):
-    """The balance, what is held for jobs, and what came and went lately."""
+    """The balance, the tokens reserved for jobs, and recent changes."""
 
-    reserved_tokens: int = Field(default=0, description="Held for jobs that have not ended.")
-    days: int = Field(default=30, description="To which the sums below belong.")
+    reserved_tokens: int = Field(default=0, description="Reserved for jobs that have not ended.")
+    days: int = Field(default=30, description="The number of days that the totals below cover.")
     added_tokens: int = 0
-    spent_tokens: int = Field(default=0, description="By jobs that completed.")
-    refunded_tokens: int = Field(default=0, description="By jobs that did not.")
+    spent_tokens: int = Field(default=0, description="Spent on jobs that completed.")
+    refunded_tokens: int = Field(default=0, description="Refunded for jobs that did not complete.")
     top_up_url: str | None = Field(
-        default=None, description="Where tokens are bought, if the operator has named a place."
+        default=None, description="Where to buy tokens, if the operator has configured it."
     )
 
 
@@ -62,21 +62,24 @@ class TransactionType(StrEnum):
 
 
 class TransactionAnswer(Response):
-    """One entry of the ledger."""
+    """An entry of the ledger."""
 
     id: int
     type: TransactionType
-    amount: int = Field(description="What it added to the balance.", examples=[-5])
+    amount: int = Field(description="The change of the balance.", examples=[-5])
     job_id: UUID | None = None
-    provider_transaction_id: str | None = Field(default=None, description="Of a payment.")
-    effect_id: UUID | None = Field(default=None, description="That its job applied.")
+    provider_transaction_id: str | None = Field(default=None, description="The payment's id.")
+    effect_id: UUID | None = Field(default=None, description="The effect that its job applied.")
     video_id: UUID | None = Field(default=None, description="The media of its job.")
     created_at: datetime
 
 
 class Transactions(Page):
-    transactions: tuple[TransactionAnswer, ...] = Field(description="The newest first.")
-    next: int | None = Field(default=None, description="The next page: before=next; null: no more.")
+    transactions: tuple[TransactionAnswer, ...] = Field(description="Newest first.")
+    next: int | None = Field(
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
+    )
 
 
 class WebhookEvent(StrEnum):
@@ -84,10 +87,10 @@ class WebhookEvent(StrEnum):
     FAILED = "job.failed"
     CANCELLED = "job.cancelled"
     PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
-    PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
+    PIPELINE_PAUSED = "pipeline.paused"  # the run's files have reached their size limit
     GRAPH_RUN_ENDED = "graph_run.ended"  # completed or cancelled
     GRAPH_RUN_FAILED = "graph_run.failed"
-    GRAPH_RUN_ASKS = "graph_run.asks"  # a node waits for a person's answer
+    GRAPH_RUN_ASKS = "graph_run.asks"  # a node waits for a user's answer
 
 
 class WebhookAnswer(Response):
@@ -96,22 +99,26 @@ class WebhookAnswer(Response):
     events: tuple[Annotated[WebhookEvent, OPEN_ENUM], ...]
     is_active: bool = Field(
         default=True,
-        description="false: switched off after days of failed deliveries; switch it on with …/activate.",
+        description=(
+            "false if it was disabled after days of failed deliveries. Use …/activate to enable it."
+        ),
     )
     created_at: datetime
 
 
 class WebhookTest(Response):
-    """How a receiver responded to a test message."""
+    """A receiver's response to a test message."""
 
     is_delivered: bool = Field(description="Whether the response had a status from 200 to 299.")
-    status: int | None = Field(default=None, description="Of the response; null: there was none.")
+    status: int | None = Field(
+        default=None, description="The status of the response. null if there was none."
+    )
     error: str | None = Field(default=None, description="Why there was no response.")
 
 
 class MadeWebhook(WebhookAnswer):
     secret: str = Field(
-        description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",
+        description="Shown only here and by …/secret. Every delivery is signed with it (HMAC-SHA256).",
         examples=["whsec_5f…"],
     )
 
@@ -127,7 +134,7 @@ class DeliveryStatus(StrEnum):
 
 
 class DeliveryAnswer(Response):
-    """One delivery of an event to a webhook, with its attempts."""
+    """A delivery of an event to a webhook, with its attempts."""
 
     id: UUID
     job_id: UUID
@@ -135,19 +142,22 @@ class DeliveryAnswer(Response):
     status: DeliveryStatus
     tries: int
     last_status: int | None = Field(
-        default=None, description="The server's last response.", examples=[200]
+        default=None, description="The status of the receiver's last response.", examples=[200]
     )
     last_error: str | None = Field(default=None, description="Why there was no response.")
-    next_try_at: datetime | None = Field(default=None, description="null: it has ended.")
+    next_try_at: datetime | None = Field(
+        default=None, description="null if the delivery has ended."
+    )
     payload: dict[str, Any] = Field(default_factory=dict)
     created_at: datetime
     ended_at: datetime | None = None
 
 
 class Deliveries(Page):
-    deliveries: tuple[DeliveryAnswer, ...] = Field(description="The newest first.")
+    deliveries: tuple[DeliveryAnswer, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
@@ -163,17 +173,21 @@ class AccountTenant(Response):
 
 
 class AccountLimits(Response):
-    """What the user may do at once, and how much of it is taken."""
+    """The user's limits and their current usage."""
 
-    max_active_jobs: int = Field(description="Queued and running, of all kinds.", examples=[5])
+    max_active_jobs: int = Field(
+        description="Maximum number of queued and running jobs of all kinds.", examples=[5]
+    )
     active_jobs: int
     max_upload_bytes: int
-    max_storage_bytes: int = Field(description="Of the whole tenant, announced uploads included.")
+    max_storage_bytes: int = Field(
+        description="Limit for the whole tenant, including announced uploads."
+    )
     used_storage_bytes: int
 
 
 class AccountAnswer(Response):
-    """Whose key this is, what it may do, and what there is."""
+    """The owner of the key, its permissions, and the account's limits and balance."""
 
     user: AccountUser
     tenant: AccountTenant
@@ -181,14 +195,14 @@ class AccountAnswer(Response):
     limits: AccountLimits
     balance: int = Field(description="Tokens that are not reserved.")
     top_up_url: str | None = Field(
-        default=None, description="Where tokens are bought, if the operator has named a place."
+        default=None, description="Where to buy tokens, if the operator has configured it."
     )
 
 
 class FoundMedia(Response):
     id: UUID
     kind: str
-    filename: str | None = Field(default=None, description="null: it has expired.")
+    filename: str | None = Field(default=None, description="null if the file has expired.")
     created_at: datetime
 
 
@@ -207,7 +221,7 @@ class FoundJob(Response):
 
 
 class SearchAnswer(Response):
-    """The best few of each kind, the newest first."""
+    """The best matches of each kind, newest first."""
 
     media: tuple[FoundMedia, ...] = ()
     effects: tuple[FoundEffect, ...] = ()

@@ -31,9 +31,10 @@ class DispatchStatus(StrEnum):
 
 
 class Role(StrEnum):
-    VIEWER = "viewer"  # reads
-    OPERATOR = "operator"  # also acts
-    OWNER = "owner"  # also operators, tenants' money, quotas and retention, and erasing
+    VIEWER = "viewer"  # can only read
+    OPERATOR = "operator"  # can also perform actions
+    # can also manage operators, tenants' money, quotas and retention, and erase tenants
+    OWNER = "owner"
 
     def includes(self, other: "Role") -> bool:
         ranks = list(Role)
@@ -41,15 +42,15 @@ class Role(StrEnum):
 
 
 class Fault(StrEnum):
-    BALANCE = "balance"  # not the sum of the wallet's transactions
+    BALANCE = "balance"  # differs from the sum of the wallet's transactions
     NEGATIVE = "negative"
     NO_WALLET = "no_wallet"
     SETTLED_TWICE = "settled_twice"
-    NOT_RESERVED = "not_reserved"  # settled, or said to be reserved, without a reservation
-    AMOUNT = "amount"  # refunded or kept by the job otherwise than reserved
+    NOT_RESERVED = "not_reserved"  # settled, or marked as reserved, without a reservation
+    AMOUNT = "amount"  # refunded or consumed amount differs from the reserved one
     NOT_SETTLED = "not_settled"  # the job has ended
-    SETTLED_EARLY = "settled_early"  # the job goes on
-    SETTLED_WRONGLY = "settled_wrongly"  # a success refunded, or a failure consumed
+    SETTLED_EARLY = "settled_early"  # the job has not ended
+    SETTLED_WRONGLY = "settled_wrongly"  # refunded after a success, or consumed after a failure
 
 
 class PropertyAnswer(Message):
@@ -70,7 +71,7 @@ class PropertyAnswer(Message):
 
 # Whether a job may complete without a file and without a value.
 OutputRule: TypeAlias = Literal["required", "optional"]
-# How delivered files are marked as made by AI; `auto` decides by the prompt.
+# How delivered files are marked as created by AI. `auto` decides based on the prompt.
 AiMark: TypeAlias = Literal["auto", "generated", "edited", "none"]
 
 
@@ -78,9 +79,11 @@ class RegisteredVersion(Message):
     slug: str
     version: int
     warnings: list[str] = Field(
-        description="What could not be checked, and what no worker can run."
+        description="Checks that were not possible, and parts that no worker can run."
     )
-    notes: list[str] = Field(default_factory=list, description="What will be known later.")
+    notes: list[str] = Field(
+        default_factory=list, description="Information that will be known later."
+    )
 
 
 class WorkflowAnswer(Message):
@@ -91,15 +94,17 @@ class WorkflowAnswer(Message):
     required_capabilities: list[str]
     run_limit_seconds: int
     price_tokens: int | None = Field(
-        description="Of a job in customers' graphs and pipelines; null: it is not offered there."
+        description=(
+            "The price of a job in customers' graphs and pipelines. null if it isn't offered there."
+        )
     )
-    fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
+    fleets: list[str] = Field(description="The fleets that it is assigned to, as SLUG/STAGE.")
     created_at: datetime
     output: OutputRule = Field(
         default="required", description="Whether a job may complete without a file and a value."
     )
     ai_mark: AiMark = Field(
-        default="auto", description="How delivered files are marked as made by AI."
+        default="auto", description="How delivered files are marked as created by AI."
     )
 
 
@@ -108,19 +113,19 @@ class Workflows(Message):
 
 
 class Model(Message):
-    input: str = Field(description="Class.input; empty where the node type isn't known.")
+    input: str = Field(description="Class.input. Empty if the node type is unknown.")
     file: str
 
 
 class WorkflowDetail(WorkflowAnswer):
-    kind: str = Field(description="workflow or prompt: what its document is.")
+    kind: str = Field(description="The type of its document: workflow or prompt.")
     document_hash: str
     output_node_id: str | None
     properties: list[PropertyAnswer]
     node_types: list[str]
     models: list[Model]
     versions: list[int]
-    registered_at: dict[int, datetime] = Field(description="When, by version.")
+    registered_at: dict[int, datetime] = Field(description="The time of registration by version.")
 
 
 class AbleWorker(Message):
@@ -131,7 +136,9 @@ class AbleWorker(Message):
 
 
 class AbleWorkers(Message):
-    workers: list[AbleWorker] = Field(description="Workers that have reported what they have.")
+    workers: list[AbleWorker] = Field(
+        description="Workers that have reported their backends' contents."
+    )
 
 
 class MadeEffect(Message):
@@ -171,11 +178,14 @@ class WorkerAnswer(Message):
     worker_id: str
     fleet: str = Field(description="SLUG/STAGE")
     state: str = Field(description="online, faulty, offline, draining, pending or revoked")
-    problem: str | None = Field(default=None, description="Why a faulty worker can't work.")
+    problem: str | None = Field(default=None, description="Why a faulty worker can't run jobs.")
     is_approved: bool
     is_draining: bool
     current_load: int = Field(
-        description="Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn."
+        description=(
+            "Number of jobs that it currently holds. This can exceed `max_concurrency` by one: "
+            "that job is waiting on the worker for its turn."
+        )
     )
     max_concurrency: int
     capabilities: list[str]
@@ -186,7 +196,7 @@ class WorkerAnswer(Message):
     last_seen_at: datetime
     silent_since: datetime | None = Field(
         default=None,
-        description="When it was heard last, if it should have been heard since: it may be gone.",
+        description="When it last contacted the control plane, if it is overdue. It may be offline.",
     )
     created_at: datetime
 
@@ -199,28 +209,32 @@ class WorkerJob(Message):
     tenant_id: UUID
     workflow: str
     attempt: int
-    started_at: datetime | None = Field(description="null: it is prepared.")
+    started_at: datetime | None = Field(description="null while it is being prepared.")
     percent: float | None
-    node: str | None = Field(description="The node that runs.")
+    node: str | None = Field(description="The node that is running.")
 
 
 class WorkerSeen(WorkerAnswer):
-    backend_kind: str | None = Field(description="Such as ComfyUI; null: not reported yet.")
+    backend_kind: str | None = Field(description="For example, ComfyUI. null if not reported yet.")
     backend_version: str | None
     gpu: str | None
     gpu_memory_bytes: int | None
     reading: Reading | None = Field(description="The last metrics of its machine.")
-    read_at: datetime | None = Field(description="When it told them.")
-    jobs: list[WorkerJob] = Field(description="That it holds now.")
+    read_at: datetime | None = Field(description="When the metrics were reported.")
+    jobs: list[WorkerJob] = Field(description="The jobs that it currently holds.")
 
 
 class Workers(Page):
     workers: list[WorkerSeen]
-    next: str | None = Field(description="The next page: after=next; null: no more.")
+    next: str | None = Field(
+        description="Pass this as `after` to get the next page. null on the last page."
+    )
 
 
 class WorkerDetail(WorkerAnswer):
-    workflows: list[str] = Field(description="What it may run, by its fleet's assignments.")
+    workflows: list[str] = Field(
+        description="The workflows that it may run according to its fleet's assignments."
+    )
     backend: BackendFacts | None = Field(
         description="The backend's version, node types and models."
     )
@@ -233,12 +247,12 @@ class ReadingAnswer(Message):
 
 
 class Readings(Message):
-    readings: list[ReadingAnswer] = Field(description="The newest first.")
+    readings: list[ReadingAnswer] = Field(description="Newest first.")
 
 
 class Revoked(WorkerAnswer):
-    requeued: int = Field(description="How many jobs were requeued.")
-    hint: str = Field(description="What else may be needed to keep it out.")
+    requeued: int = Field(description="Number of requeued jobs.")
+    hint: str = Field(description="Further steps that may be needed to keep it out.")
 
 
 class NewKey(Message):
@@ -249,10 +263,10 @@ class NewKey(Message):
 class FleetSecret(Message):
     slug: str
     stage: str
-    secret: str = Field(description="Workers join with it. It is shown only once.")
+    secret: str = Field(description="Workers use it to join. It is shown only once.")
     join: str = Field(
         default="",
-        description="The commands that join a worker beside its ComfyUI, secret included.",
+        description="The commands for joining a worker next to its ComfyUI, including the secret.",
     )
 
 
@@ -264,25 +278,27 @@ class FleetAnswer(Message):
     starts_within_seconds: int | None = Field(
         default=None, description="How long its machines take to start on demand."
     )
-    workers: int = Field(description="How many have joined.")
+    workers: int = Field(description="Number of workers that have joined.")
     workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
-    object_info_hash: str | None = Field(description="Of what its backends last reported.")
+    object_info_hash: str | None = Field(
+        description="Hash of the object_info that its backends last reported."
+    )
     created_at: datetime
 
 
 class SwitchAnswer(Message):
     model: str = Field(description="A checkpoint or diffusion model.")
-    seconds: float = Field(description="What a switch to it costs, at most.")
-    run_seconds: float = Field(description="How long its runs take without a switch.")
-    runs: int = Field(description="As many of each kind were compared.")
+    seconds: float = Field(description="Maximum cost of a switch to it, in seconds.")
+    run_seconds: float = Field(description="Duration of its runs without a switch.")
+    runs: int = Field(description="Number of compared runs of each kind.")
     is_free: bool = Field(
-        description="Whether a switch costs so little that the order of arrival is kept."
+        description="Whether a switch is so fast that jobs run in the order of arrival."
     )
 
 
 class FleetDetails(FleetAnswer):
     join: str = Field(
-        default="", description="The commands that join a worker, for those who know the secret."
+        default="", description="The commands for joining a worker, without the secret."
     )
     model_switches: list[SwitchAnswer] = Field(description="Learned from finished runs.")
 
@@ -297,7 +313,7 @@ class AssignmentAnswer(Message):
     workflows: list[str]
     added: list[str]
     removed: list[str]
-    warnings: list[str] = Field(description="What could not be checked.")
+    warnings: list[str] = Field(description="Checks that were not possible.")
 
 
 class MadeTenant(Message):
@@ -313,10 +329,13 @@ class Storage(Message):
     max_storage_bytes: int
     unnamed_objects: int | None = Field(
         default=None,
-        description="Objects that no row names, if they were asked for. A sweep deletes them after a day.",
+        description=(
+            "Number of objects without a database row, if requested. A sweep deletes them after a "
+            "day."
+        ),
     )
     is_complete: bool = Field(
-        default=True, description="False: only the first 100,000 objects were looked at."
+        default=True, description="false if only the first 100,000 objects were examined."
     )
 
 
@@ -326,14 +345,18 @@ class TenantAnswer(Message):
     pool: str
     min_priority: int
     max_priority: int
-    max_queued: int | None = Field(description="null: COMFYFLEET_MAX_QUEUED_PER_TENANT.")
-    retention_days: int | None = Field(description="null: COMFYFLEET_RETENTION_DAYS.")
+    max_queued: int | None = Field(description="null means COMFYFLEET_MAX_QUEUED_PER_TENANT.")
+    retention_days: int | None = Field(description="null means COMFYFLEET_RETENTION_DAYS.")
     max_storage_bytes: int | None = Field(
-        description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
+        description="null means COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
     )
-    show_backends: bool | None = Field(description="null: COMFYFLEET_SHOW_BACKENDS.")
-    erasing_at: datetime | None = Field(description="When deleting its private data started.")
-    erased_at: datetime | None = Field(description="When only its ledger was left.")
+    show_backends: bool | None = Field(description="null means COMFYFLEET_SHOW_BACKENDS.")
+    erasing_at: datetime | None = Field(
+        description="When the deletion of its private data started."
+    )
+    erased_at: datetime | None = Field(
+        description="When all data except the ledger had been deleted."
+    )
     created_at: datetime
 
 
@@ -350,11 +373,13 @@ class DriftAnswer(Message):
 
 
 class Books(Message):
-    is_sound: bool = Field(description="Everything was verified, and adds up.")
-    found: int = Field(description="How many drifts there are.")
-    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_DRIFTS_MAX:,} of them.")
+    is_sound: bool = Field(
+        description="Whether everything was verified without finding a discrepancy."
+    )
+    found: int = Field(description="Number of discrepancies.")
+    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_DRIFTS_MAX:,} discrepancies.")
     pools_left_out: list[str] = Field(
-        description="Pools that are down: their ledgers were not verified."
+        description="Pools that are down. Their ledgers were not verified."
     )
 
 
@@ -368,15 +393,17 @@ class UserAnswer(Message):
 
 
 class Users(Page):
-    users: list[UserAnswer] = Field(description="The oldest first.")
-    next: UUID | None = Field(description="The next page: after=next; null: no more.")
+    users: list[UserAnswer] = Field(description="Oldest first.")
+    next: UUID | None = Field(
+        description="Pass this as `after` to get the next page. null on the last page."
+    )
 
 
 class AdminKeyAnswer(Message):
     id: UUID
     user_id: UUID
     name: str
-    prefix: str = Field(description="Its first characters.")
+    prefix: str = Field(description="The first characters of the key.")
     scopes: list[Scope]
     created_at: datetime
     expires_at: datetime | None
@@ -389,7 +416,7 @@ class AdminMadeKey(AdminKeyAnswer):
 
 
 class AdminKeys(Message):
-    keys: list[AdminKeyAnswer] = Field(description="The newest first, including revoked ones.")
+    keys: list[AdminKeyAnswer] = Field(description="Newest first, including revoked ones.")
 
 
 class Balance(Message):
@@ -402,22 +429,26 @@ class AdminWalletAnswer(Balance):
 
 
 class AdminWallets(Page):
-    wallets: list[AdminWalletAnswer] = Field(description="By user.")
-    next: UUID | None = Field(description="The next page: after=next; null: no more.")
+    wallets: list[AdminWalletAnswer] = Field(description="Sorted by user.")
+    next: UUID | None = Field(
+        description="Pass this as `after` to get the next page. null on the last page."
+    )
 
 
 class AdminTransactionAnswer(Message):
     id: int
     type: TransactionType
-    amount: int = Field(description="What it adds to the balance.")
+    amount: int = Field(description="The change of the balance.")
     job_id: UUID | None
     provider_transaction_id: str | None
     created_at: datetime
 
 
 class AdminTransactions(Page):
-    transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="The next page: before=next; null: no more.")
+    transactions: list[AdminTransactionAnswer] = Field(description="Newest first.")
+    next: int | None = Field(
+        description="Pass this as `before` to get the next page. null on the last page."
+    )
 
 
 class DispatchSeen(Message):
@@ -449,9 +480,7 @@ class DispatchSeen(Message):
 
 class DispatchPage(Page):
     dispatches: list[DispatchSeen]
-    next: int | None = Field(
-        description="For older ones, repeat the call with `before` set to this."
-    )
+    next: int | None = Field(description="For older ones, repeat the call with this as `before`.")
 
 
 class Attempt(Message):
@@ -482,7 +511,7 @@ class JobIds(Message):
 
 class OutputSeen(Message):
     name: str
-    filename: str = Field(description="As the backend named it.")
+    filename: str = Field(description="The backend's name for the file.")
     url: str
     size: int | None
     content_type: str
@@ -498,9 +527,11 @@ class AdminJobFacts(Message):
     raw_error: str | None
     attempt: int
     properties: dict[str, Any]
-    prompt_id: str | None = Field(description="By which the ComfyUI client that sent it knows it.")
+    prompt_id: str | None = Field(
+        description="The id that the submitting ComfyUI client uses for the job."
+    )
     provider_job_id: str | None = Field(
-        description="The backend's id of the completed run: ComfyUI's `prompt_id`."
+        description="The backend's id of the completed run, which is ComfyUI's `prompt_id`."
     )
     progress: Progress | None
     values: list[ShownValue]
@@ -511,10 +542,10 @@ class AdminJobFacts(Message):
     why: str | None = Field(description="Why it isn't running.")
     person_needed_after: float | None = Field(
         default=None,
-        description="Seconds after which only a person can help; null: it needs no help.",
+        description="Seconds after which only a person can help. null if the job needs no help.",
     )
     required_action: str | None = Field(
-        default=None, description="What that person must do; null: the job needs no help."
+        default=None, description="What that person must do. null if the job needs no help."
     )
 
 
@@ -531,8 +562,10 @@ class JobListed(Message):
     status: JobStatus
     priority: int
     attempt: int
-    worker_id: str | None = Field(description="Who has it, or had it last.")
-    percent: float | None = Field(description="Of a job that runs, if its backend tells it.")
+    worker_id: str | None = Field(description="The worker that has the job, or had it last.")
+    percent: float | None = Field(
+        description="Progress of a running job, if its backend reports it."
+    )
     dispatch_id: int | None
     reserved_tokens: int
     retry_of: UUID | None
@@ -543,9 +576,11 @@ class JobListed(Message):
 
 
 class JobPage(Page):
-    jobs: list[JobListed] = Field(description="The newest first.")
-    next: str | None = Field(description="The next page: after=next; null: no more.")
-    pools_left_out: list[str] = Field(description="Pools that are down: their jobs are not listed.")
+    jobs: list[JobListed] = Field(description="Newest first.")
+    next: str | None = Field(
+        description="Pass this as `after` to get the next page. null on the last page."
+    )
+    pools_left_out: list[str] = Field(description="Pools that are down. Their jobs are not listed.")
 
 
 class AttemptSeen(Message):
@@ -553,12 +588,18 @@ class AttemptSeen(Message):
     lease_number: int
     worker_id: str
     started_at: datetime
-    prompt: dict[str, Any] | None = Field(description="null: deleted after the retention time.")
+    prompt: dict[str, Any] | None = Field(
+        description="null if it was deleted after the retention time."
+    )
 
 
 class Attempts(Message):
-    prompt: dict[str, Any] | None = Field(description="As sent to workers; null: deleted.")
-    attempts: list[AttemptSeen] = Field(description="As sent, in the order of leases.")
+    prompt: dict[str, Any] | None = Field(
+        description="The prompt that workers receive. null if it was deleted."
+    )
+    attempts: list[AttemptSeen] = Field(
+        description="The submitted prompts, in the order of leases."
+    )
 
 
 class AdminUploadSlot(Message):
@@ -583,8 +624,10 @@ class EntryAnswer(Message):
 
 
 class Entries(Page):
-    entries: list[EntryAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="The next page: before=next; null: no more.")
+    entries: list[EntryAnswer] = Field(description="Newest first.")
+    next: int | None = Field(
+        description="Pass this as `before` to get the next page. null on the last page."
+    )
 
 
 class OperatorAnswer(Message):
@@ -611,10 +654,12 @@ class Repaired(Message):
     dispatches_made: int
     pools_skipped: int
     rows_read: int
-    next: str | None = Field(description="Continue with after=next; null: all was read.")
+    next: str | None = Field(
+        description="Pass this as `after` to continue. null if everything was read."
+    )
 
 
-# What operators set for prompts of ComfyUI's clients, for each fleet and each tenant.
+# Limits for prompts of ComfyUI's clients, which operators set for each fleet and each tenant.
 PATTERNS_MAX = 500
 FLEETS_MAX = 1_000
 NODES_MAX = 2_000
@@ -625,7 +670,8 @@ PROMPT_RUN_SECONDS = 3_600
 PROMPT_RUN_SECONDS_MAX = 7 * 24 * 3_600
 PROMPT_PRICE_MAX = 1_000_000_000
 
-# As in a shell: * any characters, ? one, [abc] one of these. Case counts.
+# Shell patterns: * matches any characters, ? one character, and [abc] one of these. They are
+# case-sensitive.
 TypePattern: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 TypePatterns: TypeAlias = Annotated[tuple[TypePattern, ...], Field(max_length=PATTERNS_MAX)]
 FleetName: TypeAlias = Annotated[
@@ -634,53 +680,61 @@ FleetName: TypeAlias = Annotated[
 
 
 class FleetPrompts(Message):
-    """The terms on which a fleet runs prompts of no registered workflow."""
+    """The conditions under which a fleet runs prompts without a registered workflow."""
 
-    is_open: bool = Field(default=True, description="Whether it takes such prompts.")
+    is_open: bool = Field(default=True, description="Whether it accepts such prompts.")
     price_tokens: int = Field(
-        default=0, ge=0, le=PROMPT_PRICE_MAX, description="The price of each prompt, in tokens."
+        default=0, ge=0, le=PROMPT_PRICE_MAX, description="The price of each prompt in tokens."
     )
     price_per_second: float | None = Field(
         default=None,
         gt=0,
         le=PROMPT_PRICE_MAX,
         allow_inf_nan=False,
-        description="Instead of a fixed price: tokens for each second on the GPU.",
+        description="Tokens per second on the GPU, instead of a fixed price.",
     )
     allow: TypePatterns = Field(
         default=(), description="Node types that may run although they are denied by default."
     )
     deny: TypePatterns = Field(
-        default=(), description="Node types that may not run; stronger than any `allow`."
+        default=(), description="Node types that may not run. Overrides every `allow`."
     )
     allows_unknown: bool = Field(
         default=False,
-        description="Whether node types that are not ComfyUI's own may run, unless they take a path, "
-        "a URL, code or a command.",
+        description=(
+            "Whether node types that are not ComfyUI's own may run. Node types with a path, a "
+            "URL, code or a command as input are not included."
+        ),
     )
     nodes_max: int = Field(
-        default=NODES_MAX, ge=1, le=NODES_LIMIT_MAX, description="Most nodes of a prompt."
+        default=NODES_MAX,
+        ge=1,
+        le=NODES_LIMIT_MAX,
+        description="Maximum number of nodes in a prompt.",
     )
     prompt_bytes_max: int = Field(
         default=PROMPT_BYTES_MAX,
         ge=1_000,
         le=PROMPT_BYTES_LIMIT_MAX,
-        description="Most bytes of a prompt, as JSON.",
+        description="Maximum size of a prompt as JSON, in bytes.",
     )
     run_limit_seconds: int = Field(
         default=PROMPT_RUN_SECONDS,
         ge=1,
         le=PROMPT_RUN_SECONDS_MAX,
-        description="A run that takes longer is stopped, and failed.",
+        description="A run that takes longer is stopped and fails.",
     )
     passthrough: RoutePrefixes = Field(
         default=(),
-        description="Prefixes of routes that are passed on to a worker's backend, such as /api/etn.",
+        description="Prefixes of routes that are forwarded to a worker's backend, such as /api/etn.",
     )
     in_order: bool = Field(
         default=True,
-        description="Whether a client's WebSocket shows its prompts one after another, in the order in which "
-        "they started, as with a single ComfyUI. If false, it shows all messages at once.",
+        description=(
+            "Whether a client's WebSocket shows its prompts one after another, in the order in "
+            "which they started, as with a single ComfyUI. If false, the messages of all prompts "
+            "are shown as they arrive."
+        ),
     )
 
     @model_validator(mode="after")
@@ -691,7 +745,7 @@ class FleetPrompts(Message):
 
 
 class FleetPromptsAnswer(FleetPrompts):
-    """The terms, with what the operator should know about them."""
+    """The conditions, with a warning for the operator."""
 
     warning: str | None = Field(
         default=None,
@@ -700,15 +754,18 @@ class FleetPromptsAnswer(FleetPrompts):
 
 
 class TenantPrompts(Message):
-    """What a tenant's prompts may use, of what the fleets allow."""
+    """Limits for a tenant's prompts, on top of the limits of the fleets."""
 
     fleets: Annotated[tuple[FleetName, ...], Field(max_length=FLEETS_MAX)] | None = Field(
-        default=None, description="As SLUG/STAGE; null: all fleets that take prompts."
+        default=None,
+        description=(
+            "The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts."
+        ),
     )
     allow: TypePatterns = Field(
         default=(), description="Node types that its prompts may use on any of its fleets."
     )
-    deny: TypePatterns = Field(default=(), description="Node types that they may not use.")
+    deny: TypePatterns = Field(default=(), description="Node types that its prompts may not use.")
 
 
 class WorkKind(StrEnum):
@@ -718,7 +775,7 @@ class WorkKind(StrEnum):
 
 
 class WorkItemAnswer(Message):
-    """A run or trigger of a tenant, as operators see it."""
+    """A tenant's run or trigger in the operators' view."""
 
     kind: WorkKind
     id: UUID
@@ -728,7 +785,7 @@ class WorkItemAnswer(Message):
 
 
 class TenantWork(Message):
-    """Open graph runs and pipeline runs, and all triggers; of each kind the newest 200."""
+    """Open graph runs and pipeline runs, and all triggers. At most the newest 200 of each kind."""
 
     items: list[WorkItemAnswer]
 
@@ -736,5 +793,7 @@ class TenantWork(Message):
 class StoppedWork(Message):
     graph_runs: int = 0
     pipeline_runs: int = 0
-    triggers: int = Field(default=0, description="Triggers that were paused.")
-    has_more: bool = Field(default=False, description="Repeat the call for the rest.")
+    triggers: int = Field(default=0, description="Number of paused triggers.")
+    has_more: bool = Field(
+        default=False, description="Whether there is more. If so, repeat the call."
+    )

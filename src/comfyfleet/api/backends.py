@@ -1,4 +1,4 @@
-"""Models of the list of backends."""
+"""Models for the list of backends."""
 
 from pydantic import Field
 
@@ -6,22 +6,27 @@ from comfyfleet.api.values import Response
 
 
 class BackendSeen(Response):
-    """A machine, or a whole fleet where machines aren't shown."""
+    """A worker's backend, or a whole fleet if individual machines aren't shown."""
 
     name: str = Field(
-        description="What `backend_affinity` of a graph's node takes.",
+        description="The value for `backend_affinity` of a graph's node.",
         examples=["worker:gpu-7", "fleet:gpus/production"],
     )
     fleet: str = Field(description="SLUG/STAGE")
-    is_online: bool = Field(description="Whether it takes jobs now.")
-    queue_depth: int = Field(description="Jobs that run there, or that only it may run.")
-    device: str | None = Field(default=None, description="The GPU's name; of machines only.")
+    is_online: bool = Field(description="Whether it accepts jobs now.")
+    queue_depth: int = Field(
+        description="Jobs that are running on it, and queued jobs that only it may run."
+    )
+    device: str | None = Field(default=None, description="The GPU's name; only for machines.")
     memory_total_bytes: int | None = Field(
-        default=None, description="Of the GPU; of a fleet's largest. null: not known."
+        default=None,
+        description="Memory of the GPU; for a fleet, of its largest GPU. null if unknown.",
     )
     memory_free_bytes: int | None = None
 
 
 class Backends(Response):
     backends: tuple[BackendSeen, ...]
-    is_whole: bool = Field(default=True, description="False: there are more than the first 500.")
+    is_whole: bool = Field(
+        default=True, description="false if the list is limited to the first 500 backends."
+    )

@@ -1,5 +1,5 @@
-"""The admin API's part for operators' pages: lists with their counts, acts on many jobs, whole jobs, the
-overview, workflow files as they are drawn."""
+"""The part of the admin API for operators' pages: lists with counts, bulk actions, job details, the
+overview, and drawings of workflow files."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -20,14 +20,16 @@ class BulkAct(StrEnum):
 
 
 class JobCountsAnswer(Message):
-    counts: dict[JobStatus, int] = Field(description="By status.")
-    counted_max: int = Field(description="A count that is as high stands for that many or more.")
-    pools_left_out: list[str] = Field(description="Pools that are down: their jobs don't count.")
+    counts: dict[JobStatus, int] = Field(description="Number of jobs by status.")
+    counted_max: int = Field(description="A count of this value means this number or more.")
+    pools_left_out: list[str] = Field(
+        description="Pools that are down. Their jobs are not counted."
+    )
 
 
 class JobPreview(Message):
     preview: str | None = Field(
-        description="A picture as a data: URL; null: none came, or it does not run."
+        description="An image as a data: URL. null if there is none, or if the job isn't running."
     )
 
 
@@ -38,43 +40,51 @@ class BulkFailureAnswer(Message):
 
 
 class BulkAnswer(Message):
-    matched: int = Field(description="How many jobs were selected, in this call.")
-    done: int = Field(description="How many of them were changed.")
-    failed: list[BulkFailureAnswer] = Field(description="The others, and why not.")
-    retries: dict[UUID, UUID] = Field(description="Of a retry: the new job of each.")
-    next: str | None = Field(description="More match the filter: repeat with after=next.")
+    matched: int = Field(description="Number of jobs that this call selected.")
+    done: int = Field(description="Number of jobs that were changed.")
+    failed: list[BulkFailureAnswer] = Field(
+        description="The jobs that were not changed, with the reasons."
+    )
+    retries: dict[UUID, UUID] = Field(description="For a retry, the new job of each old one.")
+    next: str | None = Field(
+        description="Set if more jobs match the filter. Repeat the call with this as `after`."
+    )
     pools_left_out: list[str] = Field(
-        description="Pools that are down: their jobs are not changed."
+        description="Pools that are down. Their jobs are not changed."
     )
 
 
 class FileSeen(Message):
-    name: str = Field(description="The property or output.")
+    name: str = Field(description="The name of the property or output.")
     filename: str
-    url: str | None = Field(description="null: not asked for, or the file is gone.")
+    url: str | None = Field(
+        description="null if it was not requested, or if the file no longer exists."
+    )
     size: int | None
     content_type: str | None
 
 
 class AttemptLine(Message):
-    """One lease on the job's axis of time."""
+    """A lease in the timeline of a job."""
 
     attempt: int
     lease_number: int
     worker_id: str | None
-    queued_at: datetime | None = Field(description="Since when it had waited for this lease.")
+    queued_at: datetime | None = Field(description="When the job started to wait for this lease.")
     leased_at: datetime
-    started_at: datetime | None = Field(description="When the prompt went to the backend.")
+    started_at: datetime | None = Field(description="When the prompt was sent to the backend.")
     ended_at: datetime | None
     outcome: str | None = Field(
-        description="completed, failed, requeued, expired or cancelled; null: it goes on."
+        description="completed, failed, requeued, expired or cancelled. null if the lease is active."
     )
     message: str | None
-    prompt: dict[str, Any] | None = Field(description="As sent; null: not reported, or deleted.")
+    prompt: dict[str, Any] | None = Field(
+        description="The submitted prompt. null if it was not reported, or was deleted."
+    )
 
 
 class JobActs(Message):
-    """What can be done with the job now."""
+    """The actions that are currently available for the job."""
 
     cancel: bool
     retry: bool
@@ -92,19 +102,23 @@ class JobDetails(AdminJobFacts):
     reserved_tokens: int
     retry_of: UUID | None
     reused_from: UUID | None = Field(
-        default=None, description="The job whose result it took instead of running."
+        default=None, description="The job whose result it reused instead of running."
     )
     media_id: UUID | None
     batch_id: UUID | None
-    run_kind: str | None = Field(description="graph or pipeline, if it is a part of a run.")
+    run_kind: str | None = Field(description="`graph` or `pipeline`, if it is part of a run.")
     run_id: UUID | None
-    is_held: bool = Field(description="It waits outside of the queue, for others of its user.")
-    prompt: dict[str, Any] | None = Field(description="As sent to workers; null: deleted.")
+    is_held: bool = Field(
+        description="Whether it waits outside the queue for other jobs of its user."
+    )
+    prompt: dict[str, Any] | None = Field(
+        description="The prompt that workers receive. null if it was deleted."
+    )
     output_node_id: str | None
     inputs: list[FileSeen]
     outputs: list[FileSeen]
     attempts: list[AttemptLine] = Field(description="In the order of leases.")
-    audit: list[EntryAnswer] = Field(description="The oldest first.")
+    audit: list[EntryAnswer] = Field(description="Oldest first.")
     can: JobActs
 
 
@@ -113,28 +127,33 @@ class ReplayedJob(Message):
 
 
 class OverviewSeries(Message):
-    """Columns of equal length, one entry for each step; null: nothing is known of that step."""
+    """Columns of equal length with one entry per step. null means that nothing is known about the
+    step."""
 
-    at: list[datetime] = Field(description="When each step begins; the last goes on.")
-    queued: list[float] = Field(description="Jobs that waited, on average.")
-    running: list[float] = Field(description="Jobs that workers held, on average.")
+    at: list[datetime] = Field(description="When each step begins. The last step isn't finished.")
+    queued: list[float] = Field(description="Average number of waiting jobs.")
+    running: list[float] = Field(description="Average number of jobs that workers held.")
     completed: list[int]
     failed: list[int]
     cancelled: list[int]
-    success_rate: list[float | None] = Field(description="Of those that completed or failed.")
+    success_rate: list[float | None] = Field(
+        description="Share of completed jobs among completed and failed ones."
+    )
     wait_p50_seconds: list[float | None]
     wait_p95_seconds: list[float | None]
     run_p50_seconds: list[float | None]
     run_p95_seconds: list[float | None]
-    gpu_percent: list[float | None] = Field(description="Mean load of the GPUs of all workers.")
-    busy_percent: list[float | None] = Field(description="Of the jobs that could run at once.")
-    stayed: list[int] = Field(description="Runs without a switch of models before them.")
+    gpu_percent: list[float | None] = Field(description="Mean GPU load of all workers.")
+    busy_percent: list[float | None] = Field(
+        description="Usage of the workers' job slots in percent."
+    )
+    stayed: list[int] = Field(description="Number of runs without a model switch before them.")
     switched: list[int]
-    tokens: list[int] = Field(description="What completed jobs have cost.")
+    tokens: list[int] = Field(description="Tokens that completed jobs cost.")
 
 
 class OverviewTotals(Message):
-    """The same for the whole range."""
+    """The totals for the whole range."""
 
     queued: float
     running: float
@@ -155,14 +174,18 @@ class OverviewTotals(Message):
 
 class OverviewNow(Message):
     queued: int
-    running: int = Field(description="Jobs that have begun at a worker.")
-    held: int = Field(description="Jobs that workers have and that have not begun.")
-    oldest_seconds: float = Field(description="How long the first in line has waited.")
-    slots: int = Field(description="How many jobs the workers that are online run at once.")
-    workers: dict[str, int] = Field(description="By state: idle, busy, draining, offline, revoked.")
+    running: int = Field(description="Jobs that have started on a worker.")
+    held: int = Field(description="Jobs that workers have, but that have not started.")
+    oldest_seconds: float = Field(description="How long the first job in the queue has waited.")
+    slots: int = Field(
+        description="Number of jobs that the online workers can run at the same time."
+    )
+    workers: dict[str, int] = Field(
+        description="Number of workers by state: idle, busy, draining, offline, revoked."
+    )
     maintenance: bool
     waiting: dict[str, int] = Field(
-        description="By fleet, as SLUG/STAGE: jobs in the queue that are of its workflows. One job may be of several."
+        description="Number of queued jobs by fleet, as SLUG/STAGE. A job may count for several fleets."
     )
 
 
@@ -172,14 +195,17 @@ class WorkflowFigures(Message):
     failed: int
     cancelled: int
     mean_run_seconds: float | None
-    wait_p95_seconds: float | None = Field(description="95 of 100 jobs waited less.")
+    wait_p95_seconds: float | None = Field(description="95 of 100 jobs waited less than this.")
     run_p95_seconds: float | None
     ended: list[int] = Field(
-        description="How many completed or failed in each step; as long as `series.at`."
+        description=(
+            "Number of completed and failed jobs in each step. It has the same length as "
+            "`series.at`."
+        )
     )
-    queued: int = Field(description="Now.")
-    running: int = Field(description="Now.")
-    held: int = Field(description="Now: workers have them, and they have not begun.")
+    queued: int = Field(description="Currently queued jobs.")
+    running: int = Field(description="Currently running jobs.")
+    held: int = Field(description="Jobs that workers currently have, but that have not started.")
 
 
 class AlertKind(StrEnum):
@@ -196,14 +222,14 @@ class AlertKind(StrEnum):
 class Alert(Message):
     kind: AlertKind
     severity: Literal["warning", "error"]
-    message: str = Field(description="What is wrong, in one sentence.")
+    message: str = Field(description="The problem, as one sentence.")
     todo: str = Field(description="What to do about it.")
-    subject: str | None = Field(description="Such as workflow:upscale or worker:gpu-7.")
-    count: int = Field(description="How many jobs or workers it is about.")
+    subject: str | None = Field(description="For example, workflow:upscale or worker:gpu-7.")
+    count: int = Field(description="Number of affected jobs or workers.")
 
 
 class Alerts(Message):
-    alerts: list[Alert] = Field(description="The worst first.")
+    alerts: list[Alert] = Field(description="Most severe first.")
 
 
 class Overview(Message):
@@ -212,8 +238,8 @@ class Overview(Message):
     now: OverviewNow
     series: OverviewSeries
     totals: OverviewTotals
-    workflows: list[WorkflowFigures] = Field(description="The busiest first.")
-    alerts: list[Alert] = Field(description="The worst first.")
+    workflows: list[WorkflowFigures] = Field(description="Busiest first.")
+    alerts: list[Alert] = Field(description="Most severe first.")
 
 
 class MatrixWorker(Message):
@@ -222,24 +248,27 @@ class MatrixWorker(Message):
     state: str
     can_run: list[str] = Field(description="Slugs of workflows.")
     missing: dict[str, dict[str, list[str]]] = Field(
-        description="By workflow: node_types, models and capabilities that it lacks."
+        description="The node_types, models and capabilities that it lacks, by workflow."
     )
     unknown: list[str] = Field(
-        description="Workflows of which nobody knows, as it has not told what its backend has."
+        description=(
+            "Workflows for which this is unknown, because the worker hasn't reported its "
+            "backend's contents."
+        )
     )
 
 
 class MatrixWorkflow(Message):
     workflow: str
-    fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
-    able: int = Field(description="How many workers that are online can run it.")
-    online: int = Field(description="How many of its fleets' workers are online.")
+    fleets: list[str] = Field(description="The fleets that it is assigned to, as SLUG/STAGE.")
+    able: int = Field(description="Number of online workers that can run it.")
+    online: int = Field(description="Number of online workers in its fleets.")
 
 
 class Matrix(Message):
     workflows: list[MatrixWorkflow]
     workers: list[MatrixWorker]
-    is_whole: bool = Field(description="false: there are more workers or workflows than are shown.")
+    is_whole: bool = Field(description="false if there are more workers or workflows than listed.")
 
 
 class FoundKind(StrEnum):
@@ -252,33 +281,33 @@ class FoundKind(StrEnum):
 
 class FoundThing(Message):
     kind: FoundKind
-    id: str = Field(description="The id or slug by which its page is found.")
+    id: str = Field(description="The id or slug for its page.")
     name: str
     detail: str = Field(description="Its status, fleet or pool.")
 
 
 class FoundThings(Message):
     found: list[FoundThing]
-    pools_left_out: list[str] = Field(description="Pools that are down: their jobs are not found.")
+    pools_left_out: list[str] = Field(description="Pools that are down. Their jobs are not found.")
 
 
 class SettingAnswer(Message):
     name: str
-    variable: str = Field(description="The environment variable that sets it.")
+    variable: str = Field(description="The environment variable for the setting.")
     value: str | int | float | bool = Field(description="Secrets and passwords are masked.")
-    remark: str = Field(description="What it is.")
+    remark: str = Field(description="A description of the setting.")
     is_default: bool
 
 
 class SettingsAnswer(Message):
     version: str
-    has_editor: bool = Field(description="Whether ComfyUI's editor is installed: `/editor/`.")
-    settings: list[SettingAnswer] = Field(description="As they are in force; read only.")
+    has_editor: bool = Field(description="Whether ComfyUI's editor is installed under `/editor/`.")
+    settings: list[SettingAnswer] = Field(description="The current settings, read only.")
 
 
 class DrawnSlot(Message):
     name: str
-    type: str = Field(description="Empty where it isn't known.")
+    type: str = Field(description="Empty if unknown.")
 
 
 class DrawnNode(Message):
@@ -318,23 +347,25 @@ class Drawing(Message):
 
 
 class SuggestedProperty(Message):
-    """An input that can be exposed; as it is, it is a property for a new version."""
+    """An input that can be exposed. It has the form of a property for a new version."""
 
     name: str
     type: PropertyType
     binding: str = Field(description='"<node id>.<input>"')
     node_id: str
     node_title: str
-    path: list[str] = Field(description="Titles of the subgraphs around it, outermost first.")
+    path: list[str] = Field(description="Titles of the enclosing subgraphs, outermost first.")
     input: str
-    value: Any = Field(description="As saved.")
+    value: Any = Field(description="The saved value.")
     default: Any = Field(description="null for media and seeds.")
     minimum: float | None
     maximum: float | None
     step: float | None
     choices: list[Any] | None
     is_multiline: bool
-    role: str | None = Field(description="file, text, seed, size, steps or model, if it matters.")
+    role: str | None = Field(
+        description="file, text, seed, size, steps or model, if the input has such a role."
+    )
 
 
 class WorkflowOutput(Message):
@@ -352,14 +383,17 @@ class MissingInFile(Message):
 class WorkflowInspection(Message):
     file_kind: str = Field(description="json, png, webp, mp4 …")
     form: Literal["workflow", "prompt"]
-    document: dict[str, Any] = Field(description="To register it.")
+    document: dict[str, Any] = Field(description="The document for registering it.")
     drawing: Drawing
-    properties: list[SuggestedProperty] = Field(description="Those that matter most first.")
+    properties: list[SuggestedProperty] = Field(description="Most important first.")
     outputs: list[WorkflowOutput]
     node_types: list[str]
-    files: list[str] = Field(description="Models and other files that it names.")
+    files: list[str] = Field(description="Models and other files that it refers to.")
     missing: MissingInFile | None = Field(
-        description="What the fleet that knows most lacks; null: none has told what it has."
+        description=(
+            "The requirements that the best fleet doesn't meet. null if no fleet has reported its "
+            "contents."
+        )
     )
     notes: list[str]
 

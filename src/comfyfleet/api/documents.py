@@ -1,7 +1,9 @@
-"""Reads documents in JSON and YAML, and their fields, reporting every problem at once.
+"""Reads JSON and YAML documents and their fields, and reports all problems together.
 
-A text from outside may be huge, deep, or small and unfold into something huge (YAML's aliases), so all three
-are bounded before anything walks the result. A field that can't be used is reported and read as its default."""
+Untrusted text may be huge, deeply nested, or small but expand to something huge (YAML aliases). All
+three are limited before the result is processed. A field with an invalid value is reported and gets
+its default.
+"""
 
 import json
 import math
@@ -19,13 +21,13 @@ from comfyfleet.api.values import problem_with_text
 from comfyfleet.errors import InvalidInput, LimitExceeded
 
 JSON_CHARACTERS_MAX = 1_000_000
-YAML_CHARACTERS_MAX = 32_000  # its reader is slow; what is longer can be sent as JSON
+YAML_CHARACTERS_MAX = 32_000  # the YAML parser is slow; longer documents can be sent as JSON
 DEPTH_MAX = 50
-VALUES_MAX = 100_000  # after every alias has been followed
+VALUES_MAX = 100_000  # counted after all aliases are resolved
 
 
 def read_document(text: str) -> Any:
-    """Parses a JSON or YAML text; JSON if it begins like JSON."""
+    """Parses a JSON or YAML text. It is treated as JSON if it begins like JSON."""
     is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
     most = JSON_CHARACTERS_MAX if is_json else YAML_CHARACTERS_MAX
     if len(text) > most:
@@ -39,7 +41,7 @@ def read_document(text: str) -> Any:
 
 
 def _read_json(text: str) -> Any:
-    """Parses JSON; a text that begins with a bracket may still be YAML in its flow style."""
+    """Parses JSON. A document that begins with a bracket may still be YAML in flow style."""
     try:
         return json.loads(text.lstrip("\ufeff"), object_pairs_hook=_unique)
     except json.JSONDecodeError as problem:
@@ -53,7 +55,7 @@ def _read_json(text: str) -> Any:
 def _read_yaml(text: str) -> Any:
     try:
         _check_depth(text)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types still
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with even fewer types
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         what = problem.problem or problem.context or "it can't be read"
@@ -65,9 +67,8 @@ def _read_yaml(text: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """Checks the depth event by event: the constructor recurses in C for each level, without any
-    limit.
-    """
+    """Checks the depth event by event, because the constructor recurses in C for each level,
+    without a limit."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -84,22 +85,21 @@ def _unreadable(what: str, line: int, column: int) -> InvalidInput:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise InvalidInput(f"the document names {key!r} twice in one place", field=key)
-        found[key] = value
-    return found
+        if key in members:
+            raise InvalidInput(f"the document contains {key!r} twice in the same object", field=key)
+        members[key] = value
+    return members
 
 
-# By libyaml, where the package was built with it: ten times as fast, and bounded in depth.
+# Uses libyaml if the package was built with it. It is ten times as fast, and its depth is limited.
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):  # type: ignore[misc]
-    """Loads values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given
-    twice.
-    """
+    """Loads values with JSON's types: `on` stays a string and 1:30 isn't a number. Refuses
+    duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -108,11 +108,11 @@ class _Loader(_Safe):  # type: ignore[misc]
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a text", key.start_mark
+                    None, None, "a key must be a string", key.start_mark
                 )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is named twice in one place", key.start_mark
+                    None, None, f"{key.value!r} occurs twice in the same object", key.start_mark
                 )
             seen.add(key.value)
         return {str(key.value): self.construct_object(value, deep) for key, value in node.value}
@@ -130,9 +130,8 @@ _resolve("float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?
 
 
 def _check_size(value: Any) -> None:
-    """Counts values and depth. An alias counts as what it stands for; one that contains itself is
-    infinitely deep.
-    """
+    """Checks the number of values and the depth. An alias counts as the value that it refers to. An
+    alias that contains itself is infinitely deep."""
     count = 0
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
@@ -141,19 +140,19 @@ def _check_size(value: Any) -> None:
         if depth > DEPTH_MAX:
             raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
         if count > VALUES_MAX:
-            raise LimitExceeded(f"the document holds more than {VALUES_MAX:,} values")
+            raise LimitExceeded(f"the document contains more than {VALUES_MAX:,} values")
         _refuse_unstorable(current)
         waiting.extend((inner, depth + 1) for inner in _inside(current))
 
 
 def _refuse_unstorable(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput("the document has a number that is none, or too large")
+        raise InvalidInput("the document has a number that is not finite")
     texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
     for text in texts:
         problem = problem_with_text(text)
         if problem:
-            raise InvalidInput(f"the document has a text that can't be kept: {problem}")
+            raise InvalidInput(f"the document contains characters that can't be stored: {problem}")
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -163,7 +162,8 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value
 
 
-FIELDS_OF_ALL = frozenset({"id", "type"})  # too short to be what somebody meant
+# excluded from suggestions, because these names are too short
+FIELDS_OF_ALL = frozenset({"id", "type"})
 Choice = TypeVar("Choice", bound=StrEnum)
 # code, message, field
 Report = Callable[[str, str, str], None]
@@ -222,7 +222,7 @@ class FieldReader:
     def choice(self, name: str, default: Choice) -> Choice:
         value = self.take(name, default.value)
         kind = type(default)
-        if value not in [each.value for each in kind]:
+        if value not in [member.value for member in kind]:
             self.wrong(name, "one of " + ", ".join(kind), meant=did_you_mean(value, list(kind)))
             return default
         return kind(value)
@@ -239,21 +239,24 @@ class FieldReader:
         self.report("invalid_field", f"{name} must be {wanted}, not {shown}{meant}", name)
 
     def refuse_others(self) -> None:
-        """Reports the fields that were not read, most likely misspelt; to be called last."""
+        """Reports the fields that were not read, which are probably misspelled. Call this last."""
         words = ", ".join(sorted(self.known))
         for name in self.values:
             if name not in self.known:
-                meant = did_you_mean(name, self.known - FIELDS_OF_ALL)
-                message = f"there is no field {name!r:.60} here; there are {words}{meant}"
+                suggestion = did_you_mean(name, self.known - FIELDS_OF_ALL)
+                message = f"unknown field {name!r:.60}; use one of {words}{suggestion}"
                 self.report("unknown_field", message, str(name))
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
-    """Returns "; did you mean 'mode'?" for a word that is close to a known one, otherwise an empty text."""
+    """Returns "; did you mean 'mode'?" for a word that is similar to a known one, and otherwise an
+    empty string."""
     if not isinstance(value, str):
         return ""
     word, words = value[:60].lower(), sorted(known)
-    near = get_close_matches(word, words, n=1) or [each for each in words if word in each]
+    near = get_close_matches(word, words, n=1) or [
+        candidate for candidate in words if word in candidate
+    ]
     return f"; did you mean {str(near[0])!r}?" if word and near else ""
 
 

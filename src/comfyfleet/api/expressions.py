@@ -38,10 +38,11 @@ from comfyfleet.errors import InvalidInput, LimitExceeded
 CONDITION_CHARACTERS_MAX = 2_000
 CONDITION_DEPTH_MAX = 30
 STEPS_MAX = (
-    100_000  # parts that are evaluated, and items that are walked, of all expressions of one value
+    # Limit for the evaluated parts and visited items of all expressions that belong to a value.
+    100_000
 )
-CHARACTERS_PER_STEP = 100  # of texts that are searched, compared or changed
-VALUE_DEPTH_MAX = 100  # of values that are compared
+CHARACTERS_PER_STEP = 100  # for strings that are searched, compared or changed
+VALUE_DEPTH_MAX = 100  # for values that are compared
 ROOT = "output"
 EXISTS = "exists"
 FILE_EXISTS = "file_exists"
@@ -49,12 +50,12 @@ FILE_EXISTS = "file_exists"
 
 @dataclass(frozen=True, slots=True)
 class LiteralValue:
-    value: Any  # a number, text, truth, null, or a tuple of them
+    value: Any  # a number, text, boolean or null, or a tuple of these
 
 
 @dataclass(frozen=True, slots=True)
 class FieldPath:
-    """A path into a named value; without segments it is that value itself."""
+    """A path into a named value. Without segments, it is the value itself."""
 
     root: str
     segments: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class Calculate:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function of values; `a | trim` is `trim(a)`."""
+    """A function call. `a | trim` is `trim(a)`."""
 
     function: str
     arguments: tuple["Expression", ...]
@@ -131,16 +132,17 @@ Expression: TypeAlias = (
 
 
 def parse_condition(text: str, roots: Collection[str] = (ROOT,)) -> Expression:
-    """Parses a condition; InvalidInput says what is wrong and at which character, counted from 1."""
+    """Parses a condition. Raises InvalidInput with the problem and its position, counted from 1."""
     return parse_expression(text, roots, what="condition")
 
 
 def parse_expression(
     text: str, roots: Collection[str] | None, *, what: str = "expression", offset: int = 0
 ) -> Expression:
-    """Parses an expression whose paths begin with one of `roots`; None: with any name.
+    """Parses an expression whose paths begin with one of `roots`. Without roots (None), paths may
+    begin with any name.
 
-    `offset` is where it stands in a longer text, for the positions in errors.
+    `offset` is the expression's position in a longer text, for the positions in errors.
     """
     if len(text) > CONDITION_CHARACTERS_MAX:
         raise LimitExceeded(f"the {what} is longer than {CONDITION_CHARACTERS_MAX:,} characters")
@@ -181,11 +183,11 @@ def _tokens(text: str, offset: int) -> list[_Token]:
 
 
 def _space_after(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
-# Operators and functions of other languages, and ours.
+# Operators and functions of other languages, and our equivalents.
 _MEANT = {"=>": ">=", "=<": "<=", "=": "==", "&": "AND", "!": "NOT"}
 _MEANT_FUNCTIONS = {
     "avg": "mean",
@@ -203,10 +205,10 @@ _MEANT_FUNCTIONS = {
 def _what_is_at(text: str, position: int) -> str:
     rest = text[position:]
     if rest[0] in "\"'":
-        return "a text is not closed"
-    meant = _MEANT.get(rest[:2]) or _MEANT.get(rest[0])
-    question = f"; did you mean {meant}?" if meant else ""
-    return f"{rest[0]!r} is not understood here{question}"
+        return "unterminated text"
+    suggestion = _MEANT.get(rest[:2]) or _MEANT.get(rest[0])
+    question = f"; did you mean {suggestion}?" if suggestion else ""
+    return f"unexpected {rest[0]!r}{question}"
 
 
 def refuse(what: str, position: int) -> NoReturn:
@@ -219,7 +221,8 @@ _RESERVED = frozenset({"and", "or", "not", "contains", "in"})
 
 
 class _Reader:
-    """A recursive-descent parser: one method for each rule of the grammar, each given its depth."""
+    """A recursive-descent parser with one method for each rule of the grammar. Each method gets its
+    depth."""
 
     def __init__(self, tokens: list[_Token], roots: Collection[str] | None, what: str) -> None:
         self.tokens = tokens
@@ -250,24 +253,24 @@ class _Reader:
             refuse(f"nested deeper than {CONDITION_DEPTH_MAX} levels", self.token.position)
 
     def comparison(self, depth: int) -> Expression:
-        left = self.sum(depth)
+        operand = self.sum(depth)
         operator = self.token.text.lower()
         if self.token.kind not in ("operator", "name") or operator not in _COMPARISONS:
-            return left
+            return operand
         self.at += 1
-        return Compare(operator, left, self.sum(depth))
+        return Compare(operator, operand, self.sum(depth))
 
     def sum(self, depth: int) -> Expression:
-        left = self.product(depth)
+        result = self.product(depth)
         while self.token.kind == "operator" and self.token.text in ("+", "-"):
-            left = Calculate(self.next().text, left, self.product(depth))
-        return left
+            result = Calculate(self.next().text, result, self.product(depth))
+        return result
 
     def product(self, depth: int) -> Expression:
-        left = self.sign(depth)
+        result = self.sign(depth)
         while self.token.kind == "operator" and self.token.text in ("*", "/", "%"):
-            left = Calculate(self.next().text, left, self.sign(depth))
-        return left
+            result = Calculate(self.next().text, result, self.sign(depth))
+        return result
 
     def sign(self, depth: int) -> Expression:
         self.check_depth(depth)
@@ -279,14 +282,14 @@ class _Reader:
         return Calculate("-", LiteralValue(0), part)
 
     def filtered(self, depth: int) -> Expression:
-        found = self.operand(depth)
+        expression = self.operand(depth)
         while self.take("|"):
             name = self.next()
             if name.kind != "name" or name.text.lower() not in FUNCTIONS:
                 refuse(_unknown_function(name.text), name.position)
             more = self.arguments(depth) if self.token.text == "(" else ()
-            found = self.call(name, (found, *more))
-        return found
+            expression = self.call(name, (expression, *more))
+        return expression
 
     def operand(self, depth: int) -> Expression:
         if self.take("("):
@@ -312,22 +315,24 @@ class _Reader:
     def call(self, name: _Token, arguments: tuple[Expression, ...]) -> FunctionCall:
         function = FUNCTIONS[name.text.lower()]
         if not function.least <= len(arguments) <= function.most:
-            wanted = "a value" if function.most == 1 else f"{function.least} to {function.most}"
-            refuse(f"{name.text} takes {wanted}, not {len(arguments)}", name.position)
+            expected = (
+                "a value" if function.most == 1 else f"{function.least} to {function.most} values"
+            )
+            refuse(f"{name.text} expects {expected}, not {len(arguments)}", name.position)
         return FunctionCall(name.text.lower(), arguments)
 
     def list(self, depth: int) -> Expression:
-        found = self.parts("]", depth)
-        values = tuple(each.value for each in found if isinstance(each, LiteralValue))
-        return LiteralValue(values) if len(values) == len(found) else ListOf(found)
+        parts = self.parts("]", depth)
+        values = tuple(part.value for part in parts if isinstance(part, LiteralValue))
+        return LiteralValue(values) if len(values) == len(parts) else ListOf(parts)
 
     def parts(self, end: str, depth: int) -> tuple[Expression, ...]:
-        found: list[Expression] = []
+        expressions: list[Expression] = []
         while not self.take(end):
-            if found:
+            if expressions:
                 self.expect(",")
-            found.append(self.expression(depth + 1))
-        return tuple(found)
+            expressions.append(self.expression(depth + 1))
+        return tuple(expressions)
 
     def path(self, token: _Token) -> FieldPath | Exists:
         root, *segments = token.text.split(".")
@@ -344,7 +349,7 @@ class _Reader:
         path = self.path(token) if token.kind == "name" else None
         if not isinstance(path, FieldPath):
             example = "file_exists(output.image_path)"
-            refuse(f"file_exists takes a field, as in {example}", token.position)
+            refuse(f"file_exists expects a field, for example {example}", token.position)
         self.expect(")")
         return FileExists(path)
 
@@ -361,10 +366,10 @@ class _Reader:
         if token.kind == "name" and word in _CONSTANTS:
             return LiteralValue(_CONSTANTS[word])
         if token.kind == "end":
-            refuse(f"the {self.what} ends where a value should be", token.position)
+            refuse(f"the {self.what} ends where a value is expected", token.position)
         if token.kind == "name" and word not in _RESERVED:
             return self.path(token)
-        refuse(f"a value should be here, not {token.text!r}", token.position)
+        refuse(f"expected a value, not {token.text!r}", token.position)
 
     @property
     def token(self) -> _Token:
@@ -383,20 +388,20 @@ class _Reader:
 
     def expect(self, text: str) -> None:
         if not self.take(text):
-            found = repr(self.token.text) if self.token.text else "the end"
-            refuse(f"{text!r} should be here, not {found}", self.token.position)
+            actual = repr(self.token.text) if self.token.text else "the end"
+            refuse(f"expected {text!r}, not {actual}", self.token.position)
 
     def expect_end(self) -> None:
         if self.token.kind != "end":
-            refuse(f"{self.token.text!r} is not understood here", self.token.position)
+            refuse(f"unexpected {self.token.text!r}", self.token.position)
 
 
 def _unknown_function(name: str) -> str:
     known = sorted({*FUNCTIONS, FILE_EXISTS})
     near = get_close_matches(name.lower(), known, n=1)
-    meant = _MEANT_FUNCTIONS.get(name.lower()) or (near[0] if near else "")
-    question = f"; did you mean {meant}?" if meant else ""
-    return f"there is no function {name!r}; there are {', '.join(known)}{question}"
+    suggestion = _MEANT_FUNCTIONS.get(name.lower()) or (near[0] if near else "")
+    question = f"; did you mean {suggestion}?" if suggestion else ""
+    return f"unknown function {name!r}; use one of {', '.join(known)}{question}"
 
 
 def _unknown_field(text: str, roots: Collection[str]) -> str:
@@ -404,7 +409,7 @@ def _unknown_field(text: str, roots: Collection[str]) -> str:
     near = get_close_matches(root.lower(), roots, n=1)
     if near:
         return f"{text!r} is unknown; did you mean {near[0] + dot + rest!r}?"
-    begins = " or ".join(f"{each}." for each in roots)
+    begins = " or ".join(f"{root}." for root in roots)
     return f"{text!r} is unknown; a field begins with {begins}"
 
 
@@ -415,7 +420,7 @@ NOTES_MAX = 10
 
 
 class MissingField:
-    """Stands for a field that isn't there; equal to nothing, not even to null."""
+    """Represents a field that doesn't exist. It is not equal to anything, not even to null."""
 
 
 MISSING = MissingField()
@@ -425,15 +430,14 @@ Read: TypeAlias = Callable[[FieldPath], Any]
 
 class ConditionResult(NamedTuple):
     value: bool
-    notes: tuple[str, ...] = ()  # fields that were missing, values that could not be compared
+    notes: tuple[str, ...] = ()  # missing fields, and values that could not be compared
 
 
 def evaluate(
     expression: Expression, value: Any, steps: "StepCount | None" = None
 ) -> ConditionResult:
     """Evaluates a condition about `output`. Every part is evaluated, so the notes don't depend on
-    short-circuiting.
-    """
+    short-circuiting."""
     return evaluate_condition(expression, {ROOT: value}, steps)
 
 
@@ -450,9 +454,10 @@ def evaluate_condition(
 
 
 class StepCount:
-    """How much expressions have done; all of one value share one, as there may be thousands of them.
+    """Counts the work of expressions. All expressions of a value share a counter, because there may
+    be thousands of them.
 
-    `total` counts what many values have done together, and has a limit of its own.
+    `total` counts the work for many values together, and has its own limit.
     """
 
     def __init__(self, total: "StepCount | None" = None, *, most: int = STEPS_MAX) -> None:
@@ -469,14 +474,13 @@ class StepCount:
 
 
 def compute(expression: Expression, read: Read, steps: StepCount | None = None) -> Any:
-    """Returns the value of an expression; InvalidInput says what it lacks. `read` gives MISSING for
-    what is not there.
-    """
+    """Returns the value of an expression. Raises InvalidInput if something is missing. `read`
+    returns MISSING for values that don't exist."""
     evaluation = _Evaluation(read, steps)
-    found = evaluation.value(expression)
-    if found is MISSING:
+    result = evaluation.value(expression)
+    if result is MISSING:
         raise InvalidInput(evaluation.notes[0] if evaluation.notes else "it has no value")
-    return found
+    return result
 
 
 def compute_score(expression: Expression, output: Any, steps: StepCount | None = None) -> float:
@@ -484,7 +488,7 @@ def compute_score(expression: Expression, output: Any, steps: StepCount | None =
     named = {ROOT: output}
     score = compute(expression, lambda path: value_at(named, (path.root, *path.segments)), steps)
     if not is_finite_number(score):
-        raise InvalidInput(f"{score!r:.60} is no number")
+        raise InvalidInput(f"{score!r:.60} is not a number")
     return score  # type: ignore[no-any-return]
 
 
@@ -511,7 +515,8 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _first_picture(value: Mapping[str, Any], name: str) -> Any:
-    """`image_path` is short for the path of the first picture."""
+    """Returns the path of the first image for the name `image_path`, and MISSING for other
+    names."""
     pictures = value.get("images")
     if name != "image_path" or not isinstance(pictures, list | tuple) or not pictures:
         return MISSING
@@ -520,7 +525,8 @@ def _first_picture(value: Mapping[str, Any], name: str) -> Any:
 
 
 def paths_of(expression: Expression, *, needed: bool = False) -> Iterator[FieldPath]:
-    """Yields the paths that an expression reads; `needed`: without those that have a default."""
+    """Yields the paths that an expression reads. With `needed`, excludes paths that have a
+    default."""
     waiting = [expression]
     while waiting:
         parts: tuple[Expression, ...] = ()
@@ -535,10 +541,10 @@ def paths_of(expression: Expression, *, needed: bool = False) -> Iterator[FieldP
                 parts = (part,)
             case Compare(_, left, right) | Calculate(_, left, right):
                 parts = (left, right)
-            case FunctionCall("default", given) if needed:
-                parts = given[1:]
-            case AllOf(given) | AnyOf(given) | ListOf(given) | FunctionCall(_, given):
-                parts = given
+            case FunctionCall("default", arguments) if needed:
+                parts = arguments[1:]
+            case AllOf(items) | AnyOf(items) | ListOf(items) | FunctionCall(_, items):
+                parts = items
         waiting.extend(reversed(parts))
 
 
@@ -552,8 +558,8 @@ class _Evaluation:
         self.steps = steps or StepCount()
 
     def walk(self, *values: Any) -> None:
-        """Counts the items of values, and those inside others, before something goes through them."""
-        waiting = [(each, 0) for each in values]
+        """Counts the items of values, including nested ones, before they are processed."""
+        waiting = [(value, 0) for value in values]
         while waiting:
             current, depth = waiting.pop()
             if depth > VALUE_DEPTH_MAX:
@@ -561,7 +567,7 @@ class _Evaluation:
             if isinstance(current, _CONTAINERS):
                 self.steps.add(len(current))
                 inner = current.values() if isinstance(current, Mapping) else current
-                waiting.extend((each, depth + 1) for each in inner)
+                waiting.extend((item, depth + 1) for item in inner)
             elif isinstance(current, str):
                 self.steps.add(len(current) // CHARACTERS_PER_STEP)
 
@@ -574,10 +580,11 @@ class _Evaluation:
                 return self.field(expression)
             case Compare(name, left, right):
                 sides = self.value(left), self.value(right)
-                # A list that is compared with a text or a number is not gone through, only searched.
-                if all(isinstance(each, _CONTAINERS) for each in sides):
+                # A list that is compared with a single string or number is only searched, not
+                # traversed.
+                if all(isinstance(side, _CONTAINERS) for side in sides):
                     self.walk(*sides)
-                elif name in ("in", "contains") or all(isinstance(each, str) for each in sides):
+                elif name in ("in", "contains") or all(isinstance(side, str) for side in sides):
                     self.steps.add(_steps_through(*sides))
                 return _compare(name, *sides, self.notes)
             case Calculate(name, left, right):
@@ -604,30 +611,30 @@ class _Evaluation:
         return all(truths) if isinstance(expression, AllOf) else any(truths)
 
     def field(self, path: FieldPath) -> Any:
-        found = self.read(path)
-        if found is MISSING:
+        value = self.read(path)
+        if value is MISSING:
             self.notes.append(f"{path} is missing")
-        return found
+        return value
 
     def list(self, parts: tuple[Expression, ...]) -> Any:
-        found = [self.value(part) for part in parts]
-        return MISSING if any(each is MISSING for each in found) else found
+        values = [self.value(part) for part in parts]
+        return MISSING if any(value is MISSING for value in values) else values
 
     def call(self, call: FunctionCall) -> Any:
         if call.function == "default":
-            found = _Evaluation(self.read, self.steps).value(call.arguments[0])
-            return self.value(call.arguments[1]) if found is MISSING or found is None else found
+            value = _Evaluation(self.read, self.steps).value(call.arguments[0])
+            return self.value(call.arguments[1]) if value is MISSING or value is None else value
         if call.function == "if":
             return self.value(call.arguments[1 if _truth(self.value(call.arguments[0])) else 2])
-        arguments = [self.value(each) for each in call.arguments]
+        arguments = [self.value(argument) for argument in call.arguments]
         self.steps.add(_steps_through(*arguments))
         if call.function == "split":
             self.steps.add(_count_parts(*arguments))
         return self.attempt(FUNCTIONS[call.function].work, *arguments)
 
     def attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Applies a function; what can't be done is noted, and gives no value."""
-        if any(each is MISSING for each in arguments):
+        """Applies a function. If this fails, adds a note and returns MISSING."""
+        if any(argument is MISSING for argument in arguments):
             return MISSING
         try:
             return bounded(work(*arguments))
@@ -637,15 +644,17 @@ class _Evaluation:
 
 
 def _steps_through(*values: Any) -> int:
-    """Returns how many steps it takes to go through values once: items of lists, and texts, also those in lists."""
-    texts = sum(len(each) for each in values if isinstance(each, str))
-    lists = [each for each in values if isinstance(each, list | tuple)]
-    texts += sum(len(text) for each in lists for text in each if isinstance(text, str))
+    """Returns the number of steps for processing values once. It depends on the number of items in
+    lists and on the lengths of strings, including strings in lists."""
+    texts = sum(len(value) for value in values if isinstance(value, str))
+    lists = [value for value in values if isinstance(value, list | tuple)]
+    texts += sum(len(text) for items in lists for text in items if isinstance(text, str))
     return sum(map(len, lists)) + texts // CHARACTERS_PER_STEP
 
 
 def _count_parts(text: Any, at: Any = ",") -> int:
-    """Returns how long the list is that a text would be split into."""
+    """Returns the number of separators in a string, which determines the length of the list that it
+    is split into."""
     return text.count(at) if isinstance(text, str) and isinstance(at, str) and at else 0
 
 
@@ -654,9 +663,8 @@ def _truth(value: Any) -> bool:
 
 
 def _is_file(value: Any, root: Any) -> bool:
-    """Whether it is a file of this value, by itself or by its path; a text that only looks like one
-    is not.
-    """
+    """Checks whether a value is a file in `root`: the file itself, or its path or id. A string that
+    only looks like a path isn't a file."""
     if isinstance(value, Mapping):
         return "file_id" in value
     return isinstance(value, str) and value in _file_names(root)
@@ -685,9 +693,8 @@ _ORDERED: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def _compare(name: str, left: Any, right: Any, notes: list[str]) -> bool:
-    """Compares two values. A comparison with a missing field is false, and so `!=`, its opposite,
-    is true.
-    """
+    """Compares two values. A comparison with a missing field is false, so its opposite, `!=`, is
+    true."""
     if name in ("==", "!="):
         return is_equal(left, right) is (name == "==")
     if left is MISSING or right is MISSING:
@@ -709,7 +716,7 @@ def _are_ordered(left: Any, right: Any) -> bool:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """Compares as JSON does: 1 equals 1.0, and neither equals true."""
+    """Compares values with JSON's rules: 1 equals 1.0, and neither equals true."""
     if left is MISSING or right is MISSING or isinstance(left, bool) is not isinstance(right, bool):
         return False
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
@@ -722,7 +729,7 @@ def _holds(container: Any, item: Any, notes: list[str]) -> bool:
     if isinstance(container, str) and isinstance(item, str):
         return item in container
     if isinstance(container, list | tuple):
-        return any(is_equal(each, item) for each in container)
+        return any(is_equal(element, item) for element in container)
     if isinstance(container, Mapping) and isinstance(item, str):
         return item in container
     notes.append(f"{kind_name(container)} can't hold {kind_name(item)}")

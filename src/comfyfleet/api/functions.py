@@ -1,4 +1,4 @@
-"""What expressions calculate: arithmetic, and the functions that may stand behind a bar."""
+"""The operations of expressions: arithmetic, and the functions that may follow a `|`."""
 
 import math
 import operator
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-TEXT_CHARACTERS_MAX = 100_000  # of a text that an expression makes
+TEXT_CHARACTERS_MAX = 100_000  # limit for strings that expressions produce
 
 
 class WrongValueError(Exception):
-    """A function can't take these values; its text is for people."""
+    """Raised if a function can't process its arguments. The text is intended for users."""
 
 
 def bounded(value: Any) -> Any:
@@ -29,7 +29,7 @@ def is_number(value: Any) -> bool:
 def is_finite_number(value: Any) -> bool:
     try:
         return is_number(value) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer that no float can hold
         return False
 
 
@@ -37,7 +37,7 @@ def kind_name(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
-        return "a truth"
+        return "a boolean"
     if isinstance(value, int | float):
         return "a number"
     if isinstance(value, str):
@@ -55,53 +55,53 @@ _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def calculate(name: str, left: Any, right: Any) -> Any:
-    """Calculates with numbers; `+` also joins two texts or two lists."""
+    """Applies an operator to two numbers. `+` also joins two strings or two lists."""
     if name == "+" and isinstance(left, str) and isinstance(right, str):
         return left + right
     if name == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return [*left, *right]
     if not is_number(left) or not is_number(right):
-        raise WrongValueError(f"{name} can't take {kind_name(left)} and {kind_name(right)}")
+        raise WrongValueError(f"{name} doesn't support {kind_name(left)} and {kind_name(right)}")
     try:
         return _ARITHMETIC[name](left, right)
     except ZeroDivisionError:
-        raise WrongValueError("a number is divided by zero") from None
+        raise WrongValueError("division by zero") from None
     except OverflowError:
         raise WrongValueError("a number is too large") from None
 
 
 def _as_text(value: Any) -> str:
-    """Writes a value as it stands in a text."""
+    """Returns the string for a value that is inserted into a template."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise WrongValueError(f"{kind_name(value)} can't be written into a text")
+        raise WrongValueError(f"{kind_name(value)} can't be converted to text")
     return str(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise WrongValueError(f"a text is needed here, not {kind_name(value)}")
+        raise WrongValueError(f"expected a text, not {kind_name(value)}")
     return value
 
 
 def _items(value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise WrongValueError(f"a list is needed here, not {kind_name(value)}")
+        raise WrongValueError(f"expected a list, not {kind_name(value)}")
     return list(value)
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongValueError(f"a whole number is needed here, not {kind_name(value)}")
+        raise WrongValueError(f"expected a whole number, not {kind_name(value)}")
     return value
 
 
 def _numbers(*values: Any) -> list[Any]:
-    found = _items(values[0]) if len(values) == 1 else list(values)
-    if not found or not all(map(is_number, found)):
-        raise WrongValueError("numbers are needed here")
-    return found
+    items = _items(values[0]) if len(values) == 1 else list(values)
+    if not items or not all(map(is_number, items)):
+        raise WrongValueError("expected numbers")
+    return items
 
 
 def _number(value: Any) -> Any:
@@ -110,17 +110,17 @@ def _number(value: Any) -> Any:
     try:
         return int(_text(value)) if re.fullmatch(r"\s*-?\d{1,30}\s*", value) else float(value)
     except ValueError:
-        raise WrongValueError(f"{value!r:.40} is no number") from None
+        raise WrongValueError(f"{value!r:.40} is not a number") from None
 
 
 def _rounded(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not 0 <= _whole(digits) <= 15:
-        raise WrongValueError("round takes a number and 0 to 15 digits")
+        raise WrongValueError("round expects a number and 0 to 15 digits")
     return round(value) if digits == 0 else round(value, digits)
 
 
 def _joined(items: Any, between: Any = ", ") -> str:
-    texts = [_as_text(each) for each in _items(items)]
+    texts = [_as_text(item) for item in _items(items)]
     if sum(map(len, texts)) + len(texts) * len(_text(between)) > TEXT_CHARACTERS_MAX:
         raise WrongValueError(f"a text is longer than {TEXT_CHARACTERS_MAX:,} characters")
     return _text(between).join(texts)
@@ -128,22 +128,24 @@ def _joined(items: Any, between: Any = ", ") -> str:
 
 def _split(text: Any, at: Any = ",") -> list[str]:
     if not _text(at):
-        raise WrongValueError("split needs a text to split at")
-    return [each.strip() for each in _text(text).split(at)]
+        raise WrongValueError("split requires a separator")
+    return [part.strip() for part in _text(text).split(at)]
 
 
 def _replaced(text: Any, old: Any, new: Any) -> str:
     grown = _text(text).count(_text(old)) * len(_text(new)) if old else TEXT_CHARACTERS_MAX
     if len(text) + grown > TEXT_CHARACTERS_MAX:
-        raise WrongValueError("replace needs a text to replace, and makes too long a one")
+        raise WrongValueError(
+            "replace requires a text to replace, and its result must not be too long"
+        )
     return str(text.replace(old, new))
 
 
 def _sorted(items: Any) -> list[Any]:
-    found = _items(items)
-    if not all(map(is_number, found)) and not all(isinstance(each, str) for each in found):
-        raise WrongValueError("only numbers, or only texts, can be sorted")
-    return sorted(found)
+    values = _items(items)
+    if not all(map(is_number, values)) and not all(isinstance(value, str) for value in values):
+        raise WrongValueError("a list can only be sorted if it has only numbers or only texts")
+    return sorted(values)
 
 
 def _length(value: Any) -> int:
@@ -155,8 +157,8 @@ def _length(value: Any) -> int:
 def _first(value: Any, count: Any = None) -> Any:
     """Returns the first item, or the first items or characters."""
     if count is not None:
-        found = value if isinstance(value, str) else _items(value)
-        return found[: max(0, _whole(count))]
+        items = value if isinstance(value, str) else _items(value)
+        return items[: max(0, _whole(count))]
     if not _items(value):
         raise WrongValueError("the list is empty")
     return value[0]
@@ -169,18 +171,18 @@ def _last(value: Any) -> Any:
 
 
 def _mean(*values: Any) -> float:
-    found = _numbers(*values)
-    return float(sum(found) / len(found))
+    numbers = _numbers(*values)
+    return float(sum(numbers) / len(numbers))
 
 
 class Function(NamedTuple):
     work: Callable[..., Any]
-    least: int = 1  # arguments, with what stands before the bar
+    least: int = 1  # number of arguments, including the value before the `|`
     most: int = 1
 
 
 def _never(*_: Any) -> NoReturn:
-    raise AssertionError("is evaluated by the evaluation itself")
+    raise AssertionError("the evaluator handles this function itself")
 
 
 FUNCTIONS: Mapping[str, Function] = {

@@ -1,16 +1,19 @@
-"""Places boxes in layers from left to right, and leads the lines between them around the others. Pure.
+"""Arranges boxes in layers from left to right, and routes the lines between them around other
+boxes. Pure.
 
-Each box is one layer behind the last one that leads to it. Boxes of a layer are sorted by where their neighbours are,
-so that few lines cross; then each moves towards its neighbours. A line over several layers has a place in each."""
+Each box is in the layer after the last box that leads to it. The boxes of a layer are sorted by the
+positions of their neighbors to reduce crossings, and are then moved towards their neighbors. A line
+that crosses several layers has a position in each of them.
+"""
 
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 LAYER_GAP, BOX_GAP = 56.0, 22.0
-LABEL_ROOM = 36.0  # beside the text of a line
-PASS_HEIGHT = 8.0  # of the place that a line has in a layer
-PASSES_MAX = 5_000  # places of lines; lines beyond that go straight
+LABEL_ROOM = 36.0  # space next to the label of a line
+PASS_HEIGHT = 8.0  # height that a line occupies in a layer
+PASSES_MAX = 5_000  # positions of lines in layers; lines beyond this limit are straight
 SWEEPS = 6
 
 
@@ -28,13 +31,13 @@ class Box(NamedTuple):
 
 class Edge(NamedTuple):
     points: tuple[tuple[float, float], ...]
-    label: tuple[float, float]  # where its text stands
+    label: tuple[float, float]  # position of its label
 
 
 class Layout(NamedTuple):
     size: Size
     boxes: Mapping[str, Box]
-    edges: tuple[Edge, ...]  # in the order in which they were given
+    edges: tuple[Edge, ...]  # in the order of the given edges
 
 
 Place: TypeAlias = Hashable  # a node's name, or (edge, layer) where a line passes
@@ -43,9 +46,9 @@ Place: TypeAlias = Hashable  # a node's name, or (edge, layer) where a line pass
 def lay_out(
     sizes: Mapping[str, Size], edges: Sequence[tuple[str, str]], labels: Sequence[float] = ()
 ) -> Layout:
-    """Edges name boxes of `sizes`; `labels` are the widths of their texts. An edge that leads back, as
-    in a graph with a cycle, is drawn, and not counted.
-    """
+    """Computes a layout. Edges refer to boxes in `sizes`, and `labels` are the widths of their
+    labels. Edges that lead back, which occur in graphs with cycles, are routed but don't affect the
+    layers."""
     layer_of = layers(sizes, edges)
     routes = _routes(layer_of, edges)
     columns: list[list[Place]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
@@ -66,7 +69,7 @@ def lay_out(
     boxes = {
         name: Box(lefts[layer_of[name]], tops[name] - top, *size) for name, size in sizes.items()
     }
-    height = max((each.y + each.height for each in boxes.values()), default=0.0)
+    height = max((box.y + box.height for box in boxes.values()), default=0.0)
     passes = {place: at - top + PASS_HEIGHT / 2 for place, at in tops.items() if place not in sizes}
     height = max([height, *(at + PASS_HEIGHT for at in passes.values())])
     drawn = _drawn(routes, boxes, passes, lefts, layer_of, sizes)
@@ -74,34 +77,35 @@ def lay_out(
 
 
 def layers(nodes: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Returns the layer of each node: one more than the highest of those that lead to it."""
+    """Returns the layer of each node: one more than the highest layer of the nodes that lead to
+    it."""
     waiting = dict.fromkeys(nodes, 0)
     targets: dict[str, list[str]] = {node: [] for node in waiting}
     for source, target in edges:
         targets[source].append(target)
         waiting[target] += 1
-    found = dict.fromkeys(waiting, 0)
+    levels = dict.fromkeys(waiting, 0)
     ready = [node for node, count in waiting.items() if not count]
-    left = dict.fromkeys(waiting)
-    while left:
-        # Of a cycle, the first node is taken as if nothing led to it.
-        node = ready.pop() if ready else next(iter(left))
-        if node not in left:
+    remaining = dict.fromkeys(waiting)
+    while remaining:
+        # In a cycle, the first node is treated as if no node led to it.
+        node = ready.pop() if ready else next(iter(remaining))
+        if node not in remaining:
             continue
-        del left[node]
+        del remaining[node]
         for target in targets[node]:
             waiting[target] -= 1
-            if target in left:
-                found[target] = max(found[target], found[node] + 1)
+            if target in remaining:
+                levels[target] = max(levels[target], levels[node] + 1)
                 if not waiting[target]:
                     ready.append(target)
-    return found
+    return levels
 
 
 def _routes(
     layer_of: Mapping[str, int], edges: Sequence[tuple[str, str]]
 ) -> list[tuple[Place, ...]]:
-    """Returns each line as the places that it passes, with its ends."""
+    """Returns the positions that each line passes, including its ends."""
     routes: list[tuple[Place, ...]] = []
     passes = 0
     for number, (source, target) in enumerate(edges):
@@ -127,7 +131,7 @@ def _neighbours(routes: Iterable[tuple[Place, ...]]) -> tuple[Neighbours, Neighb
 
 
 def _sort(columns: list[list[Place]], before: Neighbours, after: Neighbours) -> None:
-    """Sorts each layer by the mean place of its neighbours, there and back a few times."""
+    """Sorts each layer by the mean position of its neighbors, in several sweeps back and forth."""
     for sweep in range(SWEEPS):
         is_forth = sweep % 2 == 0
         order = range(1, len(columns)) if is_forth else range(len(columns) - 2, -1, -1)
@@ -140,8 +144,8 @@ def _sort(columns: list[list[Place]], before: Neighbours, after: Neighbours) -> 
 
 
 def _mean(place: Place, near: Neighbours, at: Mapping[Place, float], else_at: float) -> float:
-    found = [at[each] for each in near.get(place, ()) if each in at]
-    return sum(found) / len(found) if found else else_at
+    positions = [at[neighbor] for neighbor in near.get(place, ()) if neighbor in at]
+    return sum(positions) / len(positions) if positions else else_at
 
 
 def _tops(
@@ -152,7 +156,7 @@ def _tops(
 ) -> dict[Place, float]:
     tops: dict[Place, float] = {}
     for column in columns:
-        total = sum(heights.get(each, PASS_HEIGHT) + BOX_GAP for each in column) - BOX_GAP
+        total = sum(heights.get(place, PASS_HEIGHT) + BOX_GAP for place in column) - BOX_GAP
         y = -total / 2
         for place in column:
             tops[place] = y
@@ -170,25 +174,25 @@ def _move(
     heights: Mapping[Place, float],
     tops: dict[Place, float],
 ) -> None:
-    """Moves the boxes of a layer towards their neighbours, without changing their order."""
+    """Moves the boxes of a layer towards their neighbors, without changing their order."""
     middles = {
-        each: tops[each] + heights.get(each, PASS_HEIGHT) / 2
+        item: tops[item] + heights.get(item, PASS_HEIGHT) / 2
         for place in column
-        for each in (place, *near.get(place, ()))
+        for item in (place, *near.get(place, ()))
     }
-    wanted = [
+    targets = [
         _mean(place, near, middles, middles[place]) - heights.get(place, PASS_HEIGHT) / 2
         for place in column
     ]
     placed: list[float] = []
-    for place, want in zip(column, wanted, strict=True):
+    for place, want in zip(column, targets, strict=True):
         lowest = placed[-1] if placed else want
         placed.append(max(want, lowest))
         tops[place] = placed[-1]
         placed[-1] += heights.get(place, PASS_HEIGHT) + BOX_GAP
-    # Who came first pushed the others down: all go up by the mean of that.
+    # Each box pushed the following ones down, so all of them move up by the mean displacement.
     if column:
-        pushed = sum(tops[place] - want for place, want in zip(column, wanted, strict=True))
+        pushed = sum(tops[place] - want for place, want in zip(column, targets, strict=True))
         for place in column:
             tops[place] -= pushed / len(column)
 
@@ -200,7 +204,7 @@ def _lefts(
     x = end = 0.0
     for column, gap in zip(columns, gaps, strict=True):
         lefts.append(x)
-        widths = (sizes[each].width for each in column if isinstance(each, str))
+        widths = (sizes[place].width for place in column if isinstance(place, str))
         end = x + max(widths, default=0.0)
         x = end + gap
     return lefts, end
@@ -214,7 +218,7 @@ def _drawn(
     layer_of: Mapping[str, int],
     sizes: Mapping[str, Size],
 ) -> tuple[Edge, ...]:
-    """Returns the points of each line. Lines of one box begin and end apart from each other."""
+    """Returns the points of each line. Lines that share a box begin and end at different points."""
     widths = [0.0] * len(lefts)
     for name, layer in layer_of.items():
         widths[layer] = max(widths[layer], sizes[name].width)
@@ -243,19 +247,20 @@ def _spread(
     *,
     end: int,
 ) -> dict[int, float]:
-    """Returns the heights at which lines leave a box (`end` 0) or come in (-1), sorted by where they lead."""
+    """Returns the y positions at which lines leave a box (`end` 0) or enter it (-1), sorted by the
+    positions of their other ends."""
     by_box: dict[str, list[int]] = {}
     for number, route in enumerate(routes):
         by_box.setdefault(str(route[end]), []).append(number)
-    found: dict[int, float] = {}
+    positions: dict[int, float] = {}
     for name, numbers in by_box.items():
         box = boxes[name]
         numbers.sort(
             key=lambda number: _height(routes[number][1 if end == 0 else -2], boxes, passes)
         )
         for at, number in enumerate(numbers, start=1):
-            found[number] = box.y + box.height * at / (len(numbers) + 1)
-    return found
+            positions[number] = box.y + box.height * at / (len(numbers) + 1)
+    return positions
 
 
 def _height(place: Place, boxes: Mapping[str, Box], passes: Mapping[Place, float]) -> float:

@@ -23,7 +23,7 @@ from comfyfleet.api.graph_model import (
     kind_of,
 )
 
-# Saying nothing that the arrow doesn't.
+# Ports whose names add nothing to the arrow.
 _PLAIN_PORTS = frozenset({INPUT_PORT, OUTPUT_PORT, VALUE_PORT, "item", "items"})
 
 
@@ -32,9 +32,9 @@ def draw_mermaid(graph: GraphDefinition) -> str:
     lines = ["flowchart LR"]
     lines += [f"    {names[node.id]}{_draw_node(node)}" for node in graph.nodes.values()]
     lines += [
-        f"    {names[each.source.node]} {_draw_arrow(each)} {names[each.target.node]}"
-        for each in graph.connections
-        if each.source.node in names and each.target.node in names
+        f"    {names[connection.source.node]} {_draw_arrow(connection)} {names[connection.target.node]}"
+        for connection in graph.connections
+        if connection.source.node in names and connection.target.node in names
     ]
     return "\n".join(lines) + "\n"
 
@@ -56,7 +56,7 @@ def _draw_node(node: Node) -> str:
         case OutputNode():
             return f'(["{_label(node.id, "output")}"])'
         case SwitchNode():
-            return f'{{"{_label(node.id, ", ".join(each.name for each in node.cases))}"}}'
+            return f'{{"{_label(node.id, ", ".join(case.name for case in node.cases))}"}}'
         case ApproveNode():
             return f'[/"{_label(node.id, "asks")}"/]'
         case MapNode() | LoopNode() | SubgraphNode() | ScoreNode():

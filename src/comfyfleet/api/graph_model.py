@@ -1,7 +1,8 @@
-"""A graph: nodes, connections from port to port, and its limits. Frozen and pure.
+"""A graph: its nodes, the connections between ports, and its limits. Frozen and pure.
 
-Nodes that contain others (map, loop, graph, score) are expanded before a run; the ids of what they contain begin
-with theirs, as in `refine/sharpen`."""
+Nodes that contain others (map, loop, graph, score) are expanded before a run. The ids of the nodes
+inside begin with the id of the outer node, as in `refine/sharpen`.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ INDEX_PORT, ROUND_PORT, ROUNDS_PORT, OUTPUTS_PORT = "index", "round", "rounds", 
 
 
 class Fallback(StrEnum):
-    """What happens when the backend that a node wants is offline."""
+    """The action if a node's backend is offline."""
 
     NONE = "none"
     ASK_USER = "ask_user"
@@ -28,8 +29,8 @@ class Fallback(StrEnum):
 
 
 class FanOutMode(StrEnum):
-    BROADCAST = "broadcast"  # the same to all
-    DISTRIBUTE = "distribute"  # a list, in parts
+    BROADCAST = "broadcast"  # the same value for all outputs
+    DISTRIBUTE = "distribute"  # a list, split into parts
 
 
 class MergeMode(StrEnum):
@@ -38,7 +39,7 @@ class MergeMode(StrEnum):
 
 
 class DeadlineChoice(StrEnum):
-    """What an approval becomes when nobody has answered in time."""
+    """The result of an approval that was not answered in time."""
 
     APPROVE = "approve"
     REJECT = "reject"
@@ -47,24 +48,25 @@ class DeadlineChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputNode:
-    """One value that is given when a run is started."""
+    """A value that is passed when a run is started."""
 
     id: str
     value_type: str = "any"
     required: bool = True
     default: Any = None
-    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: a list of rows, by type
+    # for a table (a list of rows): the types of its columns
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowNode:
-    """One job of an effect or a workflow, or one for each item of the fan-out around it."""
+    """A job of an effect or a workflow, or a job for each item of the enclosing fan-out."""
 
     id: str
-    workflow: str = ""  # empty if it names an effect
+    workflow: str = ""  # empty if the node names an effect
     effect: str | None = None
-    version: int | None = None  # of the workflow; None: the latest
-    # Literals and templates; the rest is connected.
+    version: int | None = None  # version of the workflow; None means the latest one
+    # Literals and templates. Other properties are connected.
     properties: Mapping[str, Any] = field(default_factory=dict)
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
     fallback_strategy: Fallback = Fallback.NONE
@@ -72,21 +74,21 @@ class WorkflowNode:
     retries: int = 0
     priority: int = 0
     continue_on_error: bool = False
-    reuse: bool = False  # an equal result that is there already is taken, instead of a job
+    reuse: bool = False  # an existing equal result is used instead of a job
 
     @property
     def name(self) -> str:
-        """The effect or workflow that its jobs run."""
+        """Returns the effect or workflow that its jobs run."""
         return self.effect or self.workflow
 
     @property
     def literals(self) -> Mapping[str, Any]:
-        """The properties whose values are known before a run."""
+        """Returns the properties whose values are known before a run."""
         return {name: value for name, value in self.properties.items() if is_filled(value)}
 
     @property
     def work_field(self) -> str:
-        """The field of the document that names the effect or workflow."""
+        """Returns the document's field for the effect or workflow."""
         return "effect" if self.effect else "workflow"
 
 
@@ -104,7 +106,8 @@ class FanOutNode:
     id: str
     mode: FanOutMode = FanOutMode.BROADCAST
     output_count: int = 2
-    per_item: bool = False  # one output, once for each item, instead of chunks
+    # one output that is used once per item, instead of several outputs with chunks
+    per_item: bool = False
     max_items: int = 100
 
     @property
@@ -122,7 +125,7 @@ class FanOutNode:
 class MergeNode:
     id: str
     mode: MergeMode = MergeMode.COLLECT
-    over: str | None = None  # the per-item fan-out whose items are brought together again
+    over: str | None = None  # the per-item fan-out whose items are merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class OutputNode:
 
 @dataclass(frozen=True, slots=True)
 class ValueNode:
-    """Makes values; each is a port, and `outputs` has all of them."""
+    """Creates values. Each value is a port, and `outputs` contains all of them."""
 
     id: str
     values: Mapping[str, Any]  # literals and templates
@@ -146,7 +149,7 @@ class SwitchCase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchNode:
-    """Passes its input on through the port of the first case that holds, or through `default`."""
+    """Passes its input on through the port of the first matching case, or through `default`."""
 
     id: str
     cases: tuple[SwitchCase, ...]
@@ -154,18 +157,18 @@ class SwitchNode:
 
 @dataclass(frozen=True, slots=True)
 class ApproveNode:
-    """Asks a person about its input, and passes it on through `approved` or `rejected`."""
+    """Asks a user about its input, and passes it on through `approved` or `rejected`."""
 
     id: str
     message: str
-    pick: bool = False  # the person chooses some of a list
+    pick: bool = False  # the user selects some items of a list
     deadline_seconds: int | None = None
-    on_deadline: DeadlineChoice = DeadlineChoice.FAIL  # when the deadline has passed
+    on_deadline: DeadlineChoice = DeadlineChoice.FAIL  # the result once the deadline has passed
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBody:
-    """The nodes that a map or a loop runs many times, and the value that one time gives."""
+    """The nodes that a map or a loop runs repeatedly, and the path to an iteration's result."""
 
     nodes: Mapping[str, "Node"]
     connections: tuple["GraphConnection", ...]
@@ -174,46 +177,46 @@ class GraphBody:
 
 @dataclass(frozen=True, slots=True)
 class MapNode:
-    """Runs its body for each item of a list, in order, and brings the results together."""
+    """Runs its body for each item of a list, and collects the results in order."""
 
     id: str
-    document: Mapping[str, Any]  # as it was written
+    document: Mapping[str, Any]  # the original document
     over: FieldPath
     body: GraphBody
     max_items: int = 100
-    at_once: int | None = None  # jobs at a time; None: as many as the run may
+    at_once: int | None = None  # concurrent jobs; None means no limit besides the run's
     continue_on_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoopNode:
-    """Runs its body again, with the values of the last round, until a condition holds."""
+    """Runs its body repeatedly with the values of the previous round, until a condition is met."""
 
     id: str
     document: Mapping[str, Any]
-    start: Mapping[str, Any]  # what `previous` is in the first round: literals and templates
+    start: Mapping[str, Any]  # `previous` in the first round: literals and templates
     body: GraphBody
     until: Expression
     at_most: int
     best: Expression | None = (
-        None  # the round with the highest number is the result; None: the last
+        None  # The round with the highest value is the result. None means the last round.
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SubgraphNode:
-    """A stored graph as a node: its inputs and outputs are ports."""
+    """A stored graph as a node. Its inputs and outputs are ports."""
 
     id: str
     document: Mapping[str, Any]
-    graph: str  # id or name
+    graph: str  # an id or a name
     version: int
     inputs: Mapping[str, Any]  # literals and templates
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreNode:
-    """Judges each picture of a list by a number that a workflow shows, and ranks them."""
+    """Rates each image of a list with a number that a workflow shows, and ranks the images."""
 
     id: str
     document: Mapping[str, Any]
@@ -225,12 +228,12 @@ class ScoreNode:
     at_once: int | None = None
 
 
-# What nodes that contain others are expanded to
+# The nodes that composite nodes are expanded to
 
 
 @dataclass(frozen=True, slots=True)
 class PassNode:
-    """An input or output of a graph inside another."""
+    """An input or output of a nested graph."""
 
     id: str
     value_type: str = "any"
@@ -238,7 +241,7 @@ class PassNode:
 
 @dataclass(frozen=True, slots=True)
 class RoundsNode:
-    """The beginning of a loop: one item for each round, which is what the round before gave."""
+    """The beginning of a loop. It has one item per round: the result of the previous round."""
 
     id: str
     at_most: int
@@ -246,7 +249,7 @@ class RoundsNode:
 
 @dataclass(frozen=True, slots=True)
 class RoundEndNode:
-    """Judges one round of a loop: whether it was the last one, and how good it is."""
+    """Evaluates one round of a loop: whether it was the last one, and how good it is."""
 
     id: str
     rounds: str
@@ -256,11 +259,11 @@ class RoundEndNode:
 
 @dataclass(frozen=True, slots=True)
 class LoopEndNode:
-    """The result of a loop: of its best or its last round."""
+    """The result of a loop: that of its best or its last round."""
 
     id: str
     over: str
-    judge: str  # the RoundEndNode
+    judge: str  # the id of the RoundEndNode
     has_best: bool = False
 
 
@@ -274,7 +277,7 @@ class ResultsNode:
 
 @dataclass(frozen=True, slots=True)
 class RankNode:
-    """The pictures that were judged, the best first."""
+    """The rated images, best first."""
 
     id: str
     over: str
@@ -306,29 +309,30 @@ Node: TypeAlias = (
 
 
 def opens_scope(node: Node) -> bool:
-    """Whether what is behind it runs once for each of its items or rounds."""
+    """Checks whether the nodes after this one run once for each of its items or rounds."""
     return isinstance(node, RoundsNode) or (isinstance(node, FanOutNode) and node.per_item)
 
 
 def is_hidden(node: Node) -> bool:
-    """Whether nobody wrote it: a part of a map, a loop or a graph inside."""
+    """Checks whether a node is internal, because it is part of an expanded map, loop or nested
+    graph."""
     return isinstance(node, PassNode) or "/." in node.id
 
 
 def closes_over(node: Node) -> str | None:
-    """Returns the node whose items are brought together again here."""
+    """Returns the node whose items are merged here, or None."""
     return node.over if isinstance(node, ClosingNode) else None
 
 
 def items_max(node: Node) -> int:
-    """Returns how many items or rounds a node that opens a scope may have."""
+    """Returns the maximum number of items or rounds of a node that opens a scope."""
     if isinstance(node, RoundsNode):
         return node.at_most
     return node.max_items if isinstance(node, FanOutNode) else 1
 
 
 class ConnectionSource(NamedTuple):
-    """The source of a value; the path leads into it, as in `soften.output.images.0`."""
+    """The source of a value. The path leads into the value, as in `soften.output.images.0`."""
 
     node: str
     port: str
@@ -354,21 +358,24 @@ class GraphConnection(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GraphDefinition:
     name: str
-    nodes: Mapping[str, Node]  # by id, in the order of the document
+    nodes: Mapping[str, Node]  # nodes by id, in the order of the document
     connections: tuple[GraphConnection, ...]
     max_tokens: int | None = None
-    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # where people see nodes
-    reuse: bool = False  # of nodes that don't say
-    priority: int = 0  # of nodes that don't say
-    at_once: int | None = None  # jobs of one run; None: as many as the control plane allows
-    deadline_seconds: int | None = None  # from the start of a run, or of its last retry
-    # Of a graph whose maps, loops and graphs were expanded:
-    openers: Mapping[str, str] = field(default_factory=dict)  # node → whose items it runs for
-    lanes: Mapping[str, int] = field(default_factory=dict)  # prefix of nodes → jobs at a time
+    # positions of nodes in the editor
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    reuse: bool = False  # default for its nodes
+    priority: int = 0  # default for its nodes
+    at_once: int | None = None  # concurrent jobs of a run; None means the control plane's limit
+    deadline_seconds: int | None = None  # counted from the start of a run, or of its last retry
+    # Only for a graph whose maps, loops and nested graphs were expanded:
+    # the node whose items each node runs for
+    openers: Mapping[str, str] = field(default_factory=dict)
+    lanes: Mapping[str, int] = field(default_factory=dict)  # concurrent jobs by prefix of nodes
 
 
 class DocumentProblem(NamedTuple):
-    """`code` is stable, for programs; `message` is for people."""
+    """A problem of a document. `code` is stable and intended for programs. `message` is intended
+    for people."""
 
     code: str
     message: str
@@ -385,18 +392,22 @@ NAMES_TOLD_MAX, NAME_CHARACTERS_TOLD_MAX = 20, 64
 
 
 def told_problems(problems: Collection[DocumentProblem]) -> tuple[DocumentProblem, ...]:
-    """Returns the first problems, and how many there are besides: nobody reads a hundred thousand."""
-    told = tuple(islice(problems, PROBLEMS_TOLD_MAX))
-    if len(problems) == len(told):
-        return told
-    return (*told, DocumentProblem("too_many", f"and {len(problems) - len(told):,} more problems"))
+    """Returns the first problems. If there are more, the last entry contains their number."""
+    first = tuple(islice(problems, PROBLEMS_TOLD_MAX))
+    if len(problems) == len(first):
+        return first
+    return (
+        *first,
+        DocumentProblem("too_many", f"and {len(problems) - len(first):,} more problems"),
+    )
 
 
 def told_names(names: Iterable[str]) -> str:
-    """Returns names as a problem tells them. Only the first: each of many problems may tell the same ones."""
+    """Lists names for an error. Only the first ones are included, because many problems may repeat
+    the same list."""
     some = list(islice(names, NAMES_TOLD_MAX + 1))
-    told = [f"{each:.{NAME_CHARACTERS_TOLD_MAX}}" for each in some[:NAMES_TOLD_MAX]]
-    return ", ".join([*told, "…"] if len(some) > len(told) else told) or "none"
+    shown = [f"{name:.{NAME_CHARACTERS_TOLD_MAX}}" for name in some[:NAMES_TOLD_MAX]]
+    return ", ".join([*shown, "…"] if len(some) > len(shown) else shown) or "none"
 
 
 NODE_KINDS: Mapping[type[Any], str] = {
@@ -427,7 +438,7 @@ def kind_of(node: Node) -> str:
 
 
 def port_number(port: str) -> int | None:
-    """Returns 3 for `input_3`; None for a port without a number."""
+    """Returns the number of a port: 3 for `input_3`. Returns None for a port without a number."""
     prefix, _, number = port.rpartition("_")
     if prefix != INPUT_PORT or not number.isdecimal() or len(number) > 6:
         return None
@@ -439,18 +450,18 @@ class GraphLimits(NamedTuple):
     connections_max: int = 5_000
     fanout_outputs_max: int = 100
     fanout_items_max: int = 10_000
-    fanout_depth_max: int = 3  # one per-item fan-out, map or loop inside another
-    rounds_max: int = 50  # of a loop
-    graph_depth_max: int = 5  # one graph inside another
-    expanded_nodes_max: int = 2_000  # with what is inside maps, loops and graphs
-    expanded_connections_max: int = 20_000  # with what templates read
+    fanout_depth_max: int = 3  # nesting of per-item fan-outs, maps and loops
+    rounds_max: int = 50  # rounds of a loop
+    graph_depth_max: int = 5  # nesting of graphs
+    expanded_nodes_max: int = 2_000  # including the nodes inside maps, loops and nested graphs
+    expanded_connections_max: int = 20_000  # including references in templates
     cases_max: int = 50
-    jobs_max: int = 20_000  # with every list as long as it may be
+    jobs_max: int = 20_000  # if every list has its maximum length
     retries_max: int = 10
     timeout_seconds_max: int = 7 * 24 * 3600
-    priority_max: int = 1_000  # either way
+    priority_max: int = 1_000  # positive or negative
     at_once_max: int = 1_000
-    columns_max: int = 200  # of a table that is given as an input
+    columns_max: int = 200  # columns of a table input
     text_characters_max: int = 200
 
 
@@ -465,7 +476,8 @@ MEDIA = frozenset({"image", "video", "audio", "file"})
 
 @dataclass(frozen=True, slots=True)
 class PortType:
-    """A scalar by its name, a list by its item, an object by its fields; `any` fits everything."""
+    """A type: a scalar (identified by its name), a list (by its item), or an object (by its
+    fields). `any` is compatible with everything."""
 
     name: str
     item: "PortType | None" = None
@@ -486,7 +498,7 @@ def list_of(item: PortType) -> PortType:
     return PortType(f"{item.name}[]", item=item)
 
 
-CHUNK = "chunk"  # the type of what a fan-out in chunks gives
+CHUNK = "chunk"  # the output type of a fan-out in chunks
 
 
 def _object(name: str, **fields: PortType) -> PortType:
@@ -520,7 +532,7 @@ PICTURES = _object("pictures", images=list_of(IMAGE))
 
 
 def type_named(name: str) -> PortType | None:
-    """Parses `image`, `text[]` or `any`; None for an unknown type."""
+    """Parses a type such as `image`, `text[]` or `any`. Returns None for an unknown type."""
     if name.endswith("[]"):
         inner = type_named(name[:-2]) if not name.endswith("[][][]") else None
         return list_of(inner) if inner else None
@@ -534,27 +546,27 @@ def input_type(node: InputNode) -> PortType:
     return list_of(PortType("row", fields=tuple(cells)))
 
 
-def type_at(given: PortType, path: tuple[str, ...]) -> PortType | None:
-    """Returns the type at the end of a path; None where there can't be a value."""
+def type_at(current: PortType, path: tuple[str, ...]) -> PortType | None:
+    """Returns the type at the end of a path, or None if there can't be a value."""
     for segment in path:
-        inner = _inner(given, segment)
+        inner = _inner(current, segment)
         if inner is None:
             return None
-        given = inner
-    return given
+        current = inner
+    return current
 
 
-def _inner(given: PortType, segment: str) -> PortType | None:
-    if given.name == ANY.name:
+def _inner(current: PortType, segment: str) -> PortType | None:
+    if current.name == ANY.name:
         return ANY
-    if given.item is not None:
+    if current.item is not None:
         if segment.isdecimal():
-            return given.item
+            return current.item
         return INTEGER if segment == "count" else None
-    return dict(given.fields).get(segment)
+    return dict(current.fields).get(segment)
 
 
-# Beside itself, what each scalar type takes.
+# The types that each scalar type accepts in addition to itself.
 _TAKES: Mapping[str, frozenset[str]] = {
     "number": frozenset({"integer", "seed"}),
     "integer": frozenset({"seed"}),
@@ -565,29 +577,29 @@ _TAKES: Mapping[str, frozenset[str]] = {
 }
 
 
-def fits(given: PortType, wanted: PortType) -> bool:
-    """Whether a type fits a port. A whole result fits where one file is wanted: its first one is
-    taken.
-    """
-    if ANY.name in (given.name, wanted.name) or given == wanted:
+def fits(source: PortType, target: PortType) -> bool:
+    """Checks whether a type fits a port. A whole result fits a port for a single file, which gets
+    the first one."""
+    if ANY.name in (source.name, target.name) or source == target:
         return True
-    if given.item is not None and wanted.item is not None:
-        return fits(given.item, wanted.item)
-    if wanted.name in MEDIA and given.fields:
-        field = "images" if wanted.name == "image" else "files"
-        return field in dict(given.fields)
-    return given.name in _TAKES.get(wanted.name, frozenset())
+    if source.item is not None and target.item is not None:
+        return fits(source.item, target.item)
+    if target.name in MEDIA and source.fields:
+        field = "images" if target.name == "image" else "files"
+        return field in dict(source.fields)
+    return source.name in _TAKES.get(target.name, frozenset())
 
 
-def fits_items(given: PortType) -> bool:
-    """Whether a type can be distributed: a list, or an object that holds one under `items`."""
-    if given.name == ANY.name or given.item is not None:
+def fits_items(source: PortType) -> bool:
+    """Checks whether a type can be distributed, because it is a list or an object with a list under
+    `items`."""
+    if source.name == ANY.name or source.item is not None:
         return True
-    return "items" in dict(given.fields)
+    return "items" in dict(source.fields)
 
 
 def reference_port(path: FieldPath) -> str:
-    """Returns the port at which a value arrives that a template reads."""
+    """Returns the port that receives the value a template refers to."""
     return f"{{{{{path}}}}}"
 
 
@@ -596,7 +608,8 @@ def is_reference(port: str) -> bool:
 
 
 def inputs_of(node: Node) -> Mapping[str, PortType] | None:
-    """Returns the fixed input ports of a node; None for nodes that have as many as are connected."""
+    """Returns the fixed input ports of a node, or None for nodes with as many ports as there are
+    connections."""
     match node:
         case InputNode():
             return {}
@@ -621,11 +634,14 @@ def outputs_of(node: Node, incoming: PortType) -> Mapping[str, PortType]:
         case ConditionNode():
             return {TRUE_PORT: incoming, FALSE_PORT: incoming}
         case SwitchNode(cases=cases):
-            return dict.fromkeys((*(each.name for each in cases), DEFAULT_PORT), incoming)
+            return dict.fromkeys((*(case.name for case in cases), DEFAULT_PORT), incoming)
         case ApproveNode(pick=pick):
             return {APPROVED_PORT: ANY if pick else incoming, REJECTED_PORT: incoming}
         case ValueNode(values=values):
-            return {**{name: _value_type(each) for name, each in values.items()}, OUTPUTS_PORT: ANY}
+            return {
+                **{name: _value_type(value) for name, value in values.items()},
+                OUTPUTS_PORT: ANY,
+            }
         case FanOutNode() | RoundsNode():
             return _opened(node, incoming)
         case OutputNode() | RoundEndNode():
@@ -641,8 +657,8 @@ def _value_type(value: Any) -> PortType:
 def _opened(node: FanOutNode | RoundsNode, incoming: PortType) -> Mapping[str, PortType]:
     if isinstance(node, RoundsNode):
         return {ITEM_PORT: ANY, ROUND_PORT: INTEGER}
-    given = dict.fromkeys(node.outputs, _fanned_out(node, incoming))
-    return {**given, INDEX_PORT: INTEGER} if node.per_item else given
+    ports = dict.fromkeys(node.outputs, _fanned_out(node, incoming))
+    return {**ports, INDEX_PORT: INTEGER} if node.per_item else ports
 
 
 def _closed(node: Node, incoming: PortType) -> Mapping[str, PortType]:
@@ -668,14 +684,15 @@ def _fanned_out(node: FanOutNode, incoming: PortType) -> PortType:
     return chunk_of(items)
 
 
-def value_for(wanted: PortType, value: Any) -> Any:
-    """Converts a value to what its port takes; MISSING if an object was to hold a file and doesn't."""
-    if wanted.name not in MEDIA or not isinstance(value, Mapping) or "file_id" in value:
+def value_for(target: PortType, value: Any) -> Any:
+    """Converts a value to the type of its port. Returns MISSING for an object without the required
+    file."""
+    if target.name not in MEDIA or not isinstance(value, Mapping) or "file_id" in value:
         return value
-    files = value.get("images" if wanted.name == "image" else "files")
-    for each in files if isinstance(files, list | tuple) else ():
-        if wanted.name in ("image", "file") or _is_a(wanted.name, each):
-            return each
+    files = value.get("images" if target.name == "image" else "files")
+    for file in files if isinstance(files, list | tuple) else ():
+        if target.name in ("image", "file") or _is_a(target.name, file):
+            return file
     return MISSING
 
 
@@ -684,19 +701,20 @@ def _is_a(kind: str, file: Any) -> bool:
     return isinstance(mime_type, str) and mime_type.startswith(f"{kind}/")
 
 
-def holds(wanted: PortType, value: Any) -> bool:
-    """Whether a value from outside is of the type."""
-    if wanted.item is not None:
-        return isinstance(value, list | tuple) and all(holds(wanted.item, each) for each in value)
-    if wanted.fields:
-        return isinstance(value, Mapping) and not any(wrong_cells(wanted, value))
-    if wanted.name in MEDIA:
+def holds(expected: PortType, value: Any) -> bool:
+    """Checks whether an external value has the type."""
+    if expected.item is not None:
+        return isinstance(value, list | tuple) and all(holds(expected.item, item) for item in value)
+    if expected.fields:
+        return isinstance(value, Mapping) and not any(wrong_cells(expected, value))
+    if expected.name in MEDIA:
         return isinstance(value, str | Mapping) and bool(value)
-    return _is_scalar(wanted.name, value)
+    return _is_scalar(expected.name, value)
 
 
 def wrong_cells(row: PortType, value: Mapping[str, Any]) -> Iterator[tuple[str, PortType]]:
-    """Yields the columns whose cells are of another type, each with its type; a cell may be missing."""
+    """Yields the columns whose cells have a different type, with the expected type. Missing cells
+    are allowed."""
     for name, kind in row.fields:
         if name in value and not holds(kind, value[name]):
             yield name, kind

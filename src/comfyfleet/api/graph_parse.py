@@ -1,4 +1,4 @@
-"""Parses documents to graphs, reporting every problem at once, and writes graphs as documents."""
+"""Parses documents to graphs and reports all problems together. Also writes graphs as documents."""
 
 import json
 import re
@@ -60,16 +60,15 @@ from comfyfleet.errors import FleetError, LimitExceeded
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 AFFINITY = re.compile(r"worker:[^\s:]\S{0,199}|fleet:[a-z0-9_-]+/[a-z0-9_-]+")
 FROM, LATEST = "from", "latest"
-ENDS_CHARACTERS_MAX = 80  # of an end of a connection in an error
+ENDS_CHARACTERS_MAX = 80  # maximum length of a connection's end in an error
 TOKENS_MAX = 2**53
-EXPRESSION_CHARACTERS_MAX = 200_000  # of all templates and conditions of a graph
-PLACE_MAX = 1_000_000  # pixels, either way
+EXPRESSION_CHARACTERS_MAX = 200_000  # for all templates and conditions of a graph together
+PLACE_MAX = 1_000_000  # maximum coordinate in pixels, positive or negative
 
 
 class ParsedGraph(NamedTuple):
-    """A graph and the problems found; `broken` are ids of nodes that could not be read and were
-    reported.
-    """
+    """A graph and its problems. `broken` contains the ids of nodes that could not be read and were
+    reported."""
 
     graph: GraphDefinition
     problems: tuple[DocumentProblem, ...] = ()
@@ -91,9 +90,9 @@ class _Parser:
         self.nodes: dict[str, Node] = {}
         self.broken: set[str] = set()
         self.connections: list[GraphConnection] = []
-        self.settings: dict[str, Any] = {"priority": 0, "reuse": False}  # defaults of its nodes
-        self.prefix = ""  # of the nodes inside a map or a loop
-        self.characters = 0  # of all templates and expressions so far
+        self.settings: dict[str, Any] = {"priority": 0, "reuse": False}  # the defaults for nodes
+        self.prefix = ""  # the prefix of nodes inside a map or a loop
+        self.characters = 0  # total length of all parsed templates and expressions
 
     def graph(self, document: Any) -> ParsedGraph:
         if not isinstance(document, dict):
@@ -165,20 +164,22 @@ class _Parser:
         if reader is None:
             fields.take("type")
             known = ", ".join(_READERS)
-            meant = did_you_mean(entry.get("type"), _READERS)
-            fields.report("unknown_type", f"type must be one of {known}{meant}", "type")
+            suggestion = did_you_mean(entry.get("type"), _READERS)
+            fields.report("unknown_type", f"type must be one of {known}{suggestion}", "type")
             return
         node = reader(self, node_id, fields)
         if CONFIG in fields.values:
             fields.take(CONFIG)
-            message = "config can't be read; did you mean its fields beside 'id' and 'type'?"
+            message = (
+                "config can't be read; did you mean to put its fields next to 'id' and 'type'?"
+            )
             fields.report("unknown_field", message, CONFIG)
         fields.refuse_others()
         if node_id not in self.broken:
             self.nodes[node_id] = node
 
     def layout(self, fields: FieldReader) -> Mapping[str, tuple[int, int]]:
-        """Reads `{node: [x, y]}`; places of nodes that are not there are dropped."""
+        """Reads `{node: [x, y]}`. Positions of nodes that don't exist are dropped."""
         places = fields.mapping("layout")
         if not all(map(_is_place, places.values())):
             fields.wrong("layout", f"an object of [x, y], each a number up to {PLACE_MAX:,}")
@@ -217,23 +218,30 @@ class _Parser:
     def input(self, node_id: str, fields: FieldReader) -> Node:
         value_type = fields.text("value_type") or "any"
         if type_named(value_type) is None:
-            fields.wrong("value_type", "a type as image, text, number or text[]")
+            fields.wrong("value_type", "a type such as image, text, number or text[]")
         default = fields.take("default")
         required = fields.truth("required", default is None)
         return InputNode(node_id, value_type, required, default, self.columns(fields, value_type))
 
     def columns(self, fields: FieldReader, value_type: str) -> Mapping[str, str]:
-        """Reads the columns of a table, by type. Their names are parts of paths, and so have no dots."""
-        found, most = fields.mapping("columns"), self.limits.columns_max
-        if found and value_type not in ("any", "any[]"):
-            fields.report("invalid_field", "a table has columns instead of a value_type", "columns")
-        is_named = all(name and "." not in name and len(name) <= 200 for name in found)
+        """Reads the types of a table's columns. Their names are parts of paths, so they must not
+        contain dots."""
+        columns, most = fields.mapping("columns"), self.limits.columns_max
+        if columns and value_type not in ("any", "any[]"):
+            fields.report(
+                "invalid_field", "a table must have columns instead of a value_type", "columns"
+            )
+        is_named = all(name and "." not in name and len(name) <= 200 for name in columns)
         kinds = (*SCALARS, "any")
-        if len(found) > most or not is_named or not all(each in kinds for each in found.values()):
-            wanted = f"up to {most} names without dots, each with one of {', '.join(kinds)}"
-            fields.wrong("columns", wanted)
+        if (
+            len(columns) > most
+            or not is_named
+            or not all(kind in kinds for kind in columns.values())
+        ):
+            expected = f"up to {most} names without dots, each with one of {', '.join(kinds)}"
+            fields.wrong("columns", expected)
             return {}
-        return dict(found)
+        return dict(columns)
 
     def workflow(self, node_id: str, fields: FieldReader) -> Node:
         limits = self.limits
@@ -259,12 +267,12 @@ class _Parser:
         affinity = fields.text("backend_affinity")
         if affinity and not AFFINITY.fullmatch(affinity):
             plain = re.sub(r"\s+", "-", affinity.strip().partition(":")[2] or affinity.strip())
-            meant = f"; did you mean 'worker:{plain}'?"
-            fields.wrong("backend_affinity", "worker:ID or fleet:SLUG/STAGE", meant=meant)
+            suggestion = f"; did you mean 'worker:{plain}'?"
+            fields.wrong("backend_affinity", "worker:ID or fleet:SLUG/STAGE", meant=suggestion)
         return affinity or None
 
     def properties(self, node_id: str, fields: FieldReader) -> Mapping[str, Any]:
-        """Reads properties; `{from: node.port}` in place of a value is a connection."""
+        """Reads properties. `{from: node.port}` in place of a value is a connection."""
         literals: dict[str, Any] = {}
         for name, value in fields.mapping("properties").items():
             if not isinstance(value, dict) or set(value) != {FROM}:
@@ -287,7 +295,7 @@ class _Parser:
         mode = fields.choice("mode", FanOutMode.BROADCAST)
         per_item = fields.truth("per_item", False)
         if per_item and mode == FanOutMode.BROADCAST:
-            fields.report("invalid_field", "only distribute has items", "per_item")
+            fields.report("invalid_field", "per_item requires the mode distribute", "per_item")
         return FanOutNode(
             node_id,
             mode,
@@ -303,7 +311,7 @@ class _Parser:
     def output(self, node_id: str, fields: FieldReader) -> Node:
         return OutputNode(node_id)
 
-    # Values, ways and people
+    # Values, branches and approvals
 
     def templates(self, value: Any, name: str, fields: FieldReader) -> Any:
         try:
@@ -314,7 +322,8 @@ class _Parser:
             return None
 
     def count_characters(self, count: int) -> None:
-        """Raises LimitExceeded: to parse them takes time, during which nobody else is served."""
+        """Counts characters of expressions. Raises LimitExceeded if there are too many, because
+        parsing them blocks the event loop."""
         self.characters += count
         if self.characters > EXPRESSION_CHARACTERS_MAX:
             raise LimitExceeded(
@@ -323,23 +332,22 @@ class _Parser:
             )
 
     def values(self, name: str, fields: FieldReader) -> Mapping[str, Any]:
-        """Reads values by name; `{from: node.port}` is short for a template of nothing else."""
-        found: dict[str, Any] = {}
+        """Reads values by name. `{from: node.port}` is short for a template that contains only this
+        path."""
+        result: dict[str, Any] = {}
         for key, value in fields.mapping(name).items():
             if not NODE_ID.fullmatch(key):
                 message = f"a name must be letters, digits, - and _ (at most 64), not {key!r:.60}"
                 fields.report("invalid_field", message, name)
             is_source = isinstance(value, dict) and set(value) == {FROM}
             written = f"{{{{ {value[FROM]} }}}}" if is_source else value
-            found[key] = self.templates(written, key, fields)
-        return found
+            result[key] = self.templates(written, key, fields)
+        return result
 
     def value(self, node_id: str, fields: FieldReader) -> Node:
         values = self.values("values", fields)
         if not values or OUTPUTS_PORT in values:
-            message = (
-                f"values must be an object with at least one value, none called {OUTPUTS_PORT}"
-            )
+            message = f"values must be an object with at least one value, and without the name {OUTPUTS_PORT}"
             fields.report("invalid_field", message, "values")
         return ValueNode(node_id, values)
 
@@ -362,11 +370,15 @@ class _Parser:
             cases.append(SwitchCase(name, text, self.expression(case, "when", (ROOT,))))
             case.refuse_others()
             if not NODE_ID.fullmatch(name) or name == DEFAULT_PORT:
-                message = f"a case must have a name of its own, and not {name!r}"
+                message = f"the name of a case can't be {name!r}"
                 fields.report("invalid_field", message, "cases")
-        names = [each.name for each in cases]
+        names = [case.name for case in cases]
         if not cases or len(set(names)) < len(names):
-            fields.report("invalid_field", "cases must be a list, each with another name", "cases")
+            fields.report(
+                "invalid_field",
+                "cases must be a list of at least one case, with different names",
+                "cases",
+            )
         return SwitchNode(node_id, tuple(cases))
 
     def approve(self, node_id: str, fields: FieldReader) -> Node:
@@ -385,17 +397,18 @@ class _Parser:
     def path(self, fields: FieldReader, name: str) -> FieldPath:
         text = fields.take(name)
         try:
-            found = parse_expression(text, None) if isinstance(text, str) else None
+            expression = parse_expression(text, None) if isinstance(text, str) else None
         except FleetError:
-            found = None
-        if isinstance(found, FieldPath):
-            return found
-        message = f"{name} must name a value, as in input.rows or draw.output.images"
+            expression = None
+        if isinstance(expression, FieldPath):
+            return expression
+        message = f"{name} must refer to a value, for example input.rows or draw.output.images"
         fields.report("missing_field" if text is None else "invalid_field", message, name)
         return FieldPath(node_id_of(text))
 
     def body(self, node_id: str, fields: FieldReader) -> GraphBody:
-        """Reads `do`: a workflow or an effect, a graph, or nodes with the `result` of one time."""
+        """Reads `do`: a workflow or an effect, a graph, or nodes with the `result` of an
+        iteration."""
         value = fields.take("do")
         if not isinstance(value, dict):
             fields.report("missing_field", "do must be an object: a node, a graph or nodes", "do")
@@ -423,7 +436,7 @@ class _Parser:
         fields.refuse_others()
         for node in self.nodes.values():
             if isinstance(node, InputNode | OutputNode):
-                message = "has no place inside another node: names reach out, and result gives back"
+                message = "is not allowed inside another node; refer to outer values by name, and return a value with result"
                 self.problems.append(
                     DocumentProblem("invalid_field", message, f"{self.prefix}{node.id}")
                 )
@@ -452,7 +465,11 @@ class _Parser:
     def loop(self, node_id: str, fields: FieldReader) -> Node:
         at_most = fields.whole("at_most", 1, least=1, most=self.limits.rounds_max)
         if "at_most" not in fields.values:
-            fields.report("missing_field", "at_most is missing: how many rounds at most", "at_most")
+            fields.report(
+                "missing_field",
+                "at_most is missing; set it to the maximum number of rounds",
+                "at_most",
+            )
         best = fields.values.get("best")
         return LoopNode(
             node_id,
@@ -468,7 +485,7 @@ class _Parser:
         graph = fields.text("graph", required=True)
         if "version" not in fields.values:
             fields.report(
-                "missing_field", "version is missing: a graph is used as it was", "version"
+                "missing_field", "version is missing; a nested graph has a fixed version", "version"
             )
         version = fields.whole("version", 1, least=1, most=2**31 - 1)
         inputs = self.values("inputs", fields)
@@ -494,7 +511,8 @@ LOOP_ROOTS = (ROOT, "previous", "round")
 
 
 def _inside(fields: FieldReader, place: str) -> Callable[[str, str, str], None]:
-    """Reports fields of a row by their place, as in `cases.0.when`."""
+    """Returns a report function for the fields of a row, which are reported with their position,
+    such as `cases.0.when`."""
     return lambda code, message, field: fields.report(code, message, f"{place}.{field}")
 
 
@@ -523,12 +541,12 @@ def _is_place(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) == 2
-        and all(isinstance(each, int | float) and abs(each) <= PLACE_MAX for each in value)
+        and all(isinstance(number, int | float) and abs(number) <= PLACE_MAX for number in value)
     )
 
 
 EXAMPLE_CONNECTION = {"from": "node.port", "to": "node.port"}
-# How other tools name the ends of a connection, and their ports.
+# How other tools name the ends of a connection and their ports.
 OTHER_ENDS = {
     "from": (("source", "source_node", "source_id"), ("source_port", "sourceHandle")),
     "to": (("target", "target_node", "target_id"), ("target_port", "targetHandle")),
@@ -536,14 +554,15 @@ OTHER_ENDS = {
 
 
 def _connection_meant(entry: Any) -> str:
-    """Returns a connection of another form as ours, or an example."""
+    """Returns a connection in a different format in our format, or an example."""
     values = entry if isinstance(entry, dict) else {}
     ends = {end: _end_meant(values, *names) for end, names in OTHER_ENDS.items()}
     return json.dumps(ends if all(ends.values()) else EXAMPLE_CONNECTION)
 
 
 def _end_meant(values: Mapping[str, Any], nodes: Collection[str], ports: Collection[str]) -> str:
-    """Returns an end of a connection as `node.port`, or the node alone; an empty text if there is none."""
+    """Returns an end of a connection as `node.port`, or only the node. Returns "" if the node is
+    missing."""
     node, port = (
         next((value for name in names if isinstance(value := values.get(name), str)), "")
         for names in (nodes, ports)
@@ -552,7 +571,7 @@ def _end_meant(values: Mapping[str, Any], nodes: Collection[str], ports: Collect
 
 
 def read_work(fields: FieldReader) -> tuple[str, str | None]:
-    """Reads the workflow or the effect that a node names: one of the two."""
+    """Reads the workflow or the effect of a node. It must have exactly one of them."""
     if isinstance(fields.take("workflow"), dict):
         message = (
             "workflow must be the name of a registered workflow, not a workflow itself; "
@@ -583,13 +602,14 @@ def read_expression(fields: FieldReader, name: str, roots: tuple[str, ...]) -> E
 
 class JudgeFields(NamedTuple):
     work: Mapping[str, Any]  # effect or workflow and version, with its properties
-    into: str  # the property that takes the picture
+    into: str  # the property that takes the image
     score: Expression
     measure: str = ""
 
 
 def read_judge(fields: FieldReader, work_fields: tuple[str, ...]) -> JudgeFields:
-    """Reads a judge: a workflow of one's own, or `measure`, which the workflow `measure` takes."""
+    """Reads a judge: the user's own workflow, or `measure`, which is a property of the workflow
+    named `measure`."""
     measure, into = fields.text("measure"), fields.text("property") or "image"
     own = {name: fields.take(name) for name in work_fields}
     work = {name: value for name, value in own.items() if value is not None}
@@ -606,7 +626,9 @@ def read_version(fields: FieldReader) -> int | None:
     if fields.take("version", LATEST) == LATEST:
         return None
     if fields.values.get("effect") is not None:
-        fields.report("invalid_field", "an effect has no versions to choose from", "version")
+        fields.report(
+            "invalid_field", "an effect has no versions, so version can't be set", "version"
+        )
     return fields.whole("version", 1, least=1, most=2**31 - 1)
 
 
@@ -623,7 +645,7 @@ def read_target(text: Any) -> ConnectionTarget | None:
 
 
 def write_graph(graph: GraphDefinition) -> dict[str, Any]:
-    """Writes the document that `parse_graph` reads as this graph."""
+    """Returns the document that `parse_graph` reads as this graph."""
     document: dict[str, Any] = {"name": graph.name}
     if graph.max_tokens is not None:
         document["max_tokens"] = graph.max_tokens
@@ -638,7 +660,8 @@ def write_graph(graph: GraphDefinition) -> dict[str, Any]:
         for node in graph.nodes.values()
     ]
     document["connections"] = [
-        {"from": str(each.source), "to": str(each.target)} for each in graph.connections
+        {"from": str(connection.source), "to": str(connection.target)}
+        for connection in graph.connections
     ]
     if graph.layout:
         document["layout"] = {node: list(place) for node, place in graph.layout.items()}
@@ -672,7 +695,7 @@ def _more_fields(node: Node) -> dict[str, Any]:
         case ValueNode():
             return {"values": write_templates(node.values)}
         case SwitchNode():
-            return {"cases": [{"name": each.name, "when": each.text} for each in node.cases]}
+            return {"cases": [{"name": case.name, "when": case.text} for case in node.cases]}
         case ApproveNode():
             return _given(
                 message=node.message,
@@ -698,7 +721,7 @@ def _workflow(node: WorkflowNode) -> dict[str, Any]:
 
 
 def _unlike_graph(node: Node, graph: GraphDefinition) -> dict[str, Any]:
-    """Returns the settings of a node that are others than the graph's."""
+    """Returns the settings of a node that differ from the graph's."""
     if not isinstance(node, WorkflowNode):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The timeline of a graph run, and the comparison of two, in the public API."""
+"""The timeline of a graph run and the comparison of two runs in the public API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,27 +12,27 @@ from comfyfleet.api.values import OPEN_ENUM, Response
 
 
 class SpanKind(StrEnum):
-    """What an execution did for a while, by the states of executions."""
+    """The activity of an execution during a span, derived from its states."""
 
     RUNNING = "running"
-    ASKING = "asking"  # it waited for a person
-    QUEUED = "queued"  # it waited for a worker
-    HELD = "held"  # it waited for its turn: enough jobs of the run were in the queue
-    RETRIED = "retried"  # earlier attempts, and what was between them
+    ASKING = "asking"  # waiting for a person
+    QUEUED = "queued"  # waiting for a worker
+    HELD = "held"  # waiting for its turn, because enough jobs of the run are queued already
+    RETRIED = "retried"  # earlier attempts, and the time between them
 
 
-# Where executions of one node do several things at a time, the first of these is shown.
+# If executions of a node do several things at the same time, the first of these kinds is shown.
 SPAN_KINDS = tuple(SpanKind)
 
 
 class TimelineSpan(Response):
     kind: Annotated[SpanKind, OPEN_ENUM]
-    start: float = Field(description="Seconds since the run was started.")
+    start: float = Field(description="Seconds since the start of the run.")
     end: float
 
 
 class KindSeconds(Response):
-    """Seconds by kind, of all executions of a node together."""
+    """Seconds by kind, summed over all executions of a node."""
 
     running: float = 0.0
     asking: float = 0.0
@@ -42,31 +42,33 @@ class KindSeconds(Response):
 
 
 class NodeTimeline(Response):
-    """When a node waited, ran and ended: all its executions in one row."""
+    """The times at which a node waited, ran and ended. All its executions are in one row."""
 
     id: str
     type: str
-    name: str | None = Field(default=None, description="Its workflow or effect, if it has one.")
+    name: str | None = Field(default=None, description="Its workflow or effect, if any.")
     status: Annotated[ExecutionStatus, OPEN_ENUM]
-    executions: int = Field(default=0, description="That have begun to wait or to run.")
+    executions: int = Field(
+        default=0, description="Number of executions that have started to wait or run."
+    )
     expected: int = 0
     after: str | None = Field(
-        default=None, description="The node that it waits for, or that it waited for the longest."
+        default=None, description="The node that it is waiting for, or that it waited for longest."
     )
     ready: float | None = Field(
-        default=None, description="When all its inputs were decided, for the first time."
+        default=None, description="When all its inputs were decided for the first time."
     )
     ended: float | None = Field(default=None, description="When its last execution ended.")
     spans: tuple[TimelineSpan, ...] = ()
     seconds: KindSeconds = KindSeconds()
     longest: tuple[int, ...] | None = Field(
-        default=None, description="The index of the execution that took the longest."
+        default=None, description="The index of the execution that took longest."
     )
-    is_critical: bool = Field(default=False, description="It is on the critical path.")
+    is_critical: bool = Field(default=False, description="Whether it is on the critical path.")
 
 
 class CriticalStep(Response):
-    """An execution on the critical path: from the end of the one before it to its own end."""
+    """An execution on the critical path, from the end of the previous step to its own end."""
 
     node: str
     index: tuple[int, ...] = ()
@@ -76,26 +78,32 @@ class CriticalStep(Response):
 
 
 class RunTimeline(Response):
-    """Who waited for what in a run, and which executions its duration consists of."""
+    """The dependencies in a run, and the executions that determine its duration."""
 
     run_id: UUID
     name: str = ""
     status: Annotated[GraphRunStatus, OPEN_ENUM]
     started_at: datetime
-    seconds: float = Field(description="To the end of the run, or until now.")
+    seconds: float = Field(description="Seconds until the end of the run, or until now.")
     nodes: tuple[NodeTimeline, ...] = Field(description="In the order of the graph.")
     critical_path: tuple[CriticalStep, ...] = Field(
-        default=(), description="Each waited for the one before it; the longest, if there are many."
+        default=(),
+        description=(
+            "Each step waited for the previous one. Only the longest steps are listed if there "
+            "are many."
+        ),
     )
-    critical_total: int = Field(default=0, description="How many steps the critical path has.")
+    critical_total: int = Field(
+        default=0, description="Total number of steps on the critical path."
+    )
 
 
 class CompareSection(StrEnum):
     RUN = "run"
     INPUTS = "inputs"
-    NODES = "nodes"  # fields and properties, as the graph says
+    NODES = "nodes"  # fields and properties in the graph
     CONNECTIONS = "connections"
-    WORKFLOWS = "workflows"  # with their versions
+    WORKFLOWS = "workflows"  # including versions
     STATES = "states"
     PRICES = "prices"
     TIMES = "times"
@@ -105,7 +113,9 @@ class CompareSection(StrEnum):
 class ComparedValue(Response):
     section: Annotated[CompareSection, OPEN_ENUM]
     name: str = Field(examples=["draw.properties.width"])
-    a: str | None = Field(description="As a text, cut if it is long; null: there is none.")
+    a: str | None = Field(
+        description="As text, truncated if it is long. null if the run has no such value."
+    )
     b: str | None
     is_same: bool
 
@@ -118,16 +128,18 @@ class ComparedRun(Response):
     status: Annotated[GraphRunStatus, OPEN_ENUM]
     created_at: datetime
     is_expired: bool = Field(
-        default=False, description="What went in, came out and was recorded is gone."
+        default=False, description="Whether its inputs, outputs and records have been deleted."
     )
 
 
 class RunComparison(Response):
-    """Two runs side by side. Files are compared by their content, where that is known."""
+    """Two runs side by side. Files are compared by content if it is known."""
 
     a: ComparedRun
     b: ComparedRun
     values: tuple[ComparedValue, ...]
-    same: int = Field(default=0, description="How many values are the same.")
+    same: int = Field(default=0, description="Number of equal values.")
     different: int = 0
-    left_out: int = Field(default=0, description="Values that were too many to be listed.")
+    left_out: int = Field(
+        default=0, description="Number of values that are not listed because there are too many."
+    )

@@ -1,4 +1,4 @@
-"""Converts other common spellings of graph documents to ours, before a document is parsed.
+"""Converts other common spellings of graph documents to ours before a document is parsed.
 
 Stored graphs, responses and exports use only our spelling.
 """
@@ -25,19 +25,19 @@ KINDS = frozenset(
     }
 )
 CONFIG = "config"
-# The other names of a field, by the type of node.
+# Alternative names of fields, by node type.
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "condition": {"expression": "condition"},
     "workflow": {"workflow_id": "workflow"},
     "score": {"workflow_id": "workflow"},
 }
-# Fields with a fixed choice of words, which may be written in upper case.
+# Fields with a fixed set of values, which may be written in upper case.
 CHOICES = ("fallback_strategy", "mode", "on_deadline")
 AFFINITY = "backend_affinity"
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 DEPTH_MAX = 50
 CONNECTIONS, ENDS = "connections", ("from", "to")
-# The port of nodes that have only one, or one that takes the user's media.
+# The port of nodes that have only one port, or the port for the user's media.
 SOURCES = {"input": "value", "workflow": "output", "merge": "output"}
 TARGETS = {
     "workflow": "input",
@@ -49,7 +49,7 @@ TARGETS = {
 
 
 def with_our_spelling(document: Any) -> Any:
-    """Returns a graph document in our spelling; anything else is returned unchanged."""
+    """Returns a graph document in our spelling. Other values are returned unchanged."""
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         return document
     nodes = [_node(entry, DEPTH_MAX) for entry in document["nodes"]]
@@ -57,7 +57,7 @@ def with_our_spelling(document: Any) -> Any:
 
 
 def _with_layout(document: dict[str, Any]) -> dict[str, Any]:
-    """Moves `position` of nodes to the document's layout."""
+    """Moves the `position` of nodes to the document's layout."""
     layout = document.get("layout", {})
     if not isinstance(layout, dict):
         return document
@@ -80,14 +80,14 @@ def _without_position(node: Any, places: Mapping[str, Any]) -> Any:
 
 
 def _place(value: Any) -> list[Any] | None:
-    """Reads `{x, y}` or `[x, y]`; None for anything else."""
+    """Reads `{x, y}` or `[x, y]`. Returns None for anything else."""
     if isinstance(value, dict) and value.keys() == {"x", "y"}:
         return [value["x"], value["y"]]
     return value if isinstance(value, list) and len(value) == 2 else None
 
 
 def _with_ports(document: dict[str, Any]) -> dict[str, Any]:
-    """Completes connections that name a node without its port, where the node has one only."""
+    """Completes connections that name a node without its port, if the node has only one."""
     if "edges" in document and "connections" not in document:
         document = {CONNECTIONS if name == "edges" else name: document[name] for name in document}
     connections = document.get(CONNECTIONS)
@@ -152,7 +152,8 @@ def _node(entry: Any, depth: int) -> Any:
 
 
 def _with_config(node: dict[str, Any]) -> dict[str, Any]:
-    """Moves the fields of `config` to the node. A field that stands in both places is left for the parser."""
+    """Moves the fields of `config` to the node. If a field exists in both places, the parser
+    reports it."""
     config = node.get(CONFIG)
     if not isinstance(config, dict) or config.keys() & node.keys():
         return node
@@ -168,14 +169,15 @@ def _value(name: str, value: Any) -> Any:
 
 
 def full_backend_name(name: str) -> str:
-    """Returns `worker:ID` for the bare id of a worker; any other name is returned unchanged."""
+    """Returns `worker:ID` for the bare id of a worker. Other names are returned unchanged."""
     return f"worker:{name}" if WORKER_ID.fullmatch(name) else name
 
 
 def _body(value: dict[str, Any], depth: int) -> Any:
-    """Converts what a map or a loop runs: nodes, or the fields of one node without its type."""
+    """Converts the body of a map or a loop: nodes, or the fields of a single node without its
+    type."""
     if isinstance(value.get("nodes"), list):
         return _with_ports({**value, "nodes": [_node(entry, depth) for entry in value["nodes"]]})
     kind = "graph" if "graph" in value else "workflow"
     node = _node({**value, "type": kind}, depth)
-    return {name: each for name, each in node.items() if name != "type"}
+    return {name: value for name, value in node.items() if name != "type"}

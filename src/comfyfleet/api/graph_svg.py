@@ -1,7 +1,9 @@
-"""Draws a graph as an SVG picture, with the states of a run if they are given. Pure; the layout is in graph_layout.
+"""Draws a graph as an SVG image, optionally with the states of a run. Pure. The layout is computed
+in graph_layout.
 
-Nodes that contain others are boxes around what they contain. Texts are cut and escaped; nothing in the picture is a
-link, a script or a file from elsewhere."""
+Nodes that contain others are boxes around these nodes. Texts are truncated and escaped. The image
+contains no links, scripts or external files.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -42,9 +44,9 @@ BODY_DEPTH_MAX = 10
 CHARACTER_PX, SMALL_CHARACTER_PX = 8.2, 6.6
 NODE_WIDTH_MIN, PADDING, LINE_PX = 96, 14, 16
 MARGIN, HEAD_PX, BODY_GAP = 24, 36, 4
-# Saying nothing that the arrow doesn't.
+# Ports whose names add nothing to the arrow.
 _PLAIN_PORTS = frozenset({INPUT_PORT, OUTPUT_PORT, OUTPUTS_PORT, VALUE_PORT, "item", "items"})
-# What names mean inside a map or a loop.
+# Names with a special meaning inside a map or a loop.
 _WORDS = frozenset({"item", "index", "previous", "round"})
 
 
@@ -54,7 +56,7 @@ class NodeMark(NamedTuple):
     status: str
     done: int = 0
     expected: int = 1
-    progress: float | None = None  # 0 to 1, while it runs
+    progress: float | None = None  # 0 to 1, while the node is running
     seconds: float | None = None
 
 
@@ -74,11 +76,12 @@ _SYMBOLS = {
 
 
 def marks_of(run: GraphRunAnswer) -> dict[str, NodeMark]:
-    """The states of the nodes of a run. A map, a loop or a graph runs while something inside it does."""
-    asking = {each.node for each in run.questions}
+    """Returns the states of a run's nodes. A map, a loop or a nested graph is running while
+    something inside it is running."""
+    asking = {question.node for question in run.questions}
     going: dict[str, list[float]] = {}
-    for each in run.progress.running_nodes:
-        going.setdefault(each.node_id, []).append(each.progress)
+    for running in run.progress.running_nodes:
+        going.setdefault(running.node_id, []).append(running.progress)
     spans: dict[str, list[float]] = {}
     for one in run.executions:
         if one.started_at and one.ended_at:
@@ -114,7 +117,7 @@ def _with_insides(marks: dict[str, NodeMark]) -> dict[str, NodeMark]:
 
 
 def draw_svg(graph: GraphDefinition, marks: Mapping[str, NodeMark] | None = None) -> str:
-    """Returns a whole SVG document."""
+    """Returns a complete SVG document."""
     picture = _picture(graph.nodes, graph.connections, "", marks or {}, 0)
     width = max(picture.size.width, len(graph.name[:80]) * 9.0) + 2 * MARGIN
     height = picture.size.height + 2 * MARGIN + HEAD_PX
@@ -154,28 +157,28 @@ def _picture(
     marks: Mapping[str, NodeMark],
     depth: int,
 ) -> _Picture:
-    """Draws the nodes of a graph, or of the body of a node, beginning at 0, 0."""
+    """Draws the nodes of a graph or of a node's body, beginning at 0, 0."""
     bodies = {
-        each.id: _picture(body.nodes, body.connections, f"{prefix}{each.id}/", marks, depth + 1)
-        for each in nodes.values()
-        if (body := _body(each)) and depth < BODY_DEPTH_MAX
+        node.id: _picture(body.nodes, body.connections, f"{prefix}{node.id}/", marks, depth + 1)
+        for node in nodes.values()
+        if (body := _body(node)) and depth < BODY_DEPTH_MAX
     }
     sizes = {
-        each.id: _size(each, marks.get(prefix + each.id), bodies.get(each.id))
-        for each in nodes.values()
+        node.id: _size(node, marks.get(prefix + node.id), bodies.get(node.id))
+        for node in nodes.values()
     }
     links = list(dict.fromkeys(_links(nodes, connections)))
     laid = lay_out(
-        sizes, [(each.source, each.target) for each in links], [_label_px(each) for each in links]
+        sizes, [(link.source, link.target) for link in links], [_label_px(link) for link in links]
     )
     lines = [
         line
         for link, edge in zip(links, laid.edges, strict=True)
         for line in _edge(link, edge, is_passed=_is_passed(link, prefix, marks))
     ]
-    for each in nodes.values():
-        mark = marks.get(prefix + each.id)
-        lines += _node(each, laid.boxes[each.id], mark, bodies.get(each.id))
+    for node in nodes.values():
+        mark = marks.get(prefix + node.id)
+        lines += _node(node, laid.boxes[node.id], mark, bodies.get(node.id))
     return _Picture(laid.size, lines)
 
 
@@ -185,14 +188,14 @@ def _body(node: Node) -> GraphBody | None:
     )
 
 
-# What reads what
+# References between nodes
 
 
 def _links(nodes: Mapping[str, Node], connections: tuple[GraphConnection, ...]) -> Iterator[_Link]:
-    for each in connections:
-        if each.source.node in nodes and each.target.node in nodes:
-            yield _Link(each.source.node, each.target.node, _label(each))
-    wired = {(each.source.node, each.target.node) for each in connections}
+    for connection in connections:
+        if connection.source.node in nodes and connection.target.node in nodes:
+            yield _Link(connection.source.node, connection.target.node, _label(connection))
+    wired = {(connection.source.node, connection.target.node) for connection in connections}
     for node in nodes.values():
         for root, path in _reads(node, 0):
             source = path[0] if root == "input" and root not in nodes and path else root
@@ -206,7 +209,7 @@ def _label_px(link: _Link) -> float:
 
 
 def _reads(node: Node, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the names that a node reads, with those that what it contains reads from around it."""
+    """Yields the names that a node reads, including outer names that the nodes inside it read."""
     if isinstance(node, MapNode | ScoreNode):
         yield node.over.root, node.over.segments
     for template in templates_in(_templates(node)):
@@ -215,8 +218,8 @@ def _reads(node: Node, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     body = _body(node)
     if body is None or depth >= BODY_DEPTH_MAX:
         return
-    inside = [read for each in body.nodes.values() for read in _reads(each, depth + 1)]
-    inside += [(each.source.node, ()) for each in body.connections]
+    inside = [read for inner in body.nodes.values() for read in _reads(inner, depth + 1)]
+    inside += [(connection.source.node, ()) for connection in body.connections]
     for root, segments in inside:
         if root not in body.nodes and root not in _WORDS:
             yield root, segments
@@ -247,7 +250,7 @@ def _title(node: Node) -> str:
 
 
 def _told(node: Node) -> str:
-    """What a node is, on the line below its name."""
+    """Returns the description of a node for the line below its name."""
     match node:
         case InputNode(value_type=kind, columns=columns):
             return f"input, {'table' if columns else kind}"
@@ -256,7 +259,7 @@ def _told(node: Node) -> str:
         case ConditionNode(text=text):
             return f"if {text}"
         case SwitchNode(cases=cases):
-            return f"switch: {', '.join(each.name for each in cases)}"
+            return f"switch: {', '.join(case.name for case in cases)}"
         case FanOutNode(per_item=per_item, mode=mode):
             return f"fan-out, {'each item' if per_item else mode}"
         case MergeNode(over=over, mode=mode):
@@ -282,10 +285,10 @@ def _told_of_composite(node: CompositeNode) -> str:
 
 def _size(node: Node, mark: NodeMark | None, body: _Picture | None) -> Size:
     title = len(_title(node)) * CHARACTER_PX
-    told = len(_cut(_told(node), TEXT_CHARACTERS_MAX)) * SMALL_CHARACTER_PX
+    subtitle = len(_cut(_told(node), TEXT_CHARACTERS_MAX)) * SMALL_CHARACTER_PX
     state = len(_state(mark)) * SMALL_CHARACTER_PX if mark else 0
     sides = 2 * PADDING + (16 if _has_points(node) else 0)
-    width = max(NODE_WIDTH_MIN, title + sides, told + sides, state + sides)
+    width = max(NODE_WIDTH_MIN, title + sides, subtitle + sides, state + sides)
     height = 2 * LINE_PX + (LINE_PX if mark else 0) + (18 if _has_points(node) else 14)
     if body is None:
         return Size(width, height)
@@ -302,20 +305,20 @@ def _node(node: Node, box: Box, mark: NodeMark | None, body: _Picture | None) ->
     yield f'<g class="node {kind_of(node)} {status if status in _SYMBOLS else ""}">'
     yield f"<title>{_text(f'{node.id}: {_told(node)}', 300)}</title>"
     yield f'<path class="shape" d="{_shape(node, box, body)}"/>'
-    left = box.x + PADDING + (8 if _has_points(node) else 0)
+    x = box.x + PADDING + (8 if _has_points(node) else 0)
     y = box.y + (23 if _has_points(node) else 21)
-    yield f'<text class="title" x="{left:.1f}" y="{y:.1f}">{_text(node.id, TITLE_CHARACTERS_MAX)}</text>'
+    yield f'<text class="title" x="{x:.1f}" y="{y:.1f}">{_text(node.id, TITLE_CHARACTERS_MAX)}</text>'
     y += LINE_PX
-    yield f'<text class="told" x="{left:.1f}" y="{y:.1f}">{_text(_told(node), TEXT_CHARACTERS_MAX)}</text>'
+    yield f'<text class="told" x="{x:.1f}" y="{y:.1f}">{_text(_told(node), TEXT_CHARACTERS_MAX)}</text>'
     if mark:
         y += LINE_PX
-        yield f'<text class="state" x="{left:.1f}" y="{y:.1f}">{_text(_state(mark), 60)}</text>'
+        yield f'<text class="state" x="{x:.1f}" y="{y:.1f}">{_text(_state(mark), 60)}</text>'
         if mark.progress is not None:
             yield from _progress(box, mark.progress)
     if body:
         top = box.y + box.height - body.size.height - PADDING
-        left = box.x + (box.width - body.size.width) / 2
-        yield f'<g transform="translate({left:.1f} {top:.1f})">'
+        x = box.x + (box.width - body.size.width) / 2
+        yield f'<g transform="translate({x:.1f} {top:.1f})">'
         yield from body.lines
         yield "</g>"
     yield "</g>"
@@ -363,14 +366,14 @@ def _rounded(box: Box, radius: float) -> str:
 
 
 def _bubble(box: Box) -> str:
-    """What a person says: a box with a tail."""
+    """Returns the path of a speech bubble: a box with a tail."""
     x, y, _, h = box
     tail = f"M{x + 18:.1f} {y + h:.1f}l4 9 10 -9Z"
     return _rounded(box, 6) + tail
 
 
 def _is_passed(link: _Link, prefix: str, marks: Mapping[str, NodeMark]) -> bool:
-    """Whether a value went over the line: what it leads to has begun."""
+    """Checks whether a value passed along the line, because the target has started."""
     source, target = marks.get(prefix + link.source), marks.get(prefix + link.target)
     if source is None or target is None or source.status != "done":
         return False
@@ -401,8 +404,10 @@ def _cut(text: str, most: int) -> str:
 
 
 def _text(text: str, most: int) -> str:
-    """A text that is cut, escaped, and has only characters that XML can have."""
-    return escape("".join(each if each.isprintable() else "?" for each in _cut(text, most)))
+    """Returns text that is truncated, escaped, and contains only valid XML characters."""
+    return escape(
+        "".join(character if character.isprintable() else "?" for character in _cut(text, most))
+    )
 
 
 _STYLE = """

@@ -1,4 +1,4 @@
-"""Graphs and graph runs in the public API, and the workflows that graphs and pipelines may name."""
+"""Graphs and graph runs in the public API, and the workflows that graphs and pipelines may use."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,7 +12,7 @@ from comfyfleet.api.values import OPEN_ENUM, Message, Page, Response
 
 
 class RunErrorCode(StrEnum):
-    """Errors after which only a person can help."""
+    """Errors that only a person can resolve."""
 
     NO_TOKENS = "no_tokens"
     NO_BACKEND = "no_backend"
@@ -33,13 +33,14 @@ class GraphRunStatus(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    PENDING = "pending"  # waits for its inputs to be decided
-    HELD = "held"  # may start; enough jobs of the run are in the queue already
+    PENDING = "pending"  # waits until its inputs are decided
+    HELD = "held"  # may start, but enough jobs of the run are queued already
     QUEUED = "queued"
     RUNNING = "running"
-    MOVING = "moving"  # its backend went away: its job is being cancelled, to start elsewhere
-    ASKING = "asking"  # a person must choose
-    STOPPING = "stopping"  # the run is over: its job was told to stop, and has not answered
+    # the backend went offline; the job is being cancelled in order to start on a different one
+    MOVING = "moving"
+    ASKING = "asking"  # waiting for a user's choice
+    STOPPING = "stopping"  # the run is over, but its job hasn't confirmed the stop request yet
     DONE = "done"
     SKIPPED = "skipped"
     FAILED = "failed"
@@ -66,45 +67,47 @@ _IN_FLIGHT = frozenset({ExecutionStatus.QUEUED, ExecutionStatus.RUNNING, Executi
 
 
 class Choice(StrEnum):
-    """What a user may answer to a question."""
+    """The possible answers to a question."""
 
     BACKEND = "backend"
     RETRY = "retry"
     SKIP = "skip"
     FAIL = "fail"
-    APPROVE = "approve"  # of a node that asks for approval, as is `reject`
+    APPROVE = "approve"  # for an approval node, like `reject`
     REJECT = "reject"
 
 
 class OfferedProperty(Response):
-    """A property that a node may set or connect."""
+    """A property that a node can set or connect."""
 
     name: str
     type: str = Field(examples=["image"])
-    default: Any = Field(default=None, description="null: none is known.")
+    default: Any = Field(default=None, description="null if no default is known.")
     minimum: float | None = None
     maximum: float | None = None
     step: float | None = None
     choices: tuple[Any, ...] | None = None
-    required: bool = Field(default=False, description="It must be set, or connected.")
+    required: bool = Field(default=False, description="Whether it must be set or connected.")
     description: str = ""
 
 
 class WorkflowOffer(Response):
-    kind: Literal["effect", "workflow"] = Field(description="The field that names it.")
+    kind: Literal["effect", "workflow"] = Field(
+        description="The field for its name in a graph's node."
+    )
     name: str
-    version: int = Field(description="The one that a node gets if it names none.")
+    version: int = Field(description="The version that a node gets if it doesn't specify one.")
     price_tokens: int
-    typical_seconds: float | None = Field(default=None, description="null: not measured yet.")
+    typical_seconds: float | None = Field(default=None, description="null if not measured yet.")
     properties: tuple[OfferedProperty, ...] = ()
 
 
 class WorkflowOffers(Response):
-    workflows: tuple[WorkflowOffer, ...] = Field(description="Effects first, by name.")
+    workflows: tuple[WorkflowOffer, ...] = Field(description="Effects first, sorted by name.")
 
 
 class ProblemSeen(Response):
-    code: str = Field(description="Stable.", examples=["unknown_workflow"])
+    code: str = Field(description="A stable code.", examples=["unknown_workflow"])
     message: str
     node: str = ""
     port: str = ""
@@ -121,11 +124,11 @@ class QuoteAnswer(Response):
     seconds_max: float
     executions_min: int = Field(
         default=0,
-        description="Nodes that run or are skipped, each counted once per item and round.",
+        description="Nodes that run or are skipped, counted once per item and round.",
     )
     executions_max: int = 0
     executions_limit: int | None = Field(
-        default=None, description="A run that would have more executions is refused, or fails."
+        default=None, description="A run with more executions is refused or fails."
     )
     unknown_durations: tuple[str, ...] = Field(
         default=(), description="Workflows without a measured duration."
@@ -140,37 +143,37 @@ class Verdict(Response):
 
     valid: bool
     problems: tuple[ProblemSeen, ...] = Field(
-        default=(), description="All of them, each with its node and port."
+        default=(), description="All problems with their nodes and ports."
     )
     warnings: tuple[ProblemSeen, ...] = Field(
         default=(), description="Nodes that no worker can run now."
     )
     document: dict[str, Any] | None = Field(
-        default=None, description="What was given as a text, as it was read."
+        default=None, description="The parsed document, if a text was sent."
     )
     quote: QuoteAnswer | None = Field(
-        default=None, description="What a run would cost, of a graph without problems."
+        default=None, description="The cost of a run, for a graph without problems."
     )
 
 
 class GraphAnswer(Response):
-    """A stored graph: its document and version."""
+    """A stored graph with its document and version."""
 
     id: UUID
     name: str
     version: int
     document: dict[str, Any]
-    mermaid: str = Field(default="", description="A Mermaid diagram of it.")
+    mermaid: str = Field(default="", description="The graph as a Mermaid diagram.")
 
 
 class GraphPort(Response):
     name: str
-    type: str = Field(description="As in `image`, `text[]`, `result` or `any`.")
-    required: bool = Field(default=False, description="Of an input.")
+    type: str = Field(description="For example `image`, `text[]`, `result` or `any`.")
+    required: bool = Field(default=False, description="Only for inputs.")
 
 
 class GraphPorts(Response):
-    """What a graph takes and gives, as ports of a node that has it inside."""
+    """The inputs and outputs of a graph, which are ports when the graph is used as a node."""
 
     inputs: tuple[GraphPort, ...]
     outputs: tuple[GraphPort, ...]
@@ -178,24 +181,29 @@ class GraphPorts(Response):
 
 class GraphSummary(Response):
     id: UUID
-    user_id: UUID = Field(description="Its creator, who alone may change it.")
+    user_id: UUID = Field(description="Its creator. Only this user can change it.")
     name: str
-    version: int = Field(description="The newest.")
+    version: int = Field(description="The newest version.")
     created_at: datetime
 
 
 class GraphPage(Page):
-    graphs: tuple[GraphSummary, ...] = Field(description="The newest first.")
+    graphs: tuple[GraphSummary, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
-# Where backends aren't shown (COMFYFLEET_SHOW_BACKENDS), only what the graph, a retry or an answer asked for.
+# If backends aren't shown (COMFYFLEET_SHOW_BACKENDS), this is only the backend that the graph, a
+# retry or an answer requested.
 Bound = Annotated[
     str | None,
     Field(
-        description="The backend that runs it, where backends are shown; otherwise the one that it is bound to."
+        description=(
+            "The backend that runs it, if backends are shown. Otherwise, the backend that it is "
+            "bound to."
+        )
     ),
 ]
 
@@ -211,7 +219,7 @@ class RunningNodeSeen(Response):
 class ProgressSeen(Response):
     overall_percent: float = 0.0
     weighted_percent: float = Field(
-        default=0.0, description="By how long each node typically takes."
+        default=0.0, description="Weighted by the typical duration of each node."
     )
     completed_nodes: int = 0
     total_nodes: int = 0
@@ -221,23 +229,23 @@ class ProgressSeen(Response):
 
 
 class QuestionSeen(Response):
-    """A question of a run: whose backend is offline, or whose node asks for approval."""
+    """A question of a run, because a node's backend is offline or a node requires approval."""
 
     node: str
     index: tuple[int, ...] = ()
     message: str = Field(examples=["Backend worker:gpu-7 is offline"])
     backends: tuple[str, ...] = Field(
-        default=(), description="Backends that could replace it, the best first."
+        default=(), description="Backends that could replace it, best first."
     )
     choices: tuple[Choice, ...] = ()
     deadline: datetime | None = Field(
-        default=None, description="When it is answered without you, as the graph says."
+        default=None, description="When it is answered automatically, according to the graph."
     )
     pick_from: int | None = Field(
-        default=None, description="Of how many some may be picked; null: nothing to pick."
+        default=None, description="Number of items to pick from. null if there is nothing to pick."
     )
     price_tokens: int | None = Field(
-        default=None, description="What the node costs on any backend; null: it runs no job."
+        default=None, description="The node's price on any backend. null if it runs no job."
     )
 
 
@@ -247,24 +255,25 @@ class ErrorSeen(Response):
     backend: Bound = None
     message: str
     alternatives: tuple[str, ...] = Field(
-        default=(), description="For one that is bound to a backend."
+        default=(), description="Alternative backends, for a node that is bound to a backend."
     )
     code: Annotated[RunErrorCode, OPEN_ENUM] | None = Field(
-        default=None, description="Of an error that no retry solves; null for all others."
+        default=None,
+        description="Code of an error that a retry can't resolve. null for all other errors.",
     )
     action: str | None = Field(
         default=None,
-        description="What a person must do before a new run can succeed; null where that isn't known.",
+        description="What a person must do before a new run can succeed. null if this is unknown.",
     )
 
 
 class NodeSeen(Response):
     id: str
     type: str
-    workflow: str | None = Field(default=None, description="Of a node that names one.")
-    effect: str | None = Field(default=None, description="Of a node that names one.")
+    workflow: str | None = Field(default=None, description="For a node that names a workflow.")
+    effect: str | None = Field(default=None, description="For a node that names an effect.")
     status: Annotated[ExecutionStatus, OPEN_ENUM]
-    expected: int = Field(default=0, description="How often it runs, as far as that is known.")
+    expected: int = Field(default=0, description="Number of executions, as far as it is known.")
     done: int = 0
     skipped: int = 0
     failed: int = 0
@@ -272,12 +281,14 @@ class NodeSeen(Response):
 
 
 class ReusedFrom(Response):
-    """Where a result came from that was there already, and so was not run again."""
+    """The origin of a result that was reused instead of running the node again."""
 
     job_id: UUID | None = Field(
-        default=None, description="null: it was no job that made it, but a person's answer."
+        default=None, description="null if the result was a user's answer instead of a job's."
     )
-    run_id: UUID | None = Field(default=None, description="The graph run that made it, if one did.")
+    run_id: UUID | None = Field(
+        default=None, description="The graph run that created the result, if any."
+    )
 
 
 class ExecutionSeen(Response):
@@ -285,8 +296,10 @@ class ExecutionSeen(Response):
     index: tuple[int, ...] = ()
     status: Annotated[ExecutionStatus, OPEN_ENUM]
     attempts: int = 0
-    job_id: UUID | None = Field(default=None, description="Of its last attempt.")
-    why: str | None = Field(default=None, description="Why it waits, if no worker can run it now.")
+    job_id: UUID | None = Field(default=None, description="The job of its last attempt.")
+    why: str | None = Field(
+        default=None, description="Why it is waiting, if no worker can run it now."
+    )
     backend: Bound = None
     progress: float = 0.0
     current_step: str | None = None
@@ -294,15 +307,16 @@ class ExecutionSeen(Response):
     outputs: dict[str, Any] | None = None
     has_values: bool = Field(
         default=True,
-        description="False: inputs and outputs were left out because the response would be too large.",
+        description="false if inputs and outputs were omitted because the response would be too large.",
     )
     error: str | None = None
     traceback: str | None = Field(
-        default=None, description="Of a failed node, where backends are shown."
+        default=None, description="Traceback of a failed node, if backends are shown."
     )
     notes: tuple[str, ...] = ()
     reused_from: ReusedFrom | None = Field(
-        default=None, description="Its result was there already: it has no job, and cost nothing."
+        default=None,
+        description="Set if an existing result was reused. In this case, it has no job and cost nothing.",
     )
     queued_at: datetime | None = None
     started_at: datetime | None = None
@@ -310,14 +324,17 @@ class ExecutionSeen(Response):
 
 
 class RerunOf(Response):
-    """The run whose results were taken, and what is different from it."""
+    """The run whose results were reused, and the differences from it."""
 
     run_id: UUID
     node: str | None = Field(
         default=None,
-        description="From which on everything ran again; null: only what had no result, or changed.",
+        description=(
+            "The node from which everything ran again. null if only nodes ran that had no result "
+            "or were changed."
+        ),
     )
-    inputs: tuple[str, ...] = Field(default=(), description="The inputs that were given anew.")
+    inputs: tuple[str, ...] = Field(default=(), description="The inputs with new values.")
     set: dict[str, Any] = Field(
         default_factory=dict, description="Properties that were set for this run, as node.property."
     )
@@ -327,23 +344,28 @@ class GraphRunSummary(Response):
     id: UUID
     graph_id: UUID
     graph_version: int
-    name: str = Field(default="", description="Of its graph, as that is called now.")
+    name: str = Field(default="", description="The current name of its graph.")
     status: GraphRunStatus
-    tokens: int = Field(default=0, description="Of jobs that are in flight or done.")
+    tokens: int = Field(default=0, description="Tokens of jobs that are in flight or done.")
     max_tokens: int | None = None
-    error: str | None = Field(default=None, description="Why it failed, for people.")
+    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
     created_at: datetime
     ended_at: datetime | None = None
-    rerun_of: UUID | None = Field(default=None, description="The run whose results it has taken.")
+    rerun_of: UUID | None = Field(default=None, description="The run whose results it reused.")
     paused_at: datetime | None = Field(
-        default=None, description="It starts no jobs until it is resumed; null: it isn't paused."
+        default=None,
+        description=(
+            "Since when it is paused. It starts no jobs until it is resumed. null if it isn't "
+            "paused."
+        ),
     )
 
 
 class GraphRunSummaries(Page):
-    runs: tuple[GraphRunSummary, ...] = Field(description="The newest first.")
+    runs: tuple[GraphRunSummary, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
@@ -353,26 +375,30 @@ class GraphFile(Message):
     file_id: UUID
     filename: str
     mime_type: str = "application/octet-stream"
-    url: str  # good for some minutes; ask again for a fresh one
+    url: str  # valid for a few minutes; repeat the call for a new one
 
 
 class GraphRunAnswer(Response):
-    """A run of a graph: its status, nodes and results."""
+    """A graph run with its status, nodes and results."""
 
     id: UUID
     graph_id: UUID
     graph_version: int
     name: str = ""
     status: GraphRunStatus
-    tokens: int = Field(default=0, description="Of jobs that are in flight or done.")
+    tokens: int = Field(default=0, description="Tokens of jobs that are in flight or done.")
     max_tokens: int | None = None
     inputs: dict[str, Any] = Field(default_factory=dict)
     outputs: dict[str, Any] | None = Field(
-        default=None, description="By output node; files with fresh URLs."
+        default=None, description="By output node. Files have new URLs."
     )
     error: ErrorSeen | None = None
     paused_at: datetime | None = Field(
-        default=None, description="It starts no jobs until it is resumed; null: it isn't paused."
+        default=None,
+        description=(
+            "Since when it is paused. It starts no jobs until it is resumed. null if it isn't "
+            "paused."
+        ),
     )
     questions: tuple[QuestionSeen, ...] = ()
     progress: ProgressSeen = ProgressSeen()
@@ -380,16 +406,19 @@ class GraphRunAnswer(Response):
     executions: tuple[ExecutionSeen, ...] = ()
     executions_total: int = 0
     document: dict[str, Any] | None = Field(
-        default=None, description="The graph as it was run, where it was asked for."
+        default=None, description="The graph that was run, if requested."
     )
     created_at: datetime
     ended_at: datetime | None = None
     is_expired: bool = Field(
         default=False,
-        description="Its retention time is over: inputs, outputs and records were deleted.",
+        description=(
+            "Whether its retention period is over, so that inputs, outputs and records were "
+            "deleted."
+        ),
     )
     rerun_of: RerunOf | None = Field(
-        default=None, description="The run whose results it has taken, if it is a rerun."
+        default=None, description="The run whose results it reused, if it is a rerun."
     )
 
     @property
@@ -398,9 +427,9 @@ class GraphRunAnswer(Response):
 
     @property
     def files(self) -> tuple[GraphFile, ...]:
-        """All output files that still exist, without duplicates."""
-        found = {each["file_id"]: each for each in _files_in(self.outputs)}
-        return tuple(GraphFile.model_validate(each) for each in found.values())
+        """Returns all output files that still exist, without duplicates."""
+        files = {file["file_id"]: file for file in _files_in(self.outputs)}
+        return tuple(GraphFile.model_validate(file) for file in files.values())
 
 
 def _files_in(value: Any) -> Iterator[dict[str, Any]]:
@@ -415,7 +444,7 @@ def _files_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class GraphEvent(ProgressSeen):
-    """The progress of a run; the last event has the kind `end`."""
+    """The progress of a run. The last event has the kind `end`."""
 
     kind: str  # progress, end
     run_id: UUID
@@ -437,7 +466,7 @@ class TriggerKind(StrEnum):
 
 class FiringCause(StrEnum):
     SCHEDULE = "schedule"
-    CATCH_UP = "catch_up"  # the newest moment that was missed
+    CATCH_UP = "catch_up"  # for the newest missed time
     WEBHOOK = "webhook"
     HAND = "hand"
 
@@ -446,81 +475,86 @@ class FiringStatus(StrEnum):
     STARTING = "starting"
     STARTED = "started"
     REFUSED = "refused"
-    MISSED = "missed"  # moments of a schedule at which no control plane ran
+    MISSED = "missed"  # times of a schedule at which no control plane was running
 
 
 class TriggerAnswer(Response):
-    """What starts runs of a graph or pipeline by itself."""
+    """A schedule or incoming webhook that starts runs of a graph or pipeline."""
 
     id: UUID
     name: str
     kind: Annotated[TriggerKind, OPEN_ENUM]
     graph_id: UUID | None = None
-    version: int | None = Field(default=None, description="null: the newest.")
+    version: int | None = Field(default=None, description="null means the newest version.")
     pipeline_id: UUID | None = None
-    base_candidates: int | None = Field(default=None, description="Of a pipeline's runs.")
+    base_candidates: int | None = Field(default=None, description="For runs of a pipeline.")
     inputs: dict[str, Any] = Field(default_factory=dict)
     cron: str | None = Field(default=None, examples=["30 7 * * MON-FRI"])
     timezone: str = Field(default="UTC", examples=["Europe/Berlin"])
     catch_up: bool = False
     tokens_per_day: int
-    max_tokens: int | None = Field(default=None, description="Of one run.")
+    max_tokens: int | None = Field(default=None, description="Maximum tokens of one run.")
     used_tokens: int = Field(
-        default=0, description="Today, in its time zone; open runs count with all they may spend."
+        default=0,
+        description="Tokens used today in its time zone. Open runs count with their maximum.",
     )
     is_paused: bool = False
     is_spent: bool = Field(
         default=False,
-        description="The tokens of its day are used up; it starts nothing until the next.",
+        description="Whether its daily tokens are used up. If so, it starts no runs until the next day.",
     )
-    next_at: datetime | None = Field(default=None, description="Of a schedule that is not paused.")
-    missed: int = Field(default=0, description="Moments at which no control plane ran.")
-    missed_at: datetime | None = Field(default=None, description="The newest of them.")
+    next_at: datetime | None = Field(default=None, description="For a schedule that is not paused.")
+    missed: int = Field(
+        default=0, description="Number of scheduled times at which no control plane was running."
+    )
+    missed_at: datetime | None = Field(default=None, description="The newest missed time.")
     path: str | None = Field(
-        default=None, description="Where webhooks are sent to.", examples=["/hooks/6a1f…"]
+        default=None, description="The path for incoming webhooks.", examples=["/hooks/6a1f…"]
     )
     created_at: datetime
 
 
 class MadeTrigger(TriggerAnswer):
     secret: str | None = Field(
-        default=None, description="Of a webhook. Shown only once.", examples=["hook_5f…"]
+        default=None, description="The secret of a webhook. Shown only once.", examples=["hook_5f…"]
     )
 
 
 class ScheduleMoments(Response):
-    """When a schedule would fire next."""
+    """The next times of a schedule."""
 
     moments: tuple[datetime, ...]
 
 
 class Triggers(Page):
-    triggers: tuple[TriggerAnswer, ...] = Field(description="The newest first.")
+    triggers: tuple[TriggerAnswer, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
 class FiringAnswer(Response):
-    """One firing of a trigger: the run that it started, or why there is none."""
+    """A firing of a trigger, with its run or the reason why it started no run."""
 
     id: UUID
     trigger_id: UUID
     cause: Annotated[FiringCause, OPEN_ENUM]
     status: Annotated[FiringStatus, OPEN_ENUM]
-    planned_at: datetime | None = Field(default=None, description="Of a schedule.")
+    planned_at: datetime | None = Field(default=None, description="For a schedule.")
     run_id: UUID | None = None
-    run_status: str | None = Field(default=None, description="How the run stands.")
-    max_tokens: int = Field(default=0, description="What the run may spend.")
+    run_status: str | None = Field(default=None, description="The status of the run.")
+    max_tokens: int = Field(default=0, description="Maximum tokens of the run.")
     error_code: str | None = None
     error: str | None = None
-    missed: int = Field(default=0, description="How many moments were missed.")
+    missed: int = Field(default=0, description="Number of missed times.")
     created_at: datetime
     ended_at: datetime | None = None
 
 
 class Firings(Page):
-    firings: tuple[FiringAnswer, ...] = Field(description="The newest first.")
+    firings: tuple[FiringAnswer, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from comfyfleet.api.values import Message, Page, Response
 
-# Of a batch; the others are held.
+# Number of a batch's jobs that are queued at the same time. The others are held.
 ADMITTED_AT_ONCE_MAX = 5
 
 
@@ -25,7 +25,7 @@ class JobStatus(StrEnum):
         return self in (JobStatus.QUEUED, JobStatus.PROCESSING)
 
 
-ENDED = frozenset(each for each in JobStatus if not each.is_active)
+ENDED = frozenset(status for status in JobStatus if not status.is_active)
 
 
 class Takes(Response):
@@ -34,52 +34,59 @@ class Takes(Response):
     kind: str = Field(description="image, video or audio", examples=["image"])
     media_types: tuple[str, ...] = Field(
         default=(),
-        description="Empty: all types of the kind.",
+        description="Allowed media types. Empty if all types of the kind are allowed.",
         examples=[["image/png", "image/jpeg"]],
     )
     max_bytes: int = Field(examples=[50_000_000])
 
 
 class ExampleMedia(Response):
-    url: str = Field(description="Served by us, without a key; it never changes, so cache it.")
+    url: str = Field(
+        description="Served by the control plane without a key. It never changes, so it can be cached."
+    )
     content_type: str = Field(examples=["image/webp"])
     size: int = Field(description="In bytes.")
-    width: int | None = Field(default=None, description="Of a picture, in pixels.")
+    width: int | None = Field(default=None, description="Of an image, in pixels.")
     height: int | None = None
 
 
 class Example(Response):
-    """What an operator shows of an effect: what went in, and what came out."""
+    """An example of an effect: the original and the result."""
 
     before: ExampleMedia | None = None
     after: ExampleMedia | None = None
 
 
 class EffectAnswer(Response):
-    """An effect as customers see it. `properties` is a JSON Schema of what a job may set."""
+    """An effect in the customers' view. `properties` is a JSON Schema of a job's properties."""
 
-    id: UUID = Field(description="The effect_id for a job.")
+    id: UUID = Field(description="Use this as `effect_id` of a job.")
     slug: str = Field(examples=["cartoon"])
     title: str = Field(default="", examples=["Cartoon"])
     description: str = ""
     preview_url: str | None = None
-    price_tokens: int = Field(description="Reserved at submit, and due on success.", examples=[5])
+    price_tokens: int = Field(
+        description="Reserved at submission, and charged on success.", examples=[5]
+    )
     typical_seconds: float | None = Field(
         default=None,
-        description="The median of the latest runs; null before the first.",
+        description="The median of the latest runs. null before the first run.",
         examples=[12.5],
     )
     last_processing_time_seconds: float | None = Field(
-        default=None, description="Of the latest run; null before the first.", examples=[12.5]
+        default=None,
+        description="The duration of the latest run. null before the first run.",
+        examples=[12.5],
     )
     takes: Takes | None = Field(
-        default=None, description="null: it needs no media, and so no video_id."
+        default=None, description="null if it needs no media, and therefore no `video_id`."
     )
     properties: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "JSON Schema (2020-12) of what a job may send as properties, in the order of a form. x-kind of each says how "
-            "people enter it: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video, audio."
+            "JSON Schema (2020-12) of the properties that a job may send, in the order of a form. "
+            "`x-kind` of each property specifies its form field: text, multiline, number, "
+            "integer, boolean, choice, seed, colour, image, mask, video or audio."
         ),
         examples=[
             {
@@ -89,56 +96,67 @@ class EffectAnswer(Response):
         ],
     )
     tags: tuple[str, ...] = Field(default=(), examples=[["portrait", "video"]])
-    examples: tuple[Example, ...] = Field(default=(), description="The first is the one to show.")
+    examples: tuple[Example, ...] = Field(
+        default=(), description="The first one is the main example."
+    )
     can_pay: bool = Field(
         default=True, description="Whether the balance of the key's user covers the price."
     )
 
 
 class PublicEffects(Page):
-    effects: tuple[EffectAnswer, ...] = Field(description="By slug.")
+    effects: tuple[EffectAnswer, ...] = Field(description="Sorted by slug.")
     tags: tuple[str, ...] = Field(
-        default=(), description="Of all published effects, by name; on the first page only."
+        default=(),
+        description="Tags of all published effects, sorted by name. Only on the first page.",
     )
-    next: str | None = Field(default=None, description="The next page: after=next; null: no more.")
+    next: str | None = Field(
+        default=None,
+        description="Pass this as `after` to get the next page. null on the last page.",
+    )
 
 
 class Value(Response):
     node_id: str = Field(examples=["7"])
-    name: str = Field(description="The name that the node gives it.", examples=["text"])
+    name: str = Field(description="The node's name for the value.", examples=["text"])
     value: Any = Field(
-        default=None, description="A text, number, boolean or JSON.", examples=["a cat"]
+        default=None, description="A text, number, boolean or JSON value.", examples=["a cat"]
     )
 
 
-VALUES = Field(default=(), description="What nodes showed: texts, numbers, booleans, JSON.")
+VALUES = Field(
+    default=(), description="Values that nodes showed: texts, numbers, booleans and JSON."
+)
 TEXT = Field(
-    default=None, description="The texts of the first node that showed any; null: none did."
+    default=None, description="The texts of the first node that showed any. null if no node did."
 )
 
 
 SMALL_URL = Field(
     default=None,
     description=(
-        "A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small "
-        "as it is."
+        "A thumbnail of at most 512 pixels, with the same validity as the other URL. null if "
+        "the file is not an image, or already small."
     ),
 )
 
 
 class Output(Response):
-    """One file that a job made, with a URL to download it."""
+    """A file that a job created, with a download URL."""
 
     name: str
     filename: str = Field(examples=["made_00001_.png"])
     download_name: str | None = Field(
         default=None,
-        description="The name under which a browser saves it, after what went in and the effect; null: `filename`.",
+        description=(
+            "The file name for browsers, which combines the input's name and the effect. null "
+            "means `filename`."
+        ),
         examples=["cat-soften.png"],
     )
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
     size: int | None = Field(default=None, description="In bytes.", examples=[512_000])
-    url: str = Field(description="Valid for 15 minutes; repeat the call for a new one.")
+    url: str = Field(description="Valid for 15 minutes. Repeat the call for a new one.")
     small_url: str | None = SMALL_URL
 
 
@@ -150,19 +168,20 @@ class JobSummary(Response):
     batch_id: UUID | None = None
     retry_of: UUID | None = None
     reused_from: UUID | None = Field(
-        default=None, description="The job whose result it took instead of running, for nothing."
+        default=None,
+        description="The job whose result was reused free of charge instead of running this job.",
     )
     price_tokens: int = Field(
         default=0,
-        description="Reserved at submit; consumed on success, else refunded.",
+        description="Reserved at submission. Consumed on success, otherwise refunded.",
         examples=[5],
     )
-    progress: float | None = Field(default=None, description="Percent; null if unknown.")
-    error: str | None = Field(default=None, description="Why it failed, for people.")
+    progress: float | None = Field(default=None, description="In percent. null if unknown.")
+    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
     submitted_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = Field(
-        default=None, description="When it ended, however it ended."
+        default=None, description="When it ended, regardless of the result."
     )
 
     @property
@@ -171,62 +190,74 @@ class JobSummary(Response):
 
 
 class JobAnswer(JobSummary):
-    """A job: its status, its outputs, and the values that its nodes showed."""
+    """A job with its status, its outputs, and the values that its nodes showed."""
 
     idempotency_key: str | None = None
     properties: dict[str, Any] = Field(
-        default_factory=dict, description="Including default values, such as a seed."
+        default_factory=dict, description="Including default values, such as a random seed."
     )
     estimated_seconds_left: float | None = Field(
         default=None,
-        description="From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
+        description=(
+            "Estimated from the effect's history, without the time in the queue. null if unknown, "
+            "or if the run takes longer than usual."
+        ),
         examples=[8.5],
     )
     outputs: tuple[Output, ...] = ()
     original: Output | None = Field(
-        default=None, description="Of a job that has ended: what went in, as long as it is kept."
+        default=None, description="The input of a job that has ended, as long as it is stored."
     )
-    processed_file_url: str | None = Field(default=None, description="The first output's.")
+    processed_file_url: str | None = Field(default=None, description="URL of the first output.")
     values: tuple[Value, ...] = VALUES
     text: str | None = TEXT
     warnings: tuple[str, ...] = Field(
-        default=(), description="At submit: that it will wait, because no worker can run it now."
+        default=(),
+        description="At submission: a warning that the job will wait, because no worker can run it now.",
     )
 
 
 class AgainAnswer(Response):
-    """A job's settings as they were, ready to be changed and submitted again."""
+    """A job's settings, ready to be changed and submitted again."""
 
     effect_id: UUID | None = None
     effect_slug: str | None = None
     video_id: UUID | None = Field(
-        default=None, description="null: none was taken, or it has expired."
+        default=None, description="null if the job had no media, or it has expired."
     )
     properties: dict[str, Any] = Field(
         default_factory=dict,
-        description="What a job may send as properties; files by the ids of their media.",
+        description="Properties for a new job. Files are represented by the ids of their media.",
     )
-    price_tokens: int | None = Field(default=None, description="As of today.")
+    price_tokens: int | None = Field(default=None, description="The current price.")
     problems: tuple[str, ...] = Field(
-        default=(), description="What can't be taken over, for people; empty: all can."
+        default=(),
+        description="Settings that can't be reused, as messages for users. Empty if all can.",
     )
 
 
 class Jobs(Page):
-    jobs: tuple[JobSummary, ...] = Field(description="The newest first.")
+    jobs: tuple[JobSummary, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
 class JobWaitAnswer(Response):
-    why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
+    why: str = Field(
+        description="The reason why the job isn't running, as one sentence.",
+        examples=["3 jobs ahead, about 2 minutes."],
+    )
     person_needed_after: float | None = Field(
         default=None,
-        description="Seconds after which only a person can help, because no worker can run the job; null: it needs no help.",
+        description=(
+            "Seconds after which only a person can help, because no worker can run the job. null "
+            "if the job needs no help."
+        ),
     )
     required_action: str | None = Field(
-        default=None, description="What that person must do; null: the job needs no help."
+        default=None, description="What that person must do. null if the job needs no help."
     )
 
 
@@ -244,18 +275,21 @@ class StageState(StrEnum):
 
 
 class JobStage(Response):
-    """One of the four parts of a job's way."""
+    """A stage of a job. Every job has the same four stages."""
 
     name: StageName
     state: StageState
     seconds: float | None = Field(
         default=None,
-        description="How long it took; or, until it is done, how long it usually takes; null: unknown.",
+        description=(
+            "How long it took in seconds. Until it is done, how long it usually takes. null if "
+            "unknown."
+        ),
     )
 
 
 class FollowedJob(Response):
-    """A job as a page that waits for it shows it."""
+    """A job with the information for a page that waits for it."""
 
     id: UUID
     status: JobStatus
@@ -263,69 +297,84 @@ class FollowedJob(Response):
     effect_slug: str | None = None
     effect_title: str | None = None
     video_id: UUID | None = None
-    stage: StageName | None = Field(default=None, description="null: it has ended.")
-    stages: tuple[JobStage, ...] = Field(default=(), description="Always the same four, in order.")
+    stage: StageName | None = Field(default=None, description="null if it has ended.")
+    stages: tuple[JobStage, ...] = Field(
+        default=(), description="Always the same four stages, in order."
+    )
     why: str | None = Field(
         default=None,
-        description="While it waits: its place in the queue, in words.",
+        description="The position in the queue, described in words, while the job is waiting.",
         examples=["3 jobs ahead, about 2 minutes."],
     )
     progress: float | None = Field(
-        default=None, description="Percent, as its worker measures it; null until the first report."
+        default=None,
+        description="In percent, as measured by its worker. null until the first report.",
     )
     expected_progress: float | None = Field(
         default=None,
-        description="Percent by the effect's history, until there is a real one; null: unknown.",
+        description=(
+            "Estimated progress in percent, based on the effect's history, until the first "
+            "report. null if unknown."
+        ),
     )
     seconds_left: float | None = Field(
         default=None,
-        description="By the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
+        description=(
+            "Estimated from the effect's history, without the time in the queue. null if unknown, "
+            "or if the run takes longer than usual."
+        ),
     )
-    node: str | None = Field(default=None, description="The node that runs now.")
+    node: str | None = Field(default=None, description="The node that is running now.")
     node_title: str | None = Field(default=None, examples=["Sampler"])
-    step: int | None = Field(default=None, description="Of the node that runs now.")
+    step: int | None = Field(default=None, description="The step of the node that is running now.")
     steps: int | None = None
-    error: str | None = Field(default=None, description="Why it failed, for people.")
+    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
     price_tokens: int = 0
-    refunded_tokens: int = Field(default=0, description="What came back, if it has not succeeded.")
+    refunded_tokens: int = Field(default=0, description="Refunded tokens, if it did not succeed.")
     submitted_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = None
 
 
 class FollowedJobs(Response):
-    jobs: tuple[FollowedJob, ...] = Field(description="The newest first.")
+    jobs: tuple[FollowedJob, ...] = Field(description="Newest first.")
 
 
 class BatchAnswer(Response):
-    """A batch: its jobs counted by status, and what they cost."""
+    """A batch with its costs and the number of its jobs by status."""
 
     id: UUID
     effect_id: UUID
     total: int
     held: int = Field(
         default=0,
-        description=f"Not in the queue yet: {ADMITTED_AT_ONCE_MAX} of a batch are at a time.",
+        description=(
+            f"Jobs that are not in the queue yet. Only {ADMITTED_AT_ONCE_MAX} of a batch are "
+            f"queued at a time."
+        ),
     )
     counts: dict[JobStatus, int] = Field(
         default_factory=dict, description="Number of jobs by status."
     )
-    progress: float = Field(default=0.0, description="Percent of the jobs that have ended.")
+    progress: float = Field(default=0.0, description="Percentage of the jobs that have ended.")
     is_ended: bool = False
-    reserved_tokens: int = Field(default=0, description="Of jobs that have not ended.")
+    reserved_tokens: int = Field(default=0, description="Tokens of jobs that have not ended.")
     consumed_tokens: int = 0
     refunded_tokens: int = 0
     created_at: datetime
     cancelled_at: datetime | None = None
     jobs: tuple[JobSummary, ...] = Field(
-        default=(), description="In the order of the items, a page of them."
+        default=(), description="A page of its jobs, in the order of the items."
     )
-    next: int | None = Field(default=None, description="The next page: start=next; null: no more.")
+    next: int | None = Field(
+        default=None,
+        description="Pass this as `start` to get the next page. null on the last page.",
+    )
 
 
 class JobEvent(Message):
-    """One event of a job. A reader reconnects with the last `id`; a progress event has the id of
-    the event before it."""
+    """An event of a job. A reader reconnects with the last `id`. A progress event has the id of the
+    event before it."""
 
     id: int
     kind: str  # status, progress, outputs

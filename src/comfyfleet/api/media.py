@@ -35,27 +35,32 @@ class UploadSlot(Response):
 
 
 class UploadPart(Response):
-    number: int = Field(description="From 1.")
-    start: int = Field(description="Its first byte in the file.")
-    size: int = Field(description="In bytes; its PUT takes exactly so many.")
-    upload: UploadSlot | None = Field(default=None, description="null: it is there already.")
+    number: int = Field(description="Counted from 1.")
+    start: int = Field(description="The position of its first byte in the file.")
+    size: int = Field(description="In bytes. The body of its PUT must have exactly this size.")
+    upload: UploadSlot | None = Field(
+        default=None, description="null if the part has already been uploaded."
+    )
 
 
 class UploadState(Response):
-    """What of an announced file has arrived."""
+    """The state of an announced upload."""
 
     file_id: UUID
-    size: int = Field(description="As announced.")
+    size: int = Field(description="The announced size in bytes.")
     received_bytes: int
-    is_whole: bool = Field(description="Nothing is missing: link it with POST /api/videos.")
-    parts: tuple[UploadPart, ...] = Field(
-        default=(), description="Of a file in parts, as long as some are missing."
+    is_whole: bool = Field(
+        description="Whether the file is complete. If so, link it with POST /api/videos."
     )
-    expires_at: datetime = Field(description="When the URLs expire; repeat the call for new ones.")
+    parts: tuple[UploadPart, ...] = Field(
+        default=(),
+        description="The parts of a file that is uploaded in parts, as long as some are missing.",
+    )
+    expires_at: datetime = Field(description="When the URLs expire. Repeat the call for new ones.")
 
 
 class UploadedFile(Response):
-    """A file as it was announced."""
+    """A file with its announced properties."""
 
     id: UUID
     filename: str
@@ -66,10 +71,13 @@ class UploadedFile(Response):
 class Upload(Response):
     file_id: UUID = Field(description="Link it with POST /api/videos after the upload.")
     file: UploadedFile | None = None
-    upload: UploadSlot = Field(description="For the whole file at once.")
+    upload: UploadSlot = Field(description="For uploading the whole file at once.")
     parts: tuple[UploadPart, ...] = Field(
         default=(),
-        description="In place of it, if in_parts was sent: each by itself, in any order, several at once.",
+        description=(
+            "Used instead of `upload` if in_parts was sent. The parts can be uploaded separately, "
+            "in any order and concurrently."
+        ),
     )
     expires_at: datetime = Field(description="When the URLs expire.")
 
@@ -78,21 +86,23 @@ class VideoSummary(Response):
     id: UUID
     kind: Annotated[MediaKind, OPEN_ENUM]
     status: MediaStatus = Field(description="The status of its latest job.")
-    progress: float | None = Field(default=None, description="Percent; null if unknown.")
+    progress: float | None = Field(default=None, description="In percent. null if unknown.")
     error: str | None = Field(default=None, description="Why its latest job failed.")
     job_id: UUID | None = Field(default=None, description="Its latest job.")
-    effect_id: UUID | None = Field(default=None, description="Of its latest job.")
+    effect_id: UUID | None = Field(default=None, description="The effect of its latest job.")
     filename: str | None = Field(
-        default=None, description="Of the upload; null once it has expired.", examples=["cat.png"]
+        default=None,
+        description="The name of the uploaded file. null once it has expired.",
+        examples=["cat.png"],
     )
     original_file_url: str | None = Field(
-        default=None, description="Valid for 15 minutes; in a list only with urls=true."
+        default=None, description="Valid for 15 minutes. In a list only with urls=true."
     )
     processed_file_url: str | None = Field(
         default=None,
         description=(
-            "The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one. In a list only "
-            "with urls=true."
+            "The latest job's result, if any. Valid for 15 minutes; repeat the call for a new "
+            "one. In a list only with urls=true."
         ),
     )
     original_small_url: str | None = SMALL_URL
@@ -103,48 +113,53 @@ class VideoSummary(Response):
 
 
 class MediaResult(Response):
-    """One job that was run on a media, with its first output."""
+    """A job that was run on a media item, with its first output."""
 
     job_id: UUID
     effect_id: UUID | None = None
     status: JobStatus
-    url: str | None = Field(default=None, description="The first output; valid for 15 minutes.")
+    url: str | None = Field(default=None, description="The first output. Valid for 15 minutes.")
     small_url: str | None = SMALL_URL
     content_type: str | None = Field(default=None, examples=["image/png"])
     submitted_at: datetime
 
 
 class Video(VideoSummary):
-    """An uploaded picture, video or sound, with the state of its latest job."""
+    """An uploaded image, video or audio file, with the state of its latest job."""
 
     estimated_seconds_left: float | None = Field(
         default=None,
-        description="From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
+        description=(
+            "Estimated from the effect's history, without the time in the queue. null if unknown, "
+            "or if the run takes longer than usual."
+        ),
         examples=[8.5],
     )
     results: tuple[MediaResult, ...] = Field(
         default=(),
-        description=f"All its jobs, also those under way; the newest first, {RESULTS_MAX} at most.",
+        description=f"All its jobs, including unfinished ones; newest first, at most {RESULTS_MAX}.",
     )
     values: tuple[Value, ...] = VALUES
     text: str | None = TEXT
 
 
 class Videos(Page):
-    videos: tuple[VideoSummary, ...] = Field(description="The newest first.")
+    videos: tuple[VideoSummary, ...] = Field(description="Newest first.")
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
 class ShareAnswer(Response):
-    """A link that shows one result to whoever has it."""
+    """A link that shows a result to everyone who has the link."""
 
     id: UUID
     job_id: UUID
     video_id: UUID | None = None
     has_original: bool = Field(
-        default=False, description="Whether it also shows what went in, for before and after."
+        default=False,
+        description="Whether it also shows the original, for a before/after comparison.",
     )
     created_at: datetime
     expires_at: datetime
@@ -152,26 +167,30 @@ class ShareAnswer(Response):
 
 
 class MadeShare(ShareAnswer):
-    """A link that was just made, with its secret."""
+    """A newly created link, with its secret."""
 
-    secret: str = Field(description="Shown only once: only its hash is stored.")
+    secret: str = Field(description="Shown only once, because only its hash is stored.")
     url: str = Field(
-        description="The page that shows it; GET /api/shared/SECRET has the same as data."
+        description=(
+            "The page that shows the result. GET /api/shared/SECRET returns the same information "
+            "as data."
+        )
     )
 
 
 class Shares(Page):
     shares: tuple[ShareAnswer, ...] = Field(
-        description="The newest first, including revoked and expired ones."
+        description="Newest first, including revoked and expired ones."
     )
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
 class SharedState(StrEnum):
     READY = "ready"
-    EXPIRED = "expired"  # the link, or what it showed
+    EXPIRED = "expired"  # the link itself, or its contents
 
 
 class SharedFile(Response):
@@ -181,7 +200,7 @@ class SharedFile(Response):
 
 
 class SharedAnswer(Response):
-    """What a link shows. Nothing tells whose it is."""
+    """The contents of a link, without information about its owner."""
 
     state: SharedState
     effect_title: str | None = None

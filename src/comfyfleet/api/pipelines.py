@@ -1,4 +1,4 @@
-"""Pipelines, their runs, candidates and votes in the public API."""
+"""Pipelines and their runs, candidates and votes in the public API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -10,7 +10,7 @@ from pydantic import Field, PlainSerializer
 from comfyfleet.api.jobs import SMALL_URL
 from comfyfleet.api.values import Message, Page, Response
 
-# Reasons that time alone does not change.
+# Reasons that don't change over time without an action.
 _RESTING = frozenset(
     {
         *("complete", "failed", "waiting_for_judgement", "candidates_limit", "tokens_limit"),
@@ -20,27 +20,27 @@ _RESTING = frozenset(
 
 
 class CandidateStatus(StrEnum):
-    """How a candidate was judged."""
+    """The judgment of a candidate."""
 
-    ACTIVE = "active"  # nobody has said anything yet
+    ACTIVE = "active"  # not judged yet
     APPROVED = "approved"
     REJECTED = "rejected"
     WINNER = "winner"
 
 
 class JudgedBy(StrEnum):
-    """Whose judgement a candidate's status is."""
+    """The kind of judge that decided a candidate's status."""
 
-    JUDGE = "judge"  # of its step
+    JUDGE = "judge"  # the judge of its step
     PERSON = "person"
 
 
 class CandidateSort(StrEnum):
-    """How candidates are listed."""
+    """The order of a list of candidates."""
 
     OLDEST = "oldest"
-    BEST = "best"  # winners, approved ones, later steps, high ratings
-    SCORE = "score"  # of the judge, the highest first; those without one last
+    BEST = "best"  # winners first, then approved ones, later steps, high ratings
+    SCORE = "score"  # the judge's score, highest first; candidates without a score come last
 
 
 class PipelineRunStatus(StrEnum):
@@ -65,37 +65,40 @@ class PipelineAnswer(Response):
 class PipelinePage(Page):
     pipelines: tuple[PipelineAnswer, ...]
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
 class PipelineLimits(Response):
-    """null is no limit."""
+    """Limits of a run. null means no limit."""
 
     candidates: int | None = None
     tokens: int | None = None
     concurrent_jobs: int = 1
     until: Annotated[datetime, PlainSerializer(datetime.isoformat)] | None = None
     bytes: int | None = Field(
-        default=None, description="Maximum size of its files; then it is paused."
+        default=None,
+        description="Maximum size of its files in bytes. The run is paused when it is reached.",
     )
 
 
 class StepJudgeAnswer(Response):
-    """The judge of a step, and from which score on it decides."""
+    """The judge of a step, and its thresholds."""
 
     name: str = Field(description="Its measure, effect or workflow.")
     approve_above: float | None = Field(
-        default=None, description="From here on it approves; null: it approves nothing."
+        default=None,
+        description="Approves candidates with at least this score. null if it approves none.",
     )
     reject_below: float | None = Field(
-        default=None, description="Below this it rejects; null: it rejects nothing."
+        default=None, description="Rejects candidates with a lower score. null if it rejects none."
     )
 
 
 class StepAnswer(Response):
     name: str
-    wanted: int = Field(description="For the parents that exist now.")
+    wanted: int = Field(description="Target number for the existing parents.")
     made: int
     approved: int
     rejected: int
@@ -104,67 +107,72 @@ class StepAnswer(Response):
     needs_approval: bool = False
     waiting: int = Field(
         default=0,
-        description="Candidates that a person is to judge; 0 where no approval is needed.",
+        description="Candidates that a person must judge. 0 if no approval is required.",
     )
     judge: StepJudgeAnswer | None = None
-    judging: int = Field(default=0, description="Of the jobs in flight, those of the judge.")
-    unjudged: int = Field(default=0, description="Candidates that the judge has still to look at.")
+    judging: int = Field(default=0, description="Jobs of the judge, out of the jobs in flight.")
+    unjudged: int = Field(default=0, description="Candidates that the judge hasn't judged yet.")
 
 
 class PipelineRunSummary(Response):
     id: UUID
     pipeline_id: UUID
-    pipeline: str = Field(default="", description="Its name.")
+    pipeline: str = Field(default="", description="The pipeline's name.")
     status: PipelineRunStatus
     pause_reason: str | None = None
     reason: str | None = Field(
         default=None,
-        description="Why nothing was submitted at the last check; null while the next check is due.",
+        description="Why nothing was submitted at the last check. null while the next check is due.",
     )
-    trouble: str | None = Field(default=None, description="What prevents the next job.")
+    trouble: str | None = Field(default=None, description="The problem that prevents the next job.")
     trouble_seconds: int | None = Field(
         default=None,
-        description="Only a person can help when the trouble has lasted for so long; null: it may pass by itself.",
+        description=(
+            "Once the problem has lasted this many seconds, only a person can solve it. null if "
+            "it may resolve itself."
+        ),
     )
     target_folder: str
     base_candidates: int
     variables: dict[str, Any] = Field(default_factory=dict)
     limits: PipelineLimits = PipelineLimits()
-    tokens: int = Field(default=0, description="Reserved and consumed.")
+    tokens: int = Field(default=0, description="Reserved and consumed tokens.")
     created_at: datetime
     changed_at: datetime
     files_removed_at: datetime | None = None
 
 
 class PipelineRunAnswer(PipelineRunSummary):
-    """A run of a pipeline: its status, steps and costs."""
+    """A pipeline run with its status, steps and costs."""
 
     steps: tuple[StepAnswer, ...] = ()
-    jobs: dict[str, int] = Field(default_factory=dict, description="How many there were, by state.")
-    queued: int = Field(default=0, description="Jobs that wait for a worker.")
+    jobs: dict[str, int] = Field(default_factory=dict, description="Number of jobs by status.")
+    queued: int = Field(default=0, description="Jobs that are waiting for a worker.")
     success_rate: float | None = Field(
-        default=None, description="Of jobs that ended; null while none has."
+        default=None,
+        description="Share of successful jobs among those that ended. null if none has ended.",
     )
-    bytes: int = Field(default=0, description="Size of its files.")
+    bytes: int = Field(default=0, description="Size of its files in bytes.")
     seconds_left: float | None = Field(
         default=None,
         description="Estimated from the duration of the last jobs.",
     )
     last_event_id: int = Field(
-        default=0, description="To follow what happens from now on: events?after=…"
+        default=0, description="Use `events?after=…` with this id to receive subsequent events."
     )
 
     @property
     def is_resting(self) -> bool:
-        """Whether the run does nothing more unless a user acts."""
-        is_busy = any(each.in_flight for each in self.steps)
+        """Checks whether the run does nothing more unless a user acts."""
+        is_busy = any(step.in_flight for step in self.steps)
         return not is_busy and (self.status != "active" or self.reason in _RESTING)
 
 
 class PipelineRunSummaries(Page):
     runs: tuple[PipelineRunSummary, ...]
     next: UUID | None = Field(
-        default=None, description="The next page: before=next; null: no more."
+        default=None,
+        description="Pass this as `before` to get the next page. null on the last page.",
     )
 
 
@@ -177,43 +185,46 @@ class FailureAnswer(Response):
     step: str
     parent: UUID | None = None
     is_judge: bool = Field(
-        default=False, description="It should have judged `parent`, which a person judges now."
+        default=False,
+        description="Whether it was a job to judge `parent`, which a person must judge now.",
     )
     error: str | None = None
     ended_at: datetime | None = None
 
 
 class Failures(Response):
-    failures: tuple[FailureAnswer, ...] = Field(description="The newest first.")
+    failures: tuple[FailureAnswer, ...] = Field(description="Newest first.")
 
 
 class CandidateAnswer(Response):
-    """A candidate that a step of a pipeline made."""
+    """A candidate that a step of a pipeline created."""
 
     id: UUID
-    step: int = Field(description="Its number; 0 is the base.")
+    step: int = Field(description="The step's number. 0 is the base.")
     parent: UUID | None = None
     status: CandidateStatus
     judged_by: JudgedBy | None = Field(
-        default=None, description="Whose judgement the status is; null while nobody has judged it."
+        default=None, description="Who decided the status. null if it hasn't been judged yet."
     )
     score: float = Field(description="Its rating by votes.")
     judge_score: float | None = Field(
-        default=None, description="What the judge of its step gave it; null if there is none."
+        default=None, description="The score of its step's judge. null if there is none."
     )
     judge_error: str | None = Field(
-        default=None, description="Why the judge gave it none, so that a person is asked."
+        default=None, description="Why the judge gave no score, so that a person must judge it."
     )
     child_count: int = 0
     seed: int | None = None
     seed_text: str | None = Field(
         default=None,
-        description="The same as a text: seeds are too large for JavaScript's numbers.",
+        description="The seed as a string, because seeds are too large for JavaScript's numbers.",
     )
-    properties: dict[str, Any] = Field(default_factory=dict, description="What it was made with.")
+    properties: dict[str, Any] = Field(
+        default_factory=dict, description="The properties that were used to create it."
+    )
     job_id: UUID | None = None
     provider_job_id: str | None = Field(
-        default=None, description="The backend's id of the run: ComfyUI's `prompt_id`."
+        default=None, description="The backend's id of the run, which is ComfyUI's `prompt_id`."
     )
     output_index: int = 0
     path: str = Field(default="", description="Its name in listings and exports.")
@@ -221,27 +232,31 @@ class CandidateAnswer(Response):
     size: int = 0
     url: str | None = Field(
         default=None,
-        description="Valid for 15 minutes; null for a text, and after the file was deleted.",
+        description="Valid for 15 minutes. null for a text, and after the file was deleted.",
     )
     small_url: str | None = SMALL_URL
     text: str | None = Field(
-        default=None, description="The text that its job showed, with or instead of a picture."
+        default=None,
+        description="The text that its job showed, together with or instead of an image.",
     )
     created_at: datetime
 
 
 class CandidatePage(Page):
     candidates: tuple[CandidateAnswer, ...] = Field(
-        description="The oldest first, unless `sort` says otherwise."
+        description="Oldest first, unless `sort` specifies a different order."
     )
-    next: UUID | None = Field(default=None, description="The next page: after=next; null: no more.")
+    next: UUID | None = Field(
+        default=None,
+        description="Pass this as `after` to get the next page. null on the last page.",
+    )
 
 
 class LineageAnswer(Response):
-    """Where a candidate comes from, and what votes say about it."""
+    """A candidate's origin and its votes."""
 
     candidates: tuple[CandidateAnswer, ...] = Field(
-        description="Itself first, then its parent, the base last."
+        description="The candidate itself, then its parent, and so on. The base is last."
     )
     won: int
     lost: int
@@ -264,23 +279,27 @@ class TreeAnswer(Response):
 
 class PairAnswer(Response):
     candidates: tuple[CandidateAnswer, ...] = Field(
-        default=(), description="Two of one step; empty if there are not two to compare."
+        default=(),
+        description="Two candidates of the same step. Empty if there aren't two to compare.",
     )
-    votes: int = Field(default=0, description="That were given in their step.")
+    votes: int = Field(default=0, description="Number of votes in their step.")
     votes_enough: int = Field(
-        default=0, description="After so many each was compared with five others, or with all."
+        default=0,
+        description=(
+            "Number of votes after which each candidate was compared with five others, or with all."
+        ),
     )
 
 
 class VoteAnswer(Response):
-    """A vote, and the scores after it."""
+    """A vote and the resulting scores."""
 
-    id: UUID = Field(description="Use it to undo the vote.")
+    id: UUID = Field(description="Use this id to undo the vote.")
     scores: dict[UUID, float] = Field(default_factory=dict)
 
 
 class PipelineEvent(Message):
-    """One event of a pipeline run. A reader reconnects with the last `id`."""
+    """An event of a pipeline run. A reader reconnects with the last `id`."""
 
     id: int
     kind: str  # started, submitted, candidates, scored, job_failed, approved, voted, paused …

@@ -1,4 +1,5 @@
-"""Calls of routes of custom nodes, which a worker passes on to its backend: messages, and what may pass."""
+"""Calls of custom nodes' routes, which a worker forwards to its backend: their messages, and the
+requests that are allowed."""
 
 import base64
 import re
@@ -11,20 +12,22 @@ from comfyfleet.api.values import Message
 from comfyfleet.api.worker import WAIT_SECONDS_MAX, WorkerId
 
 PREFIXES_MAX = 20
-# Of a body, either way: it comes as text in a message of at most 16 MiB.
+# Limit for a body in either direction. It is sent as base64 in a message of at most 16 MiB.
 ROUTE_BYTES_MAX = 10 * 1000**2
 TARGET_CHARACTERS_MAX = 8_192
 HEADER_CHARACTERS_MAX = 1_000
 REASON_CHARACTERS_MAX = 500
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-READING = frozenset({"GET", "HEAD"})  # the others may change something on a backend
-# Neither keys and cookies, nor what is between two machines only.
+READING = frozenset({"GET", "HEAD"})  # the other methods may change something on a backend
+# The headers that are forwarded. They include neither keys and cookies, nor headers between two
+# machines only.
 REQUEST_HEADERS = ("accept", "accept-language", "content-type", "range", "if-none-match")
 RESPONSE_HEADERS = ("content-type", "content-range", "accept-ranges", "etag", "last-modified")
-# An octet that a second reading of the path would decode, such as %2e.
+# An octet that would be decoded if the path were parsed a second time, such as %2e.
 _ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
 
-# Whole segments only: /api/etn is /api/etn and /api/etn/..., not /api/etnx. No dots: they could lead out of it.
+# Matches whole segments only: /api/etn matches /api/etn and /api/etn/..., but not /api/etnx. Dots
+# are not allowed, because they could lead out of the prefix.
 RoutePrefix: TypeAlias = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_-]{1,60}){1,6}$")]
 RoutePrefixes: TypeAlias = Annotated[tuple[RoutePrefix, ...], Field(max_length=PREFIXES_MAX)]
 
@@ -45,7 +48,7 @@ RouteHeaders: TypeAlias = Annotated[dict[str, _HeaderText], Field(max_length=20)
 
 
 class RoutePoll(Message):
-    """Asks for a call of a route below one of these prefixes."""
+    """Requests a call of a route below one of these prefixes."""
 
     worker_id: WorkerId
     prefixes: Annotated[RoutePrefixes, Field(min_length=1)]
@@ -53,7 +56,7 @@ class RoutePoll(Message):
 
 
 class RouteCall(Message):
-    """A call to send to the backend once. `target`: its path and query."""
+    """A call to send to the backend once. `target` is its path and query."""
 
     id: UUID
     method: Literal["GET", "HEAD", "POST", "PUT", "DELETE"]
@@ -68,7 +71,7 @@ class RoutePolled(Message):
 
 
 class RouteAnswer(Message):
-    """What the backend answered. `error`: why it did not, in a few words."""
+    """The backend's response. `error` is a short reason if there is none."""
 
     worker_id: WorkerId
     call_id: UUID
@@ -83,17 +86,21 @@ def is_below(prefix: str, path: str) -> bool:
 
 
 def is_plain(path: str) -> bool:
-    """Whether no part of a decoded path can lead elsewhere, however a backend reads it."""
-    *folders, last = (each.partition(";")[0] for each in path.split("/")[1:])
-    leads_on = all(each not in ("", ".", "..") for each in folders) and last not in (".", "..")
+    """Checks whether no part of a decoded path can lead elsewhere, regardless of how a backend
+    parses it."""
+    *folders, last = (segment.partition(";")[0] for segment in path.split("/")[1:])
+    leads_on = all(segment not in ("", ".", "..") for segment in folders) and last not in (
+        ".",
+        "..",
+    )
     return leads_on and "\\" not in path and path.isprintable() and not _ENCODED.search(path)
 
 
-def passed_headers(given: Any, names: tuple[str, ...]) -> dict[str, str]:
-    """Those of the named headers that are there, and not too long to be sent on."""
-    found = {name: given[name] for name in names if name in given}
+def passed_headers(headers: Any, names: tuple[str, ...]) -> dict[str, str]:
+    """Returns the named headers that exist and aren't too long to forward."""
+    values = {name: headers[name] for name in names if name in headers}
     return {
         name: text
-        for name, text in found.items()
+        for name, text in values.items()
         if len(text) <= HEADER_CHARACTERS_MAX and text.isascii() and text.isprintable()
     }

@@ -1,4 +1,4 @@
-"""Who is signed in in a browser."""
+"""The user of a browser session."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -29,39 +29,38 @@ class SessionUser(Response):
 
 
 class SignInWays(Response):
-    """By which ways somebody can sign in here."""
+    """The available sign-in methods."""
 
     key: bool = Field(description="`POST /api/session` with a key.")
     one_click: bool = Field(
-        description="`POST /api/session/local`: with the address that `comfyfleet up` has printed."
+        description="`POST /api/session/local`, with the URL that `comfyfleet up` printed."
     )
-    oidc: bool = Field(description="`/auth/oidc/start`: with the operator's identity provider.")
-    oidc_name: str | None = Field(default=None, description="What that provider is called.")
+    oidc: bool = Field(description="`/auth/oidc/start`, with the operator's identity provider.")
+    oidc_name: str | None = Field(default=None, description="The name of that provider.")
 
 
 class SessionAnswer(Response):
-    """Who is signed in: a customer (`tenant`, `user`, `scopes`), an operator (`operator`, `role`), or one person
-    as both."""
+    """The signed-in user: a customer (`tenant`, `user`, `scopes`), an operator (`operator`,
+    `role`), or one person who is both."""
 
     signed_in: bool
     kind: Annotated[SessionKind, OPEN_ENUM] | None = Field(
-        default=None, description="`operator` for a person who is both; null: nobody is signed in."
+        default=None,
+        description="`operator` for a person who is both. null if nobody is signed in.",
     )
     kinds: tuple[Annotated[SessionKind, OPEN_ENUM], ...] = ()
     tenant: SessionTenant | None = None
     user: SessionUser | None = None
     scopes: tuple[Annotated[Scope, OPEN_ENUM], ...] = ()
     operator: str | None = Field(
-        default=None, description="As the audit names the operator.", examples=["operator:ada"]
+        default=None, description="The operator's name in the audit log.", examples=["operator:ada"]
     )
     role: Annotated[Role, OPEN_ENUM] | None = None
     csrf: str | None = Field(
-        default=None, description="To be sent as `X-CSRF-Token` with every change."
+        default=None, description="Send this as `X-CSRF-Token` with every change."
     )
-    expires_at: datetime | None = Field(
-        default=None, description="When somebody has to sign in again."
-    )
+    expires_at: datetime | None = Field(default=None, description="When the session expires.")
     public_catalogue: bool = Field(
-        default=False, description="Whether `GET /api/catalogue` shows effects to anybody."
+        default=False, description="Whether `GET /api/catalogue` shows effects to everyone."
     )
     ways: SignInWays

@@ -1,11 +1,11 @@
-"""Measures JSON values without writing them as text. Pure."""
+"""Measures JSON values without serializing them. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
 
 
 def count_values(value: Any, *, most: int) -> int:
-    """Returns the number of values inside of a value, itself included; counting stops above `most`."""
+    """Returns the number of values in a value, including itself. Counting stops above `most`."""
     count = 0
     for _ in _values(value):
         count += 1
@@ -17,16 +17,17 @@ def count_values(value: Any, *, most: int) -> int:
 def is_larger(value: Any, *, bytes_max: int) -> bool:
     """Checks whether the JSON text of a value certainly has more bytes than the limit.
 
-    A text that isn't ASCII is longer than measured here, by a factor of six at most.
+    The limit is not exact: a text that isn't ASCII can be up to six times longer than measured
+    here.
     """
     size = 0
-    for found in _values(value):
-        if isinstance(found, str):
-            size += len(found) + 2  # quotes
-        elif isinstance(found, dict):
-            size += 1 + 4 * len(found) + sum(map(len, found))  # quotes, colons and commas
-        elif isinstance(found, list):
-            size += 1 + len(found)
+    for item in _values(value):
+        if isinstance(item, str):
+            size += len(item) + 2  # quotes
+        elif isinstance(item, dict):
+            size += 1 + 4 * len(item) + sum(map(len, item))  # quotes, colons and commas
+        elif isinstance(item, list):
+            size += 1 + len(item)
         else:
             size += 1
         if size > bytes_max:
@@ -34,22 +35,22 @@ def is_larger(value: Any, *, bytes_max: int) -> bool:
     return False
 
 
-# What is larger is not gone through in the event loop.
+# Limits for values that may be processed in the event loop.
 SMALL_VALUES_MAX, SMALL_BYTES_MAX = 2_000, 256 * 1024
 
 
 def is_small(value: Any) -> bool:
-    """Checks whether going through a value takes no longer than a few milliseconds."""
+    """Checks whether processing a value takes only a few milliseconds."""
     is_short = count_values(value, most=SMALL_VALUES_MAX) <= SMALL_VALUES_MAX
     return is_short and not is_larger(value, bytes_max=SMALL_BYTES_MAX)
 
 
 def _values(value: Any) -> Iterator[Any]:
-    left = [value]
-    while left:
-        found = left.pop()
-        yield found
-        if isinstance(found, dict):
-            left.extend(found.values())
-        elif isinstance(found, list):
-            left.extend(found)
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        yield item
+        if isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)

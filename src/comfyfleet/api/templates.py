@@ -1,4 +1,4 @@
-"""Templates: texts with expressions in `{{ }}`, wherever they stand in a value of JSON."""
+"""Templates: strings with expressions in `{{ }}`, anywhere in a JSON value."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -24,14 +24,15 @@ TEMPLATE_CHARACTERS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text with expressions in it; one that is nothing but an expression keeps its value's kind."""
+    """A string with expressions. If it consists of a single expression, the result keeps the type
+    of the expression's value."""
 
     text: str
     parts: tuple[str | Expression, ...]
 
     @property
     def whole(self) -> Expression | None:
-        """The expression, if there is nothing else."""
+        """Returns the expression, if the template contains nothing else."""
         only = self.parts[0] if len(self.parts) == 1 else None
         return None if isinstance(only, str) else only
 
@@ -41,22 +42,22 @@ class Template:
 
     @property
     def needed_paths(self) -> tuple[FieldPath, ...]:
-        """The paths without which there is no value."""
+        """Returns the paths that are required for a value."""
         return self._paths(needed=True)
 
     def _paths(self, *, needed: bool) -> tuple[FieldPath, ...]:
         expressions = (part for part in self.parts if not isinstance(part, str))
-        found = (each for part in expressions for each in paths_of(part, needed=needed))
-        return tuple(dict.fromkeys(found))
+        paths = (path for part in expressions for path in paths_of(part, needed=needed))
+        return tuple(dict.fromkeys(paths))
 
 
 _OPEN, _CLOSE = "{{", "}}"
-# Up to the braces that close it; braces inside a text in quotes don't.
+# Matches up to the closing braces. Braces inside a quoted text don't count.
 _BRACES = re.compile(r"""\{\{((?:[^"'}]|\}(?!\})|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)\}\}""")
 
 
 def is_template(value: Any) -> bool:
-    """Whether a value of JSON has a template somewhere."""
+    """Checks whether a JSON value contains a template."""
     if isinstance(value, Mapping):
         return any(map(is_template, value.values()))
     if isinstance(value, list | tuple):
@@ -65,7 +66,7 @@ def is_template(value: Any) -> bool:
 
 
 def template_characters(value: Any) -> int:
-    """Returns how long the templates of a value of JSON are together."""
+    """Returns the total length of the templates in a JSON value."""
     if isinstance(value, Mapping):
         return sum(map(template_characters, value.values()))
     if isinstance(value, list | tuple):
@@ -74,21 +75,21 @@ def template_characters(value: Any) -> int:
 
 
 def parse_template(text: str, roots: Collection[str] | None) -> Template:
-    """Parses a template; InvalidInput says what is wrong and at which character, counted from 1."""
+    """Parses a template. Raises InvalidInput with the problem and its position, counted from 1."""
     if len(text) > TEMPLATE_CHARACTERS_MAX:
         raise LimitExceeded(f"the template is longer than {TEMPLATE_CHARACTERS_MAX:,} characters")
     parts: list[str | Expression] = []
     at = 0
     while (opened := text.find(_OPEN, at)) >= 0:
-        found = _BRACES.match(text, opened)
-        if found is None:
+        match = _BRACES.match(text, opened)
+        if match is None:
             refuse("{{ is not closed by }}", opened)
         parts += [text[at:opened]] if opened > at else []
         parts.append(
-            parse_expression(found[1], roots, what="expression in {{ }}", offset=opened + 2)
+            parse_expression(match[1], roots, what="expression in {{ }}", offset=opened + 2)
         )
-        at = found.end()
-    # Spaces around the only expression don't make a text of it.
+        at = match.end()
+    # Spaces around a single expression don't turn the result into a string.
     rest = text[at:]
     outside = "".join(part for part in parts if isinstance(part, str)) + rest
     if len(parts) - sum(isinstance(part, str) for part in parts) == 1 and not outside.strip():
@@ -97,18 +98,18 @@ def parse_template(text: str, roots: Collection[str] | None) -> Template:
 
 
 def parse_templates(value: Any, roots: Collection[str] | None) -> Any:
-    """Returns a value of JSON with its templates parsed, wherever they stand; others are kept."""
+    """Returns a JSON value with its templates parsed. Other values are not changed."""
     if isinstance(value, str):
         return parse_template(value, roots) if _OPEN in value else value
     if isinstance(value, Mapping):
-        return {key: parse_templates(each, roots) for key, each in value.items()}
+        return {key: parse_templates(item, roots) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [parse_templates(each, roots) for each in value]
+        return [parse_templates(item, roots) for item in value]
     return value
 
 
 def is_filled(value: Any) -> bool:
-    """Whether a parsed value has no template."""
+    """Checks whether a parsed value contains no template."""
     return next(templates_in(value), None) is None
 
 
@@ -117,26 +118,27 @@ def templates_in(value: Any) -> Iterator[Template]:
     if isinstance(value, Template):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from templates_in(each)
+        for item in value.values():
+            yield from templates_in(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from templates_in(each)
+        for item in value:
+            yield from templates_in(item)
 
 
 def write_templates(value: Any) -> Any:
-    """Returns a parsed value as it was written."""
+    """Returns a parsed value in its original form."""
     if isinstance(value, Template):
         return value.text
     if isinstance(value, Mapping):
-        return {key: write_templates(each) for key, each in value.items()}
+        return {key: write_templates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [write_templates(each) for each in value]
+        return [write_templates(item) for item in value]
     return value
 
 
 def fill(value: Any, read: Read, steps: StepCount | None = None) -> Any:
-    """Returns a parsed value with its templates filled; InvalidInput says what one lacks."""
+    """Returns a parsed value with its templates filled. Raises InvalidInput if a template has no
+    value."""
     return _fill(value, read, steps or StepCount())
 
 
@@ -144,9 +146,9 @@ def _fill(value: Any, read: Read, steps: StepCount) -> Any:
     if isinstance(value, Template):
         return _fill_template(value, read, steps)
     if isinstance(value, Mapping):
-        return {key: _fill(each, read, steps) for key, each in value.items()}
+        return {key: _fill(item, read, steps) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_fill(each, read, steps) for each in value]
+        return [_fill(item, read, steps) for item in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""Values that nodes of a run showed, files in API messages, and texts that every database can
+"""Values that nodes of a run show, files in API messages, and strings that every database can
 store. Pure."""
 
 import json
@@ -19,39 +19,41 @@ from pydantic import (
 
 NAME_CHARACTERS_MAX = 200
 ROW_ID_MAX = 2**63 - 1
-# A number that a database can keep: of a row, or of bytes.
+# A number that a database can store: a row's id, or a number of bytes.
 RowId: TypeAlias = Annotated[int, Field(ge=0, le=ROW_ID_MAX)]
 WANTED_MAX = 500
-# A name in reports of workers: a node type, an input, a model file or a workflow.
+# A name in workers' reports: a node type, an input, a model file or a workflow.
 Name: TypeAlias = Annotated[str, Field(max_length=1_000)]
-PATH_CHARACTERS_MAX = 4_096  # of a path on a worker's machine
+PATH_CHARACTERS_MAX = 4_096  # a path on a worker's machine
 
 
 class Message(BaseModel):
-    """The base of messages. Unknown fields are ignored, as either side may be newer."""
+    """The base class of messages. Unknown fields are ignored, because the other side may be
+    newer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 def _require_all(schema: dict[str, Any]) -> None:
-    for each in schema.get("properties", {}).values():
-        each.pop("default", None)
+    for property_schema in schema.get("properties", {}).values():
+        property_schema.pop("default", None)
     schema["required"] = list(schema.get("properties", {}))
 
 
 class Response(Message):
-    """A response of the server, which sends every field; the OpenAPI document therefore marks all
-    as required.
+    """A response of the server. The server sends every field, so the OpenAPI document marks all of
+    them as required.
 
     The defaults are for clients: entries of lists have fewer fields, and an older server may not
-    send all.
+    send all of them.
     """
 
     model_config = ConfigDict(json_schema_extra=_require_all)
 
 
 class Page(Response):
-    """A part of a list. `next`, which each kind declares after its entries, names where the next part begins."""
+    """A part of a list. Each subclass declares `next` after its entries, which identifies where the
+    next part begins."""
 
     if TYPE_CHECKING:
         next: Any
@@ -66,12 +68,12 @@ def _parse_or_keep(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
         raise
 
 
-# For an enum to which a newer server may have added a value: older clients get it as a str.
+# For an enum to which a newer server may have added values. Older clients get those as a str.
 OPEN_ENUM = WrapValidator(_parse_or_keep)
 
 
 class Asset(Message):
-    """A file that the worker uploads to its backend; the resulting name goes to `binding`."""
+    """A file that the worker uploads to its backend. The resulting name is written to `binding`."""
 
     name: str
     filename: str
@@ -79,12 +81,12 @@ class Asset(Message):
     content_hash: str | None = None
     size: int | None = None
     binding: str | None = None  # node.input
-    placeholder: str | None = None  # or a text that stands somewhere in the prompt
+    placeholder: str | None = None  # or a string that occurs somewhere in the prompt
     is_primary_input: bool = False
 
 
 class OutputSlot(Message):
-    """Where the worker uploads one output."""
+    """The URL to which the worker uploads an output."""
 
     name: str
     method: Literal["PUT"] = "PUT"
@@ -97,7 +99,7 @@ class WantedOutput(Message):
     content_type: Name = "application/octet-stream"
 
 
-# The files that a final report may contain, all together.
+# Limit for all files in a final report together.
 INLINE_BYTES_MAX = 512 * 1024
 INLINE_CHARACTERS_MAX = (INLINE_BYTES_MAX + 2) // 3 * 4
 
@@ -107,19 +109,20 @@ class DeliveredOutput(Message):
     size: RowId
     content_type: Name = "application/octet-stream"
     content_hash: Name | None = None
-    filename: Name | None = None  # as the backend named it
+    filename: Name | None = None  # the backend's name for it
     node_id: Name | None = None
-    kind: Name | None = None  # images, gifs, audio … as the node sorted it
-    width: int | None = Field(default=None, ge=0)  # of a picture
+    kind: Name | None = None  # images, gifs, audio … according to the node
+    width: int | None = Field(default=None, ge=0)  # width of an image in pixels
     height: int | None = Field(default=None, ge=0)
     is_stripped: bool = (
         False  # prepared for delivery, without prompts; otherwise the control plane does it
     )
     lost_manifest: bool = False  # a C2PA manifest was removed with the prompt
-    # Where the backend has it; told with a job that `records_run`. Inside the job's own folder.
+    # The location on the backend. Sent for a job that `records_run`. Always inside the job's own
+    # folder.
     folder: Name | None = None  # output or temp
     subfolder: str | None = Field(default=None, max_length=PATH_CHARACTERS_MAX)
-    # The file itself in base64, instead of an upload; see `inline_bytes_max` of the job.
+    # The file itself as base64, instead of an upload. See the job's `inline_bytes_max`.
     content: str | None = Field(default=None, max_length=INLINE_CHARACTERS_MAX)
 
 
@@ -127,17 +130,17 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def is_plain_line(text: str) -> bool:
-    """Checks that a text has no control characters, such as line breaks."""
+    """Checks whether a string has no control characters, such as line breaks."""
     return _CONTROL_CHARACTER.search(text) is None
 
 
 def problem_with_text(text: str) -> str | None:
     if "\0" in text:
-        return "the text holds a NUL character"
+        return "the text contains a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "the text holds half a character (a lone surrogate)"
+        return "the text contains half a character (a lone surrogate)"
     return None
 
 
@@ -153,7 +156,7 @@ _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class ShownValue(Message):
-    """One value that a node showed; `name` is the node's key for it, often `text`."""
+    """A value that a node showed. `name` is the node's key for it, often `text`."""
 
     node_id: str = Field(max_length=NAME_CHARACTERS_MAX)
     name: str = Field(max_length=NAME_CHARACTERS_MAX)
@@ -166,7 +169,8 @@ class ShownValue(Message):
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """Converts a value to what every database can store: without NUL, surrogates, NaN and infinity."""
+    """Converts a value to a form that every database can store: without NUL, surrogates, NaN and
+    infinity."""
     if depth > VALUE_DEPTH_MAX:
         return None
     match value:
@@ -177,9 +181,9 @@ def clean(value: Any, depth: int = 0) -> Any:
         case None | bool() | int():
             return value
         case list() | tuple():
-            return [clean(each, depth + 1) for each in value]
+            return [clean(item, depth + 1) for item in value]
         case dict():
-            return {_storable(str(key)): clean(each, depth + 1) for key, each in value.items()}
+            return {_storable(str(key)): clean(item, depth + 1) for key, item in value.items()}
     return _storable(str(value))
 
 
@@ -190,7 +194,8 @@ def _storable(text: str) -> str:
 
 
 def at_most(count: int) -> Callable[[Any], Any]:
-    """Returns a validator that refuses larger collections before their items are validated."""
+    """Returns a validator that refuses collections with more than `count` items before the items
+    are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, Sized) and len(value) > count:
@@ -206,22 +211,22 @@ def size_of(value: Any) -> int:
 
 
 def fitting(values: Iterable[ShownValue]) -> Iterator[ShownValue]:
-    """Yields the values that `complete` may send: long texts are truncated, and values beyond the
-    limit left out."""
+    """Yields the values that `complete` may send. Long strings are truncated, and values beyond the
+    limit are dropped."""
     room = VALUES_BYTES_MAX
-    for count, each in enumerate(map(_cut, values)):
-        size = size_of(each.model_dump())
+    for count, value in enumerate(map(_cut, values)):
+        size = size_of(value.model_dump())
         if count >= VALUES_MAX or size > room:
             return
-        if size_of(each.value) <= VALUE_BYTES_MAX:
+        if size_of(value.value) <= VALUE_BYTES_MAX:
             room -= size
-            yield each
+            yield value
 
 
 def _cut(shown: ShownValue) -> ShownValue:
     if not isinstance(shown.value, str) or size_of(shown.value) <= VALUE_BYTES_MAX:
         return shown
-    # A character takes up to 12 bytes of JSON; the longest part that surely fits is found by halves.
+    # A character takes up to 12 bytes of JSON. Finds the longest part that fits by bisection.
     fits, long = 0, len(shown.value)
     while long - fits > 1:
         middle = (fits + long) // 2
@@ -233,8 +238,8 @@ def _cut(shown: ShownValue) -> ShownValue:
 
 
 def text_of(values: Sequence[ShownValue]) -> str | None:
-    """Joins the texts of the first node that showed any, one per line."""
-    texts = [each for each in values if isinstance(each.value, str)]
+    """Joins the strings that the first node with any showed, one per line."""
+    texts = [value for value in values if isinstance(value.value, str)]
     if not texts:
         return None
-    return "\n".join(each.value for each in texts if each.node_id == texts[0].node_id)
+    return "\n".join(value.value for value in texts if value.node_id == texts[0].node_id)

@@ -1,4 +1,5 @@
-"""Signatures of webhook messages: HMAC-SHA256 over `timestamp.body`, in `X-Comfyfleet-Signature: t=…,v1=…`. Pure."""
+"""Signatures of webhook messages: HMAC-SHA256 over `timestamp.body`, in `X-Comfyfleet-Signature:
+t=…,v1=…`. Pure."""
 
 import hashlib
 import hmac
@@ -23,15 +24,17 @@ def is_signature_valid(
     now: int,
     tolerance_seconds: int = TOLERANCE_SECONDS,
 ) -> bool:
-    """Checks a signature, for receivers; the header may have several `v1` while a secret is
-    replaced."""
-    found = verified_signature(secret, body, header, now=now, tolerance_seconds=tolerance_seconds)
-    return found is not None
+    """Checks a signature, for receivers. The header may have several `v1` values while a secret is
+    being replaced."""
+    signature = verified_signature(
+        secret, body, header, now=now, tolerance_seconds=tolerance_seconds
+    )
+    return signature is not None
 
 
 class Signature(NamedTuple):
-    """A signature that was checked. Equal signatures are of the same delivery, however they were
-    written."""
+    """A verified signature. Equal signatures belong to the same delivery, regardless of how the
+    header was written."""
 
     timestamp: int
     mac: str
@@ -45,14 +48,14 @@ def verified_signature(
     now: int,
     tolerance_seconds: int = TOLERANCE_SECONDS,
 ) -> Signature | None:
-    """Returns the signature of a body; None if the header has no valid one."""
+    """Returns the signature of a body, or None if the header contains no valid one."""
     parts = [part.strip().partition("=") for part in header.split(",", PARTS_MAX)[:PARTS_MAX]]
     timestamp = _timestamp(value for name, _, value in parts if name == "t")
     if timestamp is None or abs(now - timestamp) > tolerance_seconds:
         return None
     mac = _mac(secret, body, timestamp)
-    given = [value.encode() for name, _, value in parts if name == "v1"]
-    is_valid = any(hmac.compare_digest(mac.encode(), each) for each in given)
+    macs = [value.encode() for name, _, value in parts if name == "v1"]
+    is_valid = any(hmac.compare_digest(mac.encode(), candidate) for candidate in macs)
     return Signature(timestamp, mac) if is_valid else None
 
 

@@ -1,4 +1,5 @@
-"""Messages of the worker protocol, under /api/worker: register, poll, heartbeat, complete, fail, requeue, deregister."""
+"""Messages of the worker protocol under /api/worker: register, poll, heartbeat, complete, fail,
+requeue and deregister."""
 
 import json
 import re
@@ -60,7 +61,7 @@ RunEvent: TypeAlias = tuple[str, dict[str, Any]]
 RunEvents: TypeAlias = Annotated[
     tuple[RunEvent, ...], Field(fail_fast=True), Field(max_length=RUN_EVENTS_MAX)
 ]
-# Distinct for each report of a lease, and the same when a report is repeated.
+# Different for each report of a lease. A repeated report has the same number.
 ReportNumber: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 FilledIn: TypeAlias = Annotated[
     dict[str, dict[str, Any]],
@@ -71,10 +72,11 @@ Provider: TypeAlias = Literal["self_hosted", "cloud"]
 Providers: TypeAlias = Annotated[
     tuple[Provider, ...], Field(fail_fast=True), Field(min_length=1, max_length=PROVIDERS_MAX)
 ]
-# Why a worker's backend can't take jobs: it doesn't answer; its prompt thread is stuck; its GPU is in an
-# error state; it refuses our account; the worker's disk is full.
+# Why a worker's backend can't take jobs: it doesn't respond, its prompt thread is stuck, its GPU is
+# in an error state, it refuses our account, or the worker's disk is full.
 BackendProblem: TypeAlias = Literal["down", "hung", "poisoned", "closed", "disk_full"]
-# The run before had the heavy model too; one before that had it; none had since the backend began.
+# Whether the previous run used the same heavy model, an earlier run used it, or no run since the
+# backend started.
 ModelChange: TypeAlias = Literal["same", "switched", "first"]
 RequeueReason: TypeAlias = Literal[
     "spot",
@@ -91,15 +93,15 @@ RequeueReason: TypeAlias = Literal[
 
 
 REASONS = frozenset(get_args(RequeueReason))
-# Stands for any other reason.
+# Represents all unknown reasons.
 OTHER_REASON = "other"
 REASON_CHARACTERS_MAX = 500
-# Longer ones are truncated, so that a lease is returned all the same.
+# Longer details are truncated, so that the lease is returned anyway.
 DETAIL_CHARACTERS_MAX = 50_000
 
 
 def _names(value: Any) -> Any:
-    """Accepts a list of names, or an object whose true fields are meant."""
+    """Accepts a list of names, or an object whose fields with a true value are the names."""
     if isinstance(value, Mapping):
         return tuple(name for name, is_there in value.items() if is_there)
     return value
@@ -114,7 +116,7 @@ Capabilities: TypeAlias = Annotated[
 
 
 class Reading(Message):
-    """The machine's state at one moment; values that can't be read are None."""
+    """The state of a machine at a point in time. Values that can't be read are None."""
 
     gpu_name: Name | None = None
     gpu_load_percent: float | None = None
@@ -125,7 +127,7 @@ class Reading(Message):
     memory_used_bytes: RowId | None = None
     memory_total_bytes: RowId | None = None
     disk_free_bytes: RowId | None = None
-    # How often the worker has restarted its ComfyUI because it did not give memory back.
+    # How often the worker has restarted its ComfyUI because it didn't release memory.
     comfyui_restarts: RowId | None = None
 
 
@@ -136,7 +138,7 @@ class PackageVersion(Message):
 
 
 class BackendSystem(Message):
-    """The `system` of a ComfyUI's `/system_stats`, without values that change while it runs.
+    """The `system` object of a ComfyUI's `/system_stats`, without values that change while it runs.
 
     The names are ComfyUI's.
     """
@@ -164,7 +166,8 @@ class BackendFacts(Message):
     node_types: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=NODE_TYPES_MAX
     )
-    # input "CheckpointLoaderSimple.ckpt_name" → the files it offers; the body limits the files
+    # The files that an input such as "CheckpointLoaderSimple.ckpt_name" offers. Their number is
+    # limited by the size of the body.
     model_files: Annotated[
         dict[Name, Annotated[tuple[Name, ...], Field(fail_fast=True)]],
         BeforeValidator(at_most(MODEL_INPUTS_MAX)),
@@ -174,10 +177,11 @@ class BackendFacts(Message):
 
 
 def object_info_hash(object_info: Mapping[str, Any]) -> str:
-    """Returns the hash under which a worker reports an object_info and the control plane stores it.
+    """Returns the hash under which a worker reports an object_info, and the control plane stores
+    it.
 
     Node types are hashed in alphabetical order, because equal machines may load their node packs in
-    different orders. The order of inputs is part of the hash: clients assign values by it.
+    different orders. The order of inputs is part of the hash, because clients assign values by it.
     """
     hasher = blake3()
     for name in sorted(object_info):
@@ -188,7 +192,7 @@ def object_info_hash(object_info: Mapping[str, Any]) -> str:
 
 class Register(Message):
     worker_id: WorkerId
-    fleet_slug: Name | None = None  # the secret tells, if it is that of one fleet only
+    fleet_slug: Name | None = None  # optional if the secret belongs to a single fleet
     stage: Name = "production"
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
     capabilities: Capabilities = ()
@@ -206,7 +210,8 @@ class Registered(Message):
     workflows_assigned: tuple[str, ...]
     lease_seconds: int = 900
     heartbeat_seconds: int = 30
-    # Where the worker may PUT its backend's object_info, if the fleet's is another one.
+    # The URL to which the worker may upload its backend's object_info, if the fleet's object_info
+    # is different.
     object_info_upload: OutputSlot | None = None
 
 
@@ -231,14 +236,14 @@ class Poll(Message):
     )
     model_set: Name | None = None
     reading: Reading | None = None
-    backend: BackendFacts | None = None  # when it has changed since register
-    is_brief: bool = False  # the job's fields that repeat others may be left out
+    backend: BackendFacts | None = None  # sent if it has changed since register
+    is_brief: bool = False  # fields of the job that repeat other fields may be omitted
     # The worker gets no job, and doesn't count as online, until it polls without a problem.
     backend_problem: BackendProblem | None = None
 
 
 class Job(Message):
-    """One lease, with everything that is needed to run it."""
+    """A lease, with all data that is needed to run the job."""
 
     dispatch_id: RowId
     job_id: UUID
@@ -249,7 +254,8 @@ class Job(Message):
     lease_seconds: int
     provider: Provider
     workflow_slug: str
-    tenant_id: UUID | None = None  # inputs of one tenant may stay on the backend for its next job
+    # a tenant's inputs may stay on the backend for the tenant's next job
+    tenant_id: UUID | None = None
     prompt: dict[str, Any]
     output_node_id: str | None = None
     assets: tuple[Asset, ...] = ()
@@ -257,47 +263,49 @@ class Job(Message):
     run_limit_seconds: int = 3600
     max_output_bytes: int = 4 * 1024**3
     extra_data: dict[str, Any] = Field(default_factory=dict)
-    # The caller's keys for paid services, which go to the backend in extra_data. Workers never write
-    # them to a disk or a log.
+    # The caller's keys for paid services, which are sent to the backend in extra_data. Workers
+    # never write them to a disk or a log.
     secrets: dict[str, str] = Field(default_factory=dict, repr=False)
     has_secrets: bool = False
     model_key: str | None = None
     model_set: str | None = None
-    strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
-    ai_mark: str | None = None  # IPTC DigitalSourceType, which is added to outputs without one
-    # The backend's own messages are wanted: in heartbeats, and the rest with the last report.
+    strip_metadata: bool = False  # outputs are delivered without the embedded prompt and workflow
+    ai_mark: str | None = None  # the IPTC DigitalSourceType that is added to outputs without one
+    # The backend's own messages are requested: in heartbeats, and the remaining ones with the last
+    # report.
     records_run: bool = False
-    # It has a price: pictures that are results are not told before the run has succeeded.
+    # The job has a price: previews that are results are not sent before the run has succeeded.
     holds_results: bool = False
-    # Files of a node are delivered when it has ended, and told with its messages. If false, all that a run
-    # makes is told with its end.
+    # The files of a node are delivered when the node ends, and reported with its messages. If
+    # false, all files are reported at the end of the run.
     live_outputs: bool = False
-    # Small outputs may be sent in the final report, as long as all of them together are not larger.
+    # Small outputs may be sent in the final report. This is the limit for all of them together.
     inline_bytes_max: int = 0
-    # The control plane recognizes repeated reports by their `report` number, and takes `unheard` ones.
+    # The control plane recognizes repeated reports by their `report` number, and accepts `unheard`
+    # ones.
     numbers_reports: bool = False
-    # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
-    # and `workflow` (the prompt), `assets`, `output_node_id`.
+    # Repeats other fields, unless the poll `is_brief`: the user's media, the URL for the first
+    # output, and an object with `workflow` (the prompt), `assets` and `output_node_id`.
     input_url: str | None = None
     output_url: str | None = None
     output_headers: dict[str, str] | None = None
     input_payload: dict[str, Any] | None = None
 
 
-# A placeholder as workflows write it, such as {{INPUT_VIDEO}}.
+# A placeholder in a workflow, such as {{INPUT_VIDEO}}.
 PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")
 
 
 def with_placeholders(job: Job) -> Job:
     """Gives each asset a placeholder that occurs only in the input that its binding names.
 
-    A worker may then either set that input or replace the placeholder by the name of the file. The workflow's
-    own placeholder is kept if it occurs nowhere else in the prompt.
+    A worker can then either set this input, or replace the placeholder with the name of the file.
+    The workflow's own placeholder is preserved if it occurs nowhere else in the prompt.
     """
     if all(asset.placeholder for asset in job.assets):
         return job
     prompt, assets = dict(job.prompt), []
-    found = Counter(PLACEHOLDER.findall(json.dumps(job.prompt, ensure_ascii=False)))
+    counts = Counter(PLACEHOLDER.findall(json.dumps(job.prompt, ensure_ascii=False)))
     for asset in job.assets:
         place = None if asset.placeholder else find_input(prompt, asset.binding or "")
         if place is None:
@@ -306,24 +314,24 @@ def with_placeholders(job: Job) -> Job:
         node_id, name = place
         node = prompt[node_id]
         mark = node["inputs"].get(name)
-        if not _is_own_placeholder(mark, found):
-            mark = _new_placeholder(job, asset.name, found)
+        if not _is_own_placeholder(mark, counts):
+            mark = _new_placeholder(job, asset.name, counts)
         prompt[node_id] = {**node, "inputs": {**node["inputs"], name: mark}}
         assets.append(asset.model_copy(update={"placeholder": mark}))
     return job.model_copy(update={"prompt": prompt, "assets": tuple(assets)})
 
 
-def _new_placeholder(job: Job, name: str, found: Mapping[str, int]) -> str:
+def _new_placeholder(job: Job, name: str, counts: Mapping[str, int]) -> str:
     plain = f"{{{{{name}}}}}"
-    if PLACEHOLDER.fullmatch(plain) and _as_json(plain) not in found:
+    if PLACEHOLDER.fullmatch(plain) and _as_json(plain) not in counts:
         return plain
     return f"{{{{{uuid5(job.lease_token, name).hex}}}}}"
 
 
-def _is_own_placeholder(value: Any, found: Mapping[str, int]) -> bool:
+def _is_own_placeholder(value: Any, counts: Mapping[str, int]) -> bool:
     if not isinstance(value, str) or not PLACEHOLDER.fullmatch(value):
         return False
-    return found.get(_as_json(value)) == 1
+    return counts.get(_as_json(value)) == 1
 
 
 def _as_json(text: str) -> str:
@@ -331,7 +339,7 @@ def _as_json(text: str) -> str:
 
 
 def find_input(prompt: Mapping[str, Any], binding: str) -> tuple[str, str] | None:
-    """Returns the node and the input that a binding names. Both may contain dots."""
+    """Returns the node and the input that a binding refers to. Both may contain dots."""
     parts = binding.split(".")
     for length in range(1, len(parts)):
         node_id, name = ".".join(parts[:length]), ".".join(parts[length:])
@@ -344,11 +352,11 @@ def find_input(prompt: Mapping[str, Any], binding: str) -> tuple[str, str] | Non
 def with_plain_fields(job: Job) -> Job:
     """Adds fields that repeat others in a simpler form, for very simple workers."""
     job = with_placeholders(job)
-    primary = next((each for each in job.assets if each.is_primary_input), None)
+    primary = next((asset for asset in job.assets if asset.is_primary_input), None)
     slot = job.outputs[0] if job.outputs else None
     payload = {
         "workflow": job.prompt,
-        "assets": [each.model_dump(mode="json") for each in job.assets],
+        "assets": [asset.model_dump(mode="json") for asset in job.assets],
         "output_node_id": job.output_node_id,
     }
     plain = {
@@ -365,10 +373,10 @@ FactsToken: TypeAlias = Annotated[str, Field(max_length=64)]
 
 
 class FactsWanted(Message):
-    """Asks a worker to read its backend's node types and models, and to report by /facts.
+    """A request to read the backend's node types and models, and to report them via /facts.
 
-    The tokens of the requests that came before the reading began are reported with it. An urgent
-    request follows a call that may have changed the backend.
+    The report contains the tokens of all requests that arrived before the reading started. An
+    urgent request follows a call that may have changed the backend.
     """
 
     tokens: Annotated[tuple[FactsToken, ...], Field(max_length=FACTS_TOKENS_MAX)]
@@ -376,7 +384,7 @@ class FactsWanted(Message):
 
 
 class FactsReport(Message):
-    """What the backend has, if that has changed."""
+    """The backend's contents, if they have changed."""
 
     worker_id: WorkerId
     tokens: Annotated[tuple[FactsToken, ...], Field(max_length=FACTS_TOKENS_MAX)]
@@ -384,7 +392,8 @@ class FactsReport(Message):
 
 
 class FactsReported(Message):
-    # Where the worker may PUT its backend's object_info. It reports again when that is done.
+    # The URL to which the worker may upload its backend's object_info. It reports again when this
+    # is done.
     object_info_upload: OutputSlot | None = None
 
 
@@ -392,9 +401,10 @@ class Polled(Message):
     job: Job | None = None
     reason: str | None = None
     drain: bool = False
-    # Where the worker may PUT its backend's object_info, if it differs from the fleet's.
+    # The URL to which the worker may upload its backend's object_info, if it differs from the
+    # fleet's.
     object_info_upload: OutputSlot | None = None
-    new_token: str | None = None  # the worker's new key: to be used from now on
+    new_token: str | None = None  # the worker's new key, which it must use from now on
     facts_wanted: FactsWanted | None = None
 
 
@@ -414,11 +424,13 @@ def _plausible_step(step: Any) -> Any:
 
 class Progress(Message):
     percent: float | None = Field(default=None, ge=0, le=100)
-    # Customers' streams show these. Absurd values are left out, so that the heartbeat still counts.
+    # Displayed in customers' streams. Implausible values are dropped, so that the heartbeat still
+    # counts.
     node: Annotated[str | None, BeforeValidator(_short_node)] = None
     step: Annotated[int | None, BeforeValidator(_plausible_step)] = None
     steps: Annotated[int | None, BeforeValidator(_plausible_step)] = None
-    # A data: URL of a small picture, from simple workers; `preview` of a heartbeat says more.
+    # A data: URL of a small image, from simple workers. A heartbeat's `preview` contains more
+    # information.
     preview: str | None = Field(default=None, max_length=PREVIEW_CHARACTERS_MAX)
 
 
@@ -427,12 +439,12 @@ PREVIEW_TYPES = frozenset(get_args(PreviewType))
 
 
 class RunPreview(Message):
-    """A small picture of what a run has made so far; the newest replaces those before it."""
+    """A small image of a run's intermediate result. Each preview replaces the previous one."""
 
     node_id: str | None = Field(default=None, max_length=200)
     content_type: PreviewType = "image/jpeg"
     base64: str = Field(max_length=PREVIEW_CHARACTERS_MAX, pattern=r"^[A-Za-z0-9+/]*={0,2}$")
-    # Which nodes it belongs to, as ComfyUI says with it.
+    # The nodes that the preview belongs to, according to ComfyUI.
     metadata: dict[str, Annotated[str, Field(max_length=200)] | None] = Field(
         default_factory=dict, max_length=8
     )
@@ -443,7 +455,8 @@ class RunPreview(Message):
 
 
 class UnheardReport(Message):
-    """A numbered heartbeat whose answer was lost, so that the worker doesn't know whether it arrived."""
+    """A numbered heartbeat whose response was lost, so that the worker doesn't know whether it
+    arrived."""
 
     number: ReportNumber
     events: RunEvents = ()
@@ -461,12 +474,15 @@ class Heartbeat(Message):
         default=(), max_length=WANTED_MAX
     )
     reading: Reading | None = None
-    # Held back for so long unless there is an order: a prefetched job is asked back at once.
+    # How long the response may be delayed if there is no order, so that a prefetched job can be
+    # recalled immediately.
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
-    # What the worker put into the prompt before it sent it, by node and input; told once.
+    # Values that the worker inserted into the prompt before sending it, by node and input. Sent
+    # only once.
     filled_in: FilledIn | None = None
-    # Of a job that `records_run`: messages since the last heartbeat. With `live_outputs` also those that name
-    # files, which are in `outputs`; else those come with the last report.
+    # For a job that `records_run`: the messages since the last heartbeat. With `live_outputs`, they
+    # include messages that refer to files, which are in `outputs`. Otherwise, those come with the
+    # last report.
     events: RunEvents = ()
     outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=WANTED_MAX
@@ -474,7 +490,7 @@ class Heartbeat(Message):
     report: ReportNumber | None = (
         None  # repeated with the same events and outputs until it is answered
     )
-    preview: RunPreview | None = None  # if the last answer said that somebody looks
+    preview: RunPreview | None = None  # sent if the last response had `previews` set
 
 
 class HeartbeatAnswer(Message):
@@ -482,11 +498,11 @@ class HeartbeatAnswer(Message):
     cancelled: bool = False
     drain: bool = False
     recall: bool = False
-    interrupt: bool = False  # stop the run; how it ended is reported as usual
-    previews: bool = False  # somebody looks at the job: send previews with heartbeats
+    interrupt: bool = False  # stop the run; its end is reported as usual
+    previews: bool = False  # someone is watching the job, so send previews with heartbeats
     outputs: tuple[OutputSlot, ...] = ()
     assets: tuple[Asset, ...] = ()
-    new_token: str | None = None  # the worker's new key: to be used from now on
+    new_token: str | None = None  # the worker's new key, which it must use from now on
     facts_wanted: FactsWanted | None = None
 
     @property
@@ -518,27 +534,28 @@ class Complete(Message):
         default=(), max_length=WANTED_MAX
     )
     execution_seconds: float | None = Field(default=None, ge=0)
-    # Whether the backend had to switch to the job's heavy model; none: not known.
+    # Whether the backend had to switch to the job's heavy model. None means unknown.
     model_change: ModelChange | None = None
-    filled_in: FilledIn | None = None  # if no heartbeat has told it
-    # What nodes showed as text, number, boolean or JSON; the output node's first.
+    filled_in: FilledIn | None = None  # if it was not sent in a heartbeat
+    # The text, number, boolean and JSON values that nodes showed. The values of the output node
+    # come first.
     values: Annotated[tuple[ShownValue, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=VALUES_MAX
     )
-    # Of a job that `records_run`: the messages that no heartbeat has told, in order; and the run's
-    # entry in the backend's history, without its prompt.
+    # For a job that `records_run`: the messages that were not sent in heartbeats, in order, and the
+    # run's entry in the backend's history, without its prompt.
     events: RunEvents = ()
     report: ReportNumber | None = None
-    unheard: UnheardReport | None = None  # logged first, unless it did arrive
+    unheard: UnheardReport | None = None  # logged first, unless it already arrived
     history: dict[str, Any] | None = None
-    told_outputs: bool = False  # heartbeats have told some of the outputs, or may have
-    # What the worker would say to /poll next, with `held` as it is when this lease has ended.
+    told_outputs: bool = False  # some of the outputs were reported in heartbeats, or may have been
+    # The worker's next poll, whose `held` has the leases after this one ends.
     poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
     @field_validator("values", mode="before")
     @classmethod
     def _countable(cls, values: Any) -> Any:
-        # More surely have more bytes: each has two at least.
+        # Each value has at least two bytes, so more values certainly exceed the limit.
         if count_values(values, most=VALUES_BYTES_MAX) > VALUES_BYTES_MAX // 2 + VALUES_MAX:
             raise _too_many_values()
         return values
@@ -546,7 +563,7 @@ class Complete(Message):
     @field_validator("values")
     @classmethod
     def _bounded(cls, values: tuple[ShownValue, ...]) -> tuple[ShownValue, ...]:
-        if size_of([each.model_dump() for each in values]) > VALUES_BYTES_MAX + 2 * VALUES_MAX:
+        if size_of([value.model_dump() for value in values]) > VALUES_BYTES_MAX + 2 * VALUES_MAX:
             raise _too_many_values()
         return values
 
@@ -558,7 +575,7 @@ def _text_or_empty(value: Any) -> Any:
 class Fail(Message):
     """Reports a failed run. Without an error, the customer sees a general message."""
 
-    # Unknown fields are allowed so that the response can name them.
+    # Unknown fields are allowed, so that the response can list them.
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
@@ -578,10 +595,11 @@ class Fail(Message):
         validation_alias=AliasChoices("error", "error_message", "exception_message", "message"),
     )
     provider_job_id: Name | None = None
-    interrupted: bool = False  # as the control plane had ordered
-    execution_seconds: float | None = Field(default=None, ge=0)  # as in Complete, if it started
-    filled_in: FilledIn | None = None  # if no heartbeat has told it
-    events: RunEvents = ()  # as in Complete, with the files that they name
+    interrupted: bool = False  # as ordered by the control plane
+    # as in Complete, if the run started
+    execution_seconds: float | None = Field(default=None, ge=0)
+    filled_in: FilledIn | None = None  # if it was not sent in a heartbeat
+    events: RunEvents = ()  # as in Complete, including the files that they refer to
     report: ReportNumber | None = None
     unheard: UnheardReport | None = None
     outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
@@ -594,7 +612,7 @@ _FAIL_FIELDS = frozenset({*Fail.model_fields, "error_message", "exception_messag
 
 
 class Lacking(Message):
-    """What a backend reported as missing when it refused a prompt."""
+    """The items that a backend reported as missing when it refused a prompt."""
 
     node_types: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=LACKING_MAX
@@ -612,18 +630,21 @@ def _short_detail(detail: Any) -> Any:
 class Requeue(Message):
     dispatch_id: RowId
     lease_token: UUID
-    reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)  # a known one, or any words
+    # a known reason, or any text
+    reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)
     detail: Annotated[str | None, BeforeValidator(_short_detail)] = None
-    code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
-    lacking: Lacking | None = None  # with `backend_lacks`
+    # the code of the underlying error, if any
+    code: str | None = Field(default=None, max_length=100)
+    lacking: Lacking | None = None  # only with `backend_lacks`
 
 
 class Deregister(Message):
-    worker_id: WorkerId | None = None  # the key tells which worker it is
+    worker_id: WorkerId | None = None  # optional, because the key identifies the worker
 
 
 class Done(Message):
-    """The response to complete, fail, requeue and deregister; a repeated call gets the same."""
+    """The response to complete, fail, requeue and deregister. A repeated call gets the same
+    response."""
 
     ok: bool = True
 
@@ -634,24 +655,24 @@ NAMED_MAX = 20
 class FailAnswer(Done):
     """The response to fail."""
 
-    ignored_fields: tuple[str, ...] = ()  # unknown fields of the request, such as misspelt ones
+    ignored_fields: tuple[str, ...] = ()  # unknown fields of the request, such as misspelled ones
 
 
 class Completed(Done):
-    """The response to complete. `next` is the response to its `poll`; without it, the worker has to
+    """The response to complete. `next` is the response to its `poll`. Without it, the worker has to
     poll.
 
-    `polls_on`: a poll of this worker is waiting already, and no longer counts the lease that has
-    ended. If false, a poll that waits to prefetch continues until the worker polls again.
+    `polls_on` means that a poll of this worker is already waiting, and no longer counts the lease
+    that has ended. If false, a poll that waits to prefetch continues until the worker polls again.
     """
 
     next: Polled | None = None
     polls_on: bool = False
 
 
-def reason_of(said: Requeue) -> tuple[str, str | None]:
-    """Returns a known reason and its detail; an unknown reason becomes `other` with the text as
+def reason_of(request: Requeue) -> tuple[str, str | None]:
+    """Returns a known reason and its detail. An unknown reason becomes `other`, and is added to the
     detail."""
-    if said.reason in REASONS:
-        return said.reason, said.detail
-    return OTHER_REASON, ": ".join(filter(None, (said.reason, said.detail)))
+    if request.reason in REASONS:
+        return request.reason, request.detail
+    return OTHER_REASON, ": ".join(filter(None, (request.reason, request.detail)))

@@ -1,4 +1,5 @@
-"""Calls over HTTP: one client base, back-off, errors, server-sent events, files, and safe fetches of customers' URLs.
+"""Calls over HTTP: a client base, back-off, errors, server-sent events, files, and safe fetches of
+customers' URLs.
 
 Internal: may change without notice.
 """

@@ -1,4 +1,5 @@
-"""Decodes the errors of the control plane's API, `{"error": {"code", "message", "details"}}`, into our error classes."""
+"""Decodes errors of the control plane's API, `{"error": {"code", "message", "details"}}`, into our
+error classes."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ ERROR_CLASSES: dict[str, type[FleetError]] = {
 
 
 class ApiError(FleetError):
-    """An error code unknown to this version; `details["code"]` is the API's code."""
+    """An error with a code that this version doesn't know. `details["code"]` is the API's code."""
 
 
 class ErrorFields(NamedTuple):
@@ -26,7 +27,8 @@ class ErrorFields(NamedTuple):
 
 
 def error_fields(response: httpx.Response) -> ErrorFields | None:
-    """Parses an error body; None if it is not the API's, for example from a proxy."""
+    """Parses an error body. Returns None if it isn't the API's, for example because it comes from a
+    proxy."""
     try:
         body = response.json()
     except ValueError:
@@ -44,7 +46,7 @@ def error_from_response(response: httpx.Response) -> FleetError:
     error = error_fields(response)
     if error is None:
         return UnexpectedAnswer(
-            f"{response.url.host} is no control plane: it answered {response.status_code} with "
+            f"{response.url.host} is not a control plane: it returned {response.status_code} with "
             f"{response.text[:BEGINNING_CHARACTERS]!r}",
             status=response.status_code,
         )
@@ -58,13 +60,13 @@ def error_from_response(response: httpx.Response) -> FleetError:
 
 
 def _insufficient(message: str, details: dict[str, Any]) -> FleetError:
-    wanted, balance = details.get("required_tokens"), details.get("balance")
-    if isinstance(wanted, int) and isinstance(balance, int):
-        return InsufficientTokens(required_tokens=wanted, balance=balance)
+    required, balance = details.get("required_tokens"), details.get("balance")
+    if isinstance(required, int) and isinstance(balance, int):
+        return InsufficientTokens(required_tokens=required, balance=balance)
     return errors.Refused(message, **details)
 
 
 def _details(value: object) -> dict[str, Any]:
-    # Names of the constructor's own parameters can't be passed twice.
+    # The names of the constructor's own parameters can't be passed twice.
     named = value if isinstance(value, dict) else {}
-    return {str(name): each for name, each in named.items() if name not in ("message", "self")}
+    return {str(name): item for name, item in named.items() if name not in ("message", "self")}

@@ -1,5 +1,5 @@
-"""An HTTP client for customers' URLs, safe against SSRF: each host name is resolved once, its
-addresses are checked, and the checked address is called. Downloads are limited in size, time,
+"""An HTTP client for customers' URLs that is safe against SSRF. Each host name is resolved once,
+its addresses are checked, and the checked address is called. Downloads are limited in size, time,
 redirects and media type."""
 
 import asyncio
@@ -34,7 +34,7 @@ ADDRESSES_MAX = 32
 
 
 class PublicHttpClient:
-    """The only way for the control plane to call URLs that customers give."""
+    """The only way for the control plane to call URLs from customers."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class PublicHttpClient:
         user_agent: str = "comfyfleet",
         private_hosts: frozenset[HostPort] = frozenset(),
     ) -> None:
-        """`private_hosts` are those outside the public network that webhooks, and nothing else, may
-        call."""
+        """Creates the client. `private_hosts` are hosts outside the public network that only
+        webhooks may call."""
         self.ports = ports
         self.private_hosts = private_hosts
         self._names = NameLookups(resolver)
@@ -58,8 +58,9 @@ class PublicHttpClient:
     async def _open(self) -> "httpx.AsyncClient":
         """Returns the client, which the first request creates in a thread.
 
-        The client and the system's certificates cost memory and start-up time, and many control planes never
-        need them. Reading them in the event loop would stop it for longer than any request may.
+        The client and the system's certificates cost memory and start-up time, and many control
+        planes never need them. Reading the certificates in the event loop would block it for longer
+        than any request may take.
         """
         async with self._opening:
             if self._client is None:
@@ -71,7 +72,7 @@ class PublicHttpClient:
 
         return httpx.AsyncClient(
             transport=self._transport or _transport(_trusted()),
-            # A proxy from the environment would look the name up again, and go where it pleases.
+            # A proxy from the environment would resolve the name again, and could go anywhere.
             trust_env=False,
             follow_redirects=False,
             headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"},
@@ -89,16 +90,17 @@ class PublicHttpClient:
         listed: Collection[HostPort] = (),
         who: Hashable = None,
     ) -> "AsyncIterator[httpx.Response]":
-        """Sends a request and yields the response before its body is read. Redirects are not followed.
+        """Sends a request and yields the response before its body is read. Redirects are not
+        followed.
 
-        `listed` are hosts and ports that may have a private address. `who` is the user whose URL it
-        is: lookups of host names are limited for each.
+        `listed` are hosts and ports that may have a private address. `who` is the user that the URL
+        belongs to, because lookups of host names are limited per user.
         """
         address = await self._address_of(target, listed, who)
         client = await self._open()
         import httpx
 
-        # A name in the certificate is asked for by the host's name, not by the address.
+        # The TLS handshake requests the certificate for the host's name, not for the address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         request = client.build_request(
             method,
@@ -110,13 +112,13 @@ class PublicHttpClient:
         try:
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise _unavailable(f"{target.host} did not answer", error) from error
+            raise _unavailable(f"{target.host} did not respond", error) from error
         try:
-            # One host's cookies are no other's, and all of them are nobody's of ours.
+            # Cookies of one host must not be sent to another. We don't need them at all.
             client.cookies.clear()
             yield response
         except httpx.HTTPError as error:
-            raise _unavailable(f"{target.host} broke off", error) from error
+            raise _unavailable(f"{target.host} closed the connection", error) from error
         finally:
             await response.aclose()
 
@@ -125,10 +127,10 @@ class PublicHttpClient:
     ) -> None:
         """Raises InputUnavailable if the URL leads into a private network.
 
-        A name that can't be resolved yet passes: it is resolved again at each call.
+        A name that can't be resolved yet passes, because it is resolved again at each call.
         """
-        if found := await self._addresses_of(target, who):
-            _require_allowed(target, found, listed)
+        if addresses := await self._addresses_of(target, who):
+            _require_allowed(target, addresses, listed)
 
     async def aclose(self) -> None:
         if self._client is not None:
@@ -137,43 +139,44 @@ class PublicHttpClient:
     async def _address_of(
         self, target: PublicUrl, listed: Collection[HostPort], who: Hashable
     ) -> Address:
-        found = await self._addresses_of(target, who)
-        if not found:
+        addresses = await self._addresses_of(target, who)
+        if not addresses:
             raise InputUnavailable(f"the host {target.host} can't be found", field="url")
-        return _require_allowed(target, found, listed)
+        return _require_allowed(target, addresses, listed)
 
     async def _addresses_of(self, target: PublicUrl, who: Hashable) -> Sequence[str]:
-        """Returns the addresses of the host; none if the name can't be resolved."""
+        """Returns the addresses of the host, or none if the name can't be resolved."""
         if parse_address(target.host):
             return [target.host]
-        found = await self._names.addresses(target.host, target.port, who)
-        return found[:ADDRESSES_MAX]
+        addresses = await self._names.addresses(target.host, target.port, who)
+        return addresses[:ADDRESSES_MAX]
 
 
 def _require_allowed(
     target: PublicUrl, texts: Sequence[str], listed: Collection[HostPort]
 ) -> Address:
-    """Refuses the host if any of its addresses is private: the next call might use that one. A host
-    and port that the operator has listed may have any address."""
-    found = [parse_address(text) for text in texts]
-    known = [address for address in found if address is not None]
+    """Refuses the host if any of its addresses is private, because the next call might use that
+    one. A host and port that the operator has listed may have any address."""
+    addresses = [parse_address(text) for text in texts]
+    known = [address for address in addresses if address is not None]
     if known and is_listed(target, listed):
         return known[0]
-    public = [each for each in found if each is not None and is_public(each)]
-    if len(public) < len(found):
+    public = [address for address in addresses if address is not None and is_public(address)]
+    if len(public) < len(addresses):
         raise InputUnavailable(f"the host {target.host} has no public address", field="url")
     return public[0]
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The system's certificates, read once: there are hundreds."""
+    """Returns the system's certificates. They are read once, because there are hundreds of them."""
     return ssl.create_default_context()
 
 
 def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
-    """A transport without keep-alive: connections are pooled by address, so one whose certificate
-    was checked for one name would be reused for every other name at that address."""
+    """Returns a transport without keep-alive. Connections are pooled by address, so a connection
+    whose certificate was checked for one name would be reused for all other names at that
+    address."""
     import httpx
 
     return httpx.AsyncHTTPTransport(
@@ -181,8 +184,8 @@ def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
     )
 
 
-def _unavailable(says: str, error: Exception) -> InputUnavailable:
-    return InputUnavailable(f"{says} ({type(error).__name__})", field="url")
+def _unavailable(message: str, error: Exception) -> InputUnavailable:
+    return InputUnavailable(f"{message} ({type(error).__name__})", field="url")
 
 
 REDIRECTS_MAX = 5
@@ -199,7 +202,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """A download that has begun. `chunks` can be read once, while it is open."""
+    """A download that has started. `chunks` can be read once, while it is open."""
 
     media_type: str
     size: int | None  # as announced
@@ -208,8 +211,8 @@ class FetchedSource:
 
 
 class Fetcher:
-    """Downloads files. `media_type_of` tells the media type from the first bytes; with None nothing
-    is downloaded."""
+    """Downloads files. `media_type_of` determines the media type from the first bytes. If it
+    returns None, the file is not downloaded."""
 
     def __init__(
         self, outward: PublicHttpClient, *, media_type_of: Callable[[bytes], str | None]
@@ -221,7 +224,7 @@ class Fetcher:
     async def open(
         self, url: str, limits: FetchLimits, *, who: Hashable = None
     ) -> AsyncIterator[FetchedSource]:
-        """Opens a download. The limits include the caller's reading."""
+        """Opens a download. The limits include the time that the caller takes to read it."""
         try:
             async with (
                 asyncio.timeout(limits.total_seconds),
@@ -240,7 +243,7 @@ class Fetcher:
     async def _arriving(
         self, url: str, who: Hashable
     ) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
-        """Follows redirects; each hop is resolved and checked like the first."""
+        """Follows redirects. Each hop is resolved and checked like the first one."""
         target = parse_public_url(url, ports=self._outward.ports)
         for _ in range(REDIRECTS_MAX + 1):
             async with self._outward.request("GET", target, who=who) as response:
@@ -263,16 +266,17 @@ class Fetcher:
         head = await _head(chunks)
         media_type = self._media_type_of(head)
         if media_type is None:
-            raise InputUnavailable("the URL leads to no media that we know", field="url")
+            raise InputUnavailable("the URL leads to no supported media type", field="url")
         return FetchedSource(media_type, size, _filename(target), _joined(head, chunks))
 
 
 def _check_answer(target: PublicUrl, response: "httpx.Response") -> None:
     if response.status_code != 200:
-        raise InputUnavailable(f"{target.host} answered {response.status_code}", field="url")
-    # Asked for as it is: what unpacks to more than was counted is not accepted.
+        raise InputUnavailable(f"{target.host} returned {response.status_code}", field="url")
+    # The request asks for an unencoded body. A compressed one is refused, because it could unpack
+    # to more bytes than were counted.
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise InputUnavailable(f"{target.host} sent the file packed", field="url")
+        raise InputUnavailable(f"{target.host} sent the file with a content encoding", field="url")
 
 
 async def _limited(chunks: AsyncIterator[bytes], limits: FetchLimits) -> AsyncIterator[bytes]:
@@ -301,7 +305,8 @@ async def _joined(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def _filename(target: PublicUrl) -> str:
-    """A file name for display only; storage keys are made by `files`, where no name can become a path."""
+    """Returns a file name for display only. Storage keys are created by `files`, where no name can
+    become a path."""
     return target.path.partition("?")[0].rpartition("/")[2] or "file"
 
 

@@ -1,5 +1,5 @@
-"""Opens files in threads beside the event loop, and streams bodies to and from them: no file is
-held in memory as a whole."""
+"""Opens files in threads outside the event loop, and streams bodies to and from them, so that no
+file is held in memory as a whole."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 from comfyfleet.errors import LimitExceeded
 
 if TYPE_CHECKING:
-    import httpx  # slow to import, and not needed just to open files
+    import httpx  # imported lazily, because it is slow to import and not needed for opening files
 
 CHUNK_BYTES = 1024 * 1024
-# Bytes that went, and how many there are in all if that is known.
+# A callback for the number of transferred bytes, and their total if it is known.
 Transferred: TypeAlias = Callable[[int, int | None], None]
 T = TypeVar("T")
 
@@ -25,14 +25,14 @@ async def open_file(path: Path, mode: str = "rb") -> BinaryIO:
 async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
     """Opens something in a thread.
 
-    If the caller is cancelled meanwhile, what the thread opens is closed, because a thread can't be
-    cancelled.
+    A thread can't be cancelled. If the caller is cancelled in the meantime, the object is closed
+    after the thread has opened it.
     """
     making = asyncio.ensure_future(asyncio.to_thread(make))
 
-    def close_it(made: asyncio.Future[T]) -> None:
-        if not made.cancelled() and made.exception() is None:
-            close(made.result())
+    def close_it(finished: asyncio.Future[T]) -> None:
+        if not finished.cancelled() and finished.exception() is None:
+            close(finished.result())
 
     try:
         return await asyncio.shield(making)
@@ -44,12 +44,12 @@ async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
 async def read_chunks(
     path: Path, chunk_bytes: int = CHUNK_BYTES, *, start: int = 0, size: int | None = None
 ) -> AsyncIterator[bytes]:
-    """Yields a file piece by piece; all of it, or `size` bytes from `start` on."""
+    """Yields a file in chunks: the whole file, or `size` bytes from `start` on."""
     with await open_file(path) as file:
         file.seek(start)
-        left = chunk_bytes if size is None else size
-        while chunk := await asyncio.to_thread(file.read, min(left, chunk_bytes)):
-            left -= len(chunk) if size is not None else 0
+        remaining = chunk_bytes if size is None else size
+        while chunk := await asyncio.to_thread(file.read, min(remaining, chunk_bytes)):
+            remaining -= len(chunk) if size is not None else 0
             yield chunk
 
 
@@ -60,9 +60,10 @@ async def save_body(
     *,
     bytes_max: int | None = None,
 ) -> int:
-    """Streams a body to a file, which appears under its name when complete. Returns its size.
+    """Streams a body to a file, which appears under its name only when it is complete. Returns its
+    size.
 
-    Raises LimitExceeded at the first byte that is too many, or that is announced.
+    Raises LimitExceeded as soon as the announced or received size is too large.
     """
     announced = response.headers.get("content-length", "")
     if bytes_max is not None and announced.isdecimal() and int(announced) > bytes_max:
@@ -85,7 +86,8 @@ async def _save(groups: AsyncIterator[list[bytes]], part: Path, to: Path) -> int
     first = await anext(groups)
     size = sum(map(len, first))
     if size < CHUNK_BYTES:
-        # There is no more. Most files are small, and then one change of threads is enough.
+        # This is the whole file. Most files are small, so they are written with a single switch to
+        # a thread.
         await asyncio.to_thread(_write_whole, part, to, first)
         return size
     with await _open_new(part) as file:
@@ -115,7 +117,7 @@ def _create(path: Path) -> BinaryIO:
 async def _grouped_chunks(
     response: "httpx.Response", on_progress: Transferred | None, bytes_max: int | None
 ) -> AsyncGenerator[list[bytes], None]:
-    """Groups chunks without copying them, so that one hop to a thread writes enough."""
+    """Groups chunks without copying them, so that each switch to a thread writes enough data."""
     chunks: list[bytes] = []
     size = received = 0
     length = response.headers.get("content-length", "") if on_progress else ""

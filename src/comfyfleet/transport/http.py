@@ -1,5 +1,5 @@
-"""The HTTP client base of SDK, worker and backends: a call is sent once, and repeated only where
-that is safe."""
+"""The base HTTP client of the SDK, the worker and backends. A call is sent once, and repeated only
+where this is safe."""
 
 import contextlib
 import socket
@@ -18,18 +18,19 @@ from comfyfleet.transport.retry import RETRY_AFTER_SECONDS_MAX, RetryPolicy, ret
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-# Shorter than what servers commonly keep idle connections for: they would be closed under us.
+# Seconds until an idle connection is closed. This is shorter than the keep-alive time of common
+# servers, so that they don't close a connection that is about to be used.
 KEEP_ALIVE_SECONDS = 4.0
-# The request did not leave: nothing can have come of it.
+# Errors after which the request was certainly not sent, so it can have no effect.
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Refused before anything was done.
+# Statuses for requests that were refused before they were processed.
 UNPROCESSED_STATUSES = frozenset({429})
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504, 507})
 PROXY_KINDS = frozenset({"http", "https", "all"})
 CHAIN_MAX = 10
 _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
     (ConnectionRefusedError, "connection refused"),
-    (ConnectionResetError, "the connection was cut"),
+    (ConnectionResetError, "the connection was lost"),
     (socket.gaierror, "its name can't be resolved"),
     (httpx.ConnectTimeout, "no connection within the time allowed"),
     (httpx.TimeoutException, "no answer within the time allowed"),
@@ -37,7 +38,7 @@ _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
     (httpx.RemoteProtocolError, "the connection was closed without an answer"),
 )
 
-# What OpenSSL says of an answer in plain HTTP.
+# OpenSSL's reasons for a response in plain HTTP.
 _PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 
@@ -61,7 +62,8 @@ def open_client(
 
 
 def _transport(verify: ssl.SSLContext | bool) -> httpx.AsyncBaseTransport | None:
-    """None is httpx's own, which knows proxies: it takes them from the environment."""
+    """Returns our own transport, or None for httpx's, which supports the proxies in the
+    environment."""
     if not PROXY_KINDS.isdisjoint(urllib.request.getproxies()):
         return None
     return Http1Transport(verify=verify, keep_alive_seconds=KEEP_ALIVE_SECONDS)
@@ -69,13 +71,16 @@ def _transport(verify: ssl.SSLContext | bool) -> httpx.AsyncBaseTransport | None
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request.
+    """A request.
 
-    `route` is its path without ids, for logs and metrics; neither contains the query. `path`: the
-    real path, if it is not the route. `files`: field to (name, open file). `read_seconds`: the read
-    timeout, if it is not the client's. `is_repeatable`: safe to repeat as far as the caller knows;
-    GET, PUT and DELETE always are. `is_poll`: repeated all the time, so a failure is logged at a
-    low level; the caller that polls reports the outage, once.
+    - `route` is the path without ids, for logs and metrics. Neither contains the query.
+    - `path` is the real path, if it differs from the route.
+    - `files` maps fields to (name, open file).
+    - `read_seconds` is the read timeout, if it differs from the client's.
+    - `is_repeatable` means that the caller knows the call to be safe to repeat. GET, PUT and DELETE
+      always are.
+    - `is_poll` means that the call is repeated all the time, so failures are logged at a low level.
+      The polling caller reports the outage once.
     """
 
     method: str
@@ -102,13 +107,14 @@ class Call:
 
 @dataclass(slots=True)
 class CallRecord:
-    """What is logged about a call: filled in while it runs."""
+    """Data about a call for logs, which is filled in while the call runs."""
 
     status: int | None = None
 
 
 class HttpClient:
-    """Sends calls to one server. `headers` are added to each call, but not to other requests of `client`."""
+    """Sends calls to a server. `headers` are added to each call, but not to other requests of
+    `client`."""
 
     def __init__(
         self,
@@ -122,18 +128,20 @@ class HttpClient:
         self.headers = headers or {}
 
     async def once(self, call: Call) -> httpx.Response:
-        """Makes one attempt. Any status is returned; raises httpx.TransportError."""
+        """Makes one attempt and returns the response with any status. Raises
+        httpx.TransportError."""
         with self.recorded(call) as note:
             response = await self.client.send(self.request(call))
             note.status = response.status_code
             return response
 
     async def send(self, call: Call, *, may_repeat: bool) -> httpx.Response:
-        """Returns the response, after as many attempts as are allowed; its status may still be an error.
+        """Returns the response after as many attempts as allowed. Its status may still be an error.
 
-        Repeats calls that were not sent and answers that are `retryable`; calls that were sent and
-        got no answer only if they `may_repeat`. Raises ServerUnavailable; and OutcomeUnknown for a
-        call that was sent, got no answer and may not be repeated.
+        Repeats calls that were not sent, and calls with a `retryable` response. A call that was
+        sent without getting a response is repeated only if it `may_repeat`. Raises
+        ServerUnavailable. Raises OutcomeUnknown for a call that was sent, got no response and may
+        not be repeated.
         """
         attempt = 0
         while True:
@@ -146,7 +154,7 @@ class HttpClient:
                 if was_sent and not may_repeat:
                     reason = describe_network_error(error)
                     raise OutcomeUnknown(
-                        f"{call.operation} was sent, and nobody can tell whether it was heard: {reason}"
+                        f"{call.operation} was sent, but it is unknown whether the server received it: {reason}"
                     ) from error
                 if is_last:
                     raise self.unavailable(call, error) from error
@@ -158,7 +166,7 @@ class HttpClient:
                 return response
 
     async def _wait(self, response: httpx.Response, attempt: int) -> bool:
-        """Sleeps as long as the server asks for; False if that is too long."""
+        """Sleeps for as long as the server requests. Returns False if that is too long."""
         seconds = retry_after_seconds(response.headers)
         if seconds is None:
             await self.retry.back_off(attempt)
@@ -169,7 +177,7 @@ class HttpClient:
         return True
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
-        """Whether another attempt may get another answer and is safe."""
+        """Checks whether another attempt is safe and might get a different response."""
         statuses = RETRYABLE_STATUSES if may_repeat else UNPROCESSED_STATUSES
         return response.status_code in statuses
 
@@ -177,7 +185,8 @@ class HttpClient:
     async def stream(
         self, call: Call, *, follow_redirects: bool = False
     ) -> AsyncIterator[httpx.Response]:
-        """Makes one attempt; the caller reads the body inside the block. Raises httpx.TransportError."""
+        """Makes one attempt. The caller reads the body inside the block. Raises
+        httpx.TransportError."""
         with self.recorded(call) as note:
             response = await self.client.send(
                 self.request(call), stream=True, follow_redirects=follow_redirects
@@ -189,12 +198,12 @@ class HttpClient:
                 await response.aclose()
 
     def recorded(self, call: Call) -> AbstractContextManager[CallRecord]:
-        """Wraps each attempt: subclasses log and count here."""
+        """Wraps each attempt. Subclasses log and count calls here."""
         return contextlib.nullcontext(CallRecord())
 
     @property
     def place(self) -> str:
-        """The server's host and port, for messages."""
+        """Returns the server's host and port, for messages."""
         return f"{self.client.base_url.host}:{self.client.base_url.port or ''}".rstrip(":")
 
     def unavailable(self, call: Call, error: Exception) -> ServerUnavailable:
@@ -205,14 +214,14 @@ class HttpClient:
     def request(self, call: Call) -> httpx.Request:
         for part in (call.files or {}).values():
             part[1].seek(0)
-        given = call.params and {
-            name: each for name, each in call.params.items() if each is not None
+        params = call.params and {
+            name: value for name, value in call.params.items() if value is not None
         }
         usual, read_seconds = self.client.timeout, call.read_seconds
         return self.client.build_request(
             call.method,
             call.path or call.route,
-            params=given,
+            params=params,
             content=call.content,
             json=call.json,
             files=call.files,
@@ -225,22 +234,24 @@ class HttpClient:
 
 
 def describe_network_error(error: BaseException) -> str:
-    """Describes an error by the first cause that has a known text; otherwise by its own text."""
-    for each in _chain(error):
-        if isinstance(each, ssl.SSLError) and each.reason in _PLAIN_ANSWERS:
+    """Describes an error by its first cause with a known description, or otherwise by its own
+    text."""
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_ANSWERS:
             return "it doesn't speak TLS; use http:// instead of https://"
         for kind, words in _CAUSE_TEXTS:
-            if isinstance(each, kind):
+            if isinstance(cause, kind):
                 return words
     return str(error) or type(error).__name__
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, its cause, and so on; of a group the first."""
-    found: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and len(found) < CHAIN_MAX:
-        found.append(each)
-        inside = each.exceptions[0] if isinstance(each, BaseExceptionGroup) else None
-        each = inside or each.__cause__ or each.__context__
-    return found
+    """Returns the error, its cause, the cause of its cause, and so on. For a group, the first error
+    counts."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and len(chain) < CHAIN_MAX:
+        chain.append(current)
+        inside = current.exceptions[0] if isinstance(current, BaseExceptionGroup) else None
+        current = inside or current.__cause__ or current.__context__
+    return chain

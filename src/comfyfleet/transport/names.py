@@ -1,7 +1,9 @@
-"""Looks up host names of customers in threads of their own, within a deadline and one at a time for each tenant.
+"""Looks up host names for customers in separate threads, within a deadline and one at a time per
+tenant.
 
-The system's resolver can't be interrupted, and a customer's name server may answer as slowly as it likes. The
-event loop's usual threads also read and write files, so they must not wait for it."""
+The system's resolver can't be interrupted, and a customer's name server may respond arbitrarily
+slowly. The event loop's default threads also read and write files, so they must not wait for it.
+"""
 
 import asyncio
 import socket
@@ -16,7 +18,7 @@ from comfyfleet.errors import InputUnavailable
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 THREADS_MAX = 8
-LOOKUPS_PER_TENANT_MAX = 1  # others of the tenant wait, within the same deadline
+LOOKUPS_PER_TENANT_MAX = 1  # further lookups of the tenant wait, within the same deadline
 LOOKUP_SECONDS_MAX = 3.0
 
 
@@ -26,17 +28,19 @@ def _threads() -> ThreadPoolExecutor:
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Resolves by the system's resolver, which also accepts spellings of an address such as 0x7f.1."""
+    """Resolves a name with the system's resolver, which also accepts other notations of an address,
+    such as 0x7f.1."""
     work = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.get_running_loop().run_in_executor(_threads(), work)
+        infos = await asyncio.get_running_loop().run_in_executor(_threads(), work)
     except (OSError, UnicodeError):
         return ()
-    return [str(address[0]) for *_, address in found]
+    return [str(address[0]) for *_, address in infos]
 
 
 class NameLookups:
-    """Limits lookups in time and per tenant. A lookup that exceeds its time counts until it really ends."""
+    """Limits lookups in time and per tenant. A lookup that exceeds its time counts until it
+    actually ends."""
 
     def __init__(self, resolver: Resolver, *, seconds_max: float = LOOKUP_SECONDS_MAX) -> None:
         self._resolver = resolver
@@ -46,9 +50,8 @@ class NameLookups:
         self._tasks: set[asyncio.Task[Sequence[str]]] = set()
 
     async def addresses(self, host: str, port: int, who: Hashable) -> Sequence[str]:
-        """Returns the addresses of a host, none if there is no such name; raises InputUnavailable if
-        that takes too long.
-        """
+        """Returns the addresses of a host, or none if there is no such name. Raises
+        InputUnavailable if the lookup takes too long."""
         try:
             async with asyncio.timeout(self._seconds_max):
                 async with self._changed:
@@ -58,7 +61,7 @@ class NameLookups:
         except TimeoutError:
             raise InputUnavailable(
                 f"the host {host} could not be looked up within {self._seconds_max:g} seconds; "
-                f"{LOOKUPS_PER_TENANT_MAX} host of a tenant is looked up at a time",
+                f"{LOOKUPS_PER_TENANT_MAX} host per tenant can be looked up at a time",
                 field="url",
             ) from None
 

@@ -1,4 +1,5 @@
-"""HTTP byte ranges: which bytes of a file a request asks for, and the headers that name them."""
+"""HTTP byte ranges: the bytes of a file that a request selects, and the headers that describe
+them."""
 
 import re
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ class ByteRange:
 
 
 def select_range(text: str, size: int, *, is_strict: bool = False) -> ByteRange:
-    """Parses a Range header. Several ranges or an invalid one select the whole file; if strict, a 416."""
-    found = _RANGE.fullmatch(text)
-    first, last = found.groups() if found else ("", "")
+    """Parses a Range header. Several ranges or an invalid one select the whole file, or result in a
+    416 if `is_strict`."""
+    match = _RANGE.fullmatch(text)
+    first, last = match.groups() if match else ("", "")
     if not (first or last) or (first and last and int(last) < int(first)):
         return ByteRange(416) if is_strict else ByteRange(200, 0, size)
     start = int(first) if first else max(size - int(last), 0)
@@ -36,5 +38,5 @@ def file_etag(size: int, modified_ns: int) -> str:
 
 
 def names_etag(etags: str, etag: str) -> bool:
-    """Whether an If-Match or If-None-Match header names this entity tag, weak or not."""
-    return bool({each.strip().removeprefix("W/") for each in etags.split(",")} & {"*", etag})
+    """Checks whether an If-Match or If-None-Match header contains this entity tag, weak or not."""
+    return bool({item.strip().removeprefix("W/") for item in etags.split(",")} & {"*", etag})

@@ -1,4 +1,4 @@
-"""When a failed call is repeated: back-off, and Retry-After."""
+"""Decides when a failed call is repeated: back-off and Retry-After."""
 
 import asyncio
 import email.utils
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_SECONDS_MAX = 8.0
-# If a server asks for more, the call fails at once and the caller gets the server's figure.
+# If a server requests a longer delay, the call fails immediately, and the caller gets the server's
+# number.
 RETRY_AFTER_SECONDS_MAX = 60.0
 _DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a call is made, and the pause in between.
+    """The number of attempts, and the pause between them.
 
     Tests replace `sleep`, `clock` (monotonic) and `chance` (0 to 1).
     """
@@ -27,18 +28,20 @@ class RetryPolicy:
     chance: Callable[[], float] = random.SystemRandom().random
 
     async def back_off(self, attempt: int) -> None:
-        """Sleeps before the next attempt, after `attempt` have failed."""
+        """Sleeps before the next attempt, after `attempt` attempts have failed."""
         await self.sleep(backoff_seconds(attempt, self.chance()))
 
 
 def backoff_seconds(attempt: int, chance: float) -> float:
-    """Doubles with each attempt; half of it is random, so that callers that failed together spread out."""
+    """Returns a pause that doubles with each attempt. Half of it is random, so that callers that
+    failed together spread out."""
     full = min(BACKOFF_FIRST_SECONDS * 2.0 ** (attempt - 1), BACKOFF_SECONDS_MAX)
     return full * (0.5 + chance / 2)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Reads Retry-After: seconds, or a date by the server's own clock. None if missing or unreadable."""
+    """Reads Retry-After, which contains seconds or a date according to the server's own clock.
+    Returns None if it is missing or invalid."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return float(text) if len(text) <= _DIGITS_MAX else None

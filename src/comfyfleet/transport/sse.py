@@ -1,4 +1,5 @@
-"""Parses server-sent events from bytes as they arrive. The one reader for client, backends and CLI."""
+"""Parses server-sent events from bytes as they arrive. The client, backends and the CLI all use
+this parser."""
 
 import re
 from collections.abc import Iterator
@@ -6,13 +7,14 @@ from typing import NamedTuple
 
 from comfyfleet.errors import LimitExceeded
 
-EVENT_BYTES_MAX = 32 * 1024 * 1024  # a preview is a picture in base64
+EVENT_BYTES_MAX = 32 * 1024 * 1024  # a preview is an image in base64
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ServerEvent(NamedTuple):
-    """One event. `id` is that of the last event that had one; `data` is not decoded further."""
+    """An event. `id` is the id of the last event that had one, and `data` is not decoded
+    further."""
 
     id: str
     name: str
@@ -20,11 +22,11 @@ class ServerEvent(NamedTuple):
 
 
 class EventParser:
-    """Parses a byte stream into events. Returns complete events only: one that is cut off before its blank
-    line is dropped.
+    """Parses a byte stream into events. Returns only complete events: an event that is cut off
+    before its blank line is dropped.
 
-    `last_id` stays until another comes: a reader resumes after it. `comments` counts the keep-alive
-    lines of servers.
+    `last_id` is preserved until the next id, so that a reader can resume after it. `comments`
+    counts the servers' keep-alive lines.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -32,13 +34,14 @@ class EventParser:
         self.comments = 0
         self._name = ""
         self._data: list[str] = []
-        self._bytes = 0  # of the event that is being read
-        self._partial: list[bytes] = []  # of the line that is being read
+        self._bytes = 0  # size of the current event
+        self._partial: list[bytes] = []  # pieces of the current line
         self._is_new = True
         self._after_cr = False
 
     def feed(self, piece: bytes) -> Iterator[ServerEvent]:
-        """Returns the events that this piece completes. Raises LimitExceeded for one that is too large."""
+        """Yields the events that this piece completes. Raises LimitExceeded if an event is too
+        large."""
         self._bytes += len(piece)
         *lines, rest = _LINE_END.split(self._without_rest_of_line_end(piece))
         for line in lines:

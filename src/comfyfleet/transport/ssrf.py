@@ -1,4 +1,5 @@
-"""Guards against SSRF: parses customers' URLs and refuses those that lead into a private network. Pure."""
+"""Guards against SSRF: parses customers' URLs and refuses those that lead into a private network.
+Pure."""
 
 import ipaddress
 import re
@@ -13,12 +14,13 @@ from comfyfleet.errors import InvalidInput
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# What the standard library calls global, or called so in some version, and is nobody's server.
+# Networks that the standard library considers global, or did in some version, although they contain
+# no public servers.
 _NOT_V4 = tuple(
-    ipaddress.IPv4Network(each)
-    for each in (
+    ipaddress.IPv4Network(network)
+    for network in (
         "0.0.0.0/8",
-        "168.63.129.16/32",  # what every machine on Azure reaches its own host by
+        "168.63.129.16/32",  # the address by which every machine on Azure reaches its own host
         "192.0.0.0/24",
         "192.88.99.0/24",
         "224.0.0.0/4",
@@ -27,16 +29,16 @@ _NOT_V4 = tuple(
 )
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_V6 = tuple(
-    ipaddress.IPv6Network(each)
-    # Tunnels (Teredo and others, 6to4) end at a v4 address of the sender's choice.
-    for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+    ipaddress.IPv6Network(network)
+    # Tunnels (6to4, Teredo and others) end at an IPv4 address that the sender chooses.
+    for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def parse_address(text: str) -> Address | None:
-    """Parses an IP address; None if it is none, or has a zone (`fe80::1%eth0`), which no public
-    address has."""
+    """Parses an IP address. Returns None if the text isn't an address, or if it has a zone
+    (`fe80::1%eth0`). Public addresses never have a zone."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -47,34 +49,34 @@ _SPELLED = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 
 
 def address_spelled(host: str) -> Address | None:
-    """Returns the address that a host means without a lookup, however it is spelled: 127.1, 0x7f.1,
-    2130706433, localhost. None for other names.
-    """
+    """Returns the address that a host means without a lookup, in any notation: 127.1, 0x7f.1,
+    2130706433, localhost. Returns None for other names."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return ipaddress.IPv4Address("127.0.0.1")
-    if (found := parse_address(host)) is not None:
-        return found
+    if (address := parse_address(host)) is not None:
+        return address
     try:
-        # As the resolver of the system reads it.
+        # The system's resolver parses it in the same way.
         return ipaddress.IPv4Address(inet_aton(name)) if _SPELLED.fullmatch(name) else None
     except OSError:
         return None
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address is on the public internet. If unsure, False."""
+    """Checks whether the address is on the public internet. Returns False if this is uncertain."""
     if isinstance(address, ipaddress.IPv4Address):
-        return address.is_global and not any(address in each for each in _NOT_V4)
+        return address.is_global and not any(address in network for network in _NOT_V4)
     inside = _v4_inside(address)
     if inside is not None:
         return is_public(inside)
-    is_unicast = address in _GLOBAL_V6 and not any(address in each for each in _NOT_V6)
+    is_unicast = address in _GLOBAL_V6 and not any(address in network for network in _NOT_V6)
     return is_unicast and address.is_global and not address.scope_id
 
 
 def _v4_inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that a packet to this IPv6 address reaches in the end (mapped or NAT64)."""
+    """Returns the IPv4 address that a packet to this IPv6 address eventually reaches (mapped or
+    NAT64), or None."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
@@ -88,9 +90,9 @@ USUAL_PORTS = frozenset(PORTS.values())
 @dataclass(frozen=True, slots=True)
 class PublicUrl:
     scheme: str
-    host: str  # as it is written in Host and in the certificate
+    host: str  # as written in Host and in the certificate
     port: int
-    path: str  # with the query
+    path: str  # including the query
 
     @property
     def authority(self) -> str:
@@ -102,17 +104,18 @@ class PublicUrl:
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def at(self, address: Address) -> str:
-        """The same URL with the resolved address, so that the name is not resolved a second time."""
+        """Returns the same URL with the resolved address, so that the name is not resolved a second
+        time."""
         host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
 
 def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) -> PublicUrl:
-    """Parses and checks a customer's URL. `ports` None: any."""
+    """Parses and checks a customer's URL. If `ports` is None, any port is allowed."""
     if len(url) > URL_CHARACTERS_MAX:
         raise _refused(f"it has more than {URL_CHARACTERS_MAX:,} characters")
     if any(character <= " " or character == "\\" for character in url) or not url.isprintable():
-        raise _refused("it holds a space, a backslash or a control character")
+        raise _refused("it contains a space, a backslash or a control character")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -121,7 +124,7 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
     if parts.scheme not in PORTS:
         raise _refused("it must begin with https:// or http://")
     if not host or "@" in parts.netloc or "%" in host:
-        raise _refused("it needs a host, and no user name or zone")
+        raise _refused("it must have a host, and no user name or zone")
     number = PORTS[parts.scheme] if port is None else port
     if ports is not None and number not in ports:
         raise _refused(f"the port must be {_listed(ports)}")
@@ -138,7 +141,7 @@ HostPort: TypeAlias = tuple[str, int]
 
 
 def is_listed(target: PublicUrl, listed: Collection[HostPort]) -> bool:
-    """Checks whether a URL leads to exactly one of these hosts and ports, as they are written."""
+    """Checks whether a URL leads to exactly one of these hosts and ports, as written."""
     return (target.host, target.port) in listed
 
 
@@ -157,29 +160,29 @@ def parse_webhook_url(
         )
         raise InvalidInput(
             f"the URL can't be used: the port must be {_listed(ports)}, unless the operator lists {place}, "
-            "exactly as the URL has it, in COMFYFLEET_WEBHOOK_PRIVATE_HOSTS",
+            "exactly as in the URL, in COMFYFLEET_WEBHOOK_PRIVATE_HOSTS",
             field="url",
         )
     return parse_public_url(url, ports=ports)
 
 
 def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:
-    """The URL that a redirect leads to; never from https back to http."""
+    """Returns the URL that a redirect leads to. Refuses redirects from https to http."""
     try:
         url = urljoin(target.url, location)
-    except ValueError:  # such as http://[
+    except ValueError:  # for example, http://[
         raise _refused("it redirects to an address that can't be read") from None
-    found = parse_public_url(url, ports=ports)
-    if target.scheme == "https" and found.scheme == "http":
+    redirected = parse_public_url(url, ports=ports)
+    if target.scheme == "https" and redirected.scheme == "http":
         raise _refused("it leads from https to http")
-    return found
+    return redirected
 
 
 def _ascii(host: str) -> str:
     try:
         return host.encode("idna").decode() if not host.isascii() else host
     except UnicodeError:
-        raise _refused("its host is no name") from None
+        raise _refused("its host is not a valid name") from None
 
 
 def _refused(why: str) -> InvalidInput:

@@ -117,7 +117,7 @@ def with_changed_pixels(picture: bytes) -> bytes:
     ("data", "why"),
     [
         (b"", "it is empty"),
-        (b"no picture at all", "no picture that we know"),
+        (b"no picture at all", "a supported image format"),
         (png()[:-10], "ends too early"),
         (png().replace(b"IDAT", b"IDAU"), "it has no pixels"),  # unknown parts are not delivered
         (with_changed_pixels(png()), "damaged"),

@@ -5,7 +5,7 @@ from comfyfleet.errors import InvalidValue
 
 
 async def test_a_key_is_not_sent_over_plain_http_to_another_machine() -> None:
-    with pytest.raises(InvalidValue, match="use https"):
+    with pytest.raises(InvalidValue, match="Use https"):
         ComfyCloud(CloudSettings("secret", "http://cloud.example"))
 
 

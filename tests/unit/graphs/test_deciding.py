@@ -790,7 +790,7 @@ def test_a_judge_that_gives_no_number_fails_with_its_item() -> None:
     run = begun(SCORE.replace("output.width / 10", "output.text"), photos=PHOTOS[:1])
     run.done("rank/do", 0, text="good")
     assert run.run.error
-    assert "item 0 has no score: 'good' is no number" in run.run.error.message
+    assert "item 0 has no score: 'good' is not a number" in run.run.error.message
 
 
 def test_jobs_of_both_maps_start_and_neither_has_more_than_it_may() -> None:

@@ -86,11 +86,11 @@ def test_values_are_made(text: str, expected: Any) -> None:
     ("text", "words"),
     [
         ("row.nobody + 1", "row.nobody is missing"),
-        ("name + 1", r"\+ can't take a text and a number"),
-        ("n / 0", "divided by zero"),
-        ("tags | max", "numbers are needed"),
-        ("row | trim", "a text is needed here, not an object"),
-        ("'x' | number", "'x' is no number"),
+        ("name + 1", r"\+ doesn't support a text and a number"),
+        ("n / 0", "division by zero"),
+        ("tags | max", "expected numbers"),
+        ("row | trim", "expected a text, not an object"),
+        ("'x' | number", "'x' is not a number"),
         ("[] | first", "the list is empty"),
         ("9e307 * 100", "too large"),
         ("18446744073709551615 * 2", "too large"),
@@ -104,11 +104,11 @@ def test_what_a_value_lacks_is_told(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "position", "words"),
     [
-        ("n | nobody", 5, "no function 'nobody'"),
-        ("n | join(1, 2, 3)", 5, "takes 1 to 2, not 4"),
-        ("trim()", 1, "takes a value, not 0"),
+        ("n | nobody", 5, "unknown function 'nobody'"),
+        ("n | join(1, 2, 3)", 5, "expects 1 to 2 values, not 4"),
+        ("trim()", 1, "expects a value, not 0"),
         ("n +", 4, "ends where a value"),
-        ("n n", 3, "not understood"),
+        ("n n", 3, "unexpected"),
     ],
 )
 def test_an_error_says_where(text: str, position: int, words: str) -> None:
@@ -144,7 +144,7 @@ def test_an_error_in_a_template_counts_from_the_beginning_of_the_text() -> None:
 
 
 def test_a_text_is_not_made_of_a_list() -> None:
-    with pytest.raises(InvalidInput, match="a list can't be written into a text"):
+    with pytest.raises(InvalidInput, match="a list can't be converted to text"):
         filled("x {{ tags }}")
 
 

@@ -170,7 +170,7 @@ def meant(node: dict[str, Any]) -> list[str]:
         ({"type": "workflow", "workflow": "x", "workflow_id": "y"}, "'workflow'"),
         ({"type": "condition", "conditon": "output.x"}, "'condition'"),
         ({"type": "workflow", "workflow": "x", "backend_affinity": "gpu 1"}, "'worker:"),
-        ({"type": "fanout", "config": {"mode": "x"}, "mode": "broadcast"}, "beside"),
+        ({"type": "fanout", "config": {"mode": "x"}, "mode": "broadcast"}, "next to"),
     ],
 )
 def test_a_spelling_that_is_not_accepted_names_the_accepted_one(

@@ -86,7 +86,7 @@ def test_a_fixed_seed_stays() -> None:
     [
         ("{{ variables.nobody }}", "variables.nobody is missing"),
         ("{{ who }}", "'who' is unknown"),
-        ("x {{ variables.tags }}", "into a text"),
+        ("x {{ variables.tags }}", "converted to text"),
     ],
 )
 def test_an_error_names_the_step_and_the_property(template: str, words: str) -> None:

@@ -9,11 +9,11 @@ export interface AbleWorker {
 }
 
 export interface AbleWorkers {
-  /** Workers that have reported what they have. */
+  /** Workers that have reported their backends' contents. */
   workers: (AbleWorker)[]
 }
 
-/** Whose key this is, what it may do, and what there is. */
+/** The owner of the key, its permissions, and the account's limits and balance. */
 export interface AccountAnswer {
   user: AccountUser
   tenant: AccountTenant
@@ -21,17 +21,17 @@ export interface AccountAnswer {
   limits: AccountLimits
   /** Tokens that are not reserved. */
   balance: number
-  /** Where tokens are bought, if the operator has named a place. */
+  /** Where to buy tokens, if the operator has configured it. */
   top_up_url: string | null
 }
 
-/** What the user may do at once, and how much of it is taken. */
+/** The user's limits and their current usage. */
 export interface AccountLimits {
-  /** Queued and running, of all kinds. */
+  /** Maximum number of queued and running jobs of all kinds. */
   max_active_jobs: number
   active_jobs: number
   max_upload_bytes: number
-  /** Of the whole tenant, announced uploads included. */
+  /** Limit for the whole tenant, including announced uploads. */
   max_storage_bytes: number
   used_storage_bytes: number
 }
@@ -79,7 +79,7 @@ export interface AdminKeyAnswer {
   id: string
   user_id: string
   name: string
-  /** Its first characters. */
+  /** The first characters of the key. */
   prefix: string
   scopes: (Scope)[]
   created_at: string
@@ -89,7 +89,7 @@ export interface AdminKeyAnswer {
 }
 
 export interface AdminKeys {
-  /** The newest first, including revoked ones. */
+  /** Newest first, including revoked ones. */
   keys: (AdminKeyAnswer)[]
 }
 
@@ -97,7 +97,7 @@ export interface AdminMadeKey {
   id: string
   user_id: string
   name: string
-  /** Its first characters. */
+  /** The first characters of the key. */
   prefix: string
   scopes: (Scope)[]
   created_at: string
@@ -118,7 +118,7 @@ export interface AdminNewUpload {
 export interface AdminTransactionAnswer {
   id: number
   type: TransactionType
-  /** What it adds to the balance. */
+  /** The change of the balance. */
   amount: number
   job_id: string | null
   provider_transaction_id: string | null
@@ -126,9 +126,9 @@ export interface AdminTransactionAnswer {
 }
 
 export interface AdminTransactions {
-  /** The newest first. */
+  /** Newest first. */
   transactions: (AdminTransactionAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: number | null
 }
 
@@ -150,9 +150,9 @@ export interface AdminWalletAnswer {
 }
 
 export interface AdminWallets {
-  /** By user. */
+  /** Sorted by user. */
   wallets: (AdminWalletAnswer)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -165,37 +165,37 @@ export interface AdminWantedKey {
   expires_at?: string | null
 }
 
-/** A job's settings as they were, ready to be changed and submitted again. */
+/** A job's settings, ready to be changed and submitted again. */
 export interface AgainAnswer {
   effect_id: string | null
   effect_slug: string | null
-  /** null: none was taken, or it has expired. */
+  /** null if the job had no media, or it has expired. */
   video_id: string | null
-  /** What a job may send as properties; files by the ids of their media. */
+  /** Properties for a new job. Files are represented by the ids of their media. */
   properties: Record<string, unknown>
-  /** As of today. */
+  /** The current price. */
   price_tokens: number | null
-  /** What can't be taken over, for people; empty: all can. */
+  /** Settings that can't be reused, as messages for users. Empty if all can. */
   problems: (string)[]
 }
 
 export interface Alert {
   kind: AlertKind
   severity: "warning" | "error"
-  /** What is wrong, in one sentence. */
+  /** The problem, as one sentence. */
   message: string
   /** What to do about it. */
   todo: string
-  /** Such as workflow:upscale or worker:gpu-7. */
+  /** For example, workflow:upscale or worker:gpu-7. */
   subject: string | null
-  /** How many jobs or workers it is about. */
+  /** Number of affected jobs or workers. */
   count: number
 }
 
 export type AlertKind = "error_rate" | "workers_lost" | "workers_pending" | "stuck_jobs" | "poisoned_jobs" | "disk" | "maintenance" | "pool_down"
 
 export interface Alerts {
-  /** The worst first. */
+  /** Most severe first. */
   alerts: (Alert)[]
 }
 
@@ -211,7 +211,7 @@ export interface AnswerBody {
   for_all?: boolean
 }
 
-/** A file that the worker uploads to its backend; the resulting name goes to `binding`. */
+/** A file that the worker uploads to its backend. The resulting name is written to `binding`. */
 export interface Asset {
   name: string
   filename: string
@@ -229,7 +229,7 @@ export interface AssignmentAnswer {
   workflows: (string)[]
   added: (string)[]
   removed: (string)[]
-  /** What could not be checked. */
+  /** Checks that were not possible. */
   warnings: (string)[]
 }
 
@@ -240,21 +240,21 @@ export interface Attempt {
   details: Record<string, unknown>
 }
 
-/** One lease on the job's axis of time. */
+/** A lease in the timeline of a job. */
 export interface AttemptLine {
   attempt: number
   lease_number: number
   worker_id: string | null
-  /** Since when it had waited for this lease. */
+  /** When the job started to wait for this lease. */
   queued_at: string | null
   leased_at: string
-  /** When the prompt went to the backend. */
+  /** When the prompt was sent to the backend. */
   started_at: string | null
   ended_at: string | null
-  /** completed, failed, requeued, expired or cancelled; null: it goes on. */
+  /** completed, failed, requeued, expired or cancelled. null if the lease is active. */
   outcome: string | null
   message: string | null
-  /** As sent; null: not reported, or deleted. */
+  /** The submitted prompt. null if it was not reported, or was deleted. */
   prompt: Record<string, unknown> | null
 }
 
@@ -263,14 +263,14 @@ export interface AttemptSeen {
   lease_number: number
   worker_id: string
   started_at: string
-  /** null: deleted after the retention time. */
+  /** null if it was deleted after the retention time. */
   prompt: Record<string, unknown> | null
 }
 
 export interface Attempts {
-  /** As sent to workers; null: deleted. */
+  /** The prompt that workers receive. null if it was deleted. */
   prompt: Record<string, unknown> | null
-  /** As sent, in the order of leases. */
+  /** The submitted prompts, in the order of leases. */
   attempts: (AttemptSeen)[]
 }
 
@@ -287,24 +287,24 @@ export interface BackendFacts {
   object_info_size?: number | null
 }
 
-/** A machine, or a whole fleet where machines aren't shown. */
+/** A worker's backend, or a whole fleet if individual machines aren't shown. */
 export interface BackendSeen {
-  /** What `backend_affinity` of a graph's node takes. */
+  /** The value for `backend_affinity` of a graph's node. */
   name: string
   /** SLUG/STAGE */
   fleet: string
-  /** Whether it takes jobs now. */
+  /** Whether it accepts jobs now. */
   is_online: boolean
-  /** Jobs that run there, or that only it may run. */
+  /** Jobs that are running on it, and queued jobs that only it may run. */
   queue_depth: number
-  /** The GPU's name; of machines only. */
+  /** The GPU's name; only for machines. */
   device: string | null
-  /** Of the GPU; of a fleet's largest. null: not known. */
+  /** Memory of the GPU; for a fleet, of its largest GPU. null if unknown. */
   memory_total_bytes: number | null
   memory_free_bytes: number | null
 }
 
-/** The `system` of a ComfyUI's `/system_stats`, without values that change while it runs. The names are ComfyUI's. */
+/** The `system` object of a ComfyUI's `/system_stats`, without values that change while it runs. The names are ComfyUI's. */
 export interface BackendSystem {
   os?: string
   ram_total?: number | null
@@ -320,7 +320,7 @@ export interface BackendSystem {
 
 export interface Backends {
   backends: (BackendSeen)[]
-  /** False: there are more than the first 500. */
+  /** false if the list is limited to the first 500 backends. */
   is_whole: boolean
 }
 
@@ -328,38 +328,38 @@ export interface Balance {
   balance: number
 }
 
-/** A batch: its jobs counted by status, and what they cost. */
+/** A batch with its costs and the number of its jobs by status. */
 export interface BatchAnswer {
   id: string
   effect_id: string
   total: number
-  /** Not in the queue yet: 5 of a batch are at a time. */
+  /** Jobs that are not in the queue yet. Only 5 of a batch are queued at a time. */
   held: number
   /** Number of jobs by status. */
   counts: Record<string, number>
-  /** Percent of the jobs that have ended. */
+  /** Percentage of the jobs that have ended. */
   progress: number
   is_ended: boolean
-  /** Of jobs that have not ended. */
+  /** Tokens of jobs that have not ended. */
   reserved_tokens: number
   consumed_tokens: number
   refunded_tokens: number
   created_at: string
   cancelled_at: string | null
-  /** In the order of the items, a page of them. */
+  /** A page of its jobs, in the order of the items. */
   jobs: (JobSummary)[]
-  /** The next page: start=next; null: no more. */
+  /** Pass this as `start` to get the next page. null on the last page. */
   next: number | null
 }
 
 export interface Books {
-  /** Everything was verified, and adds up. */
+  /** Whether everything was verified without finding a discrepancy. */
   is_sound: boolean
-  /** How many drifts there are. */
+  /** Number of discrepancies. */
   found: number
-  /** The first 1,000 of them. */
+  /** The first 1,000 discrepancies. */
   drifts: (DriftAnswer)[]
-  /** Pools that are down: their ledgers were not verified. */
+  /** Pools that are down. Their ledgers were not verified. */
   pools_left_out: (string)[]
 }
 
@@ -376,17 +376,17 @@ export interface Branch {
 export type BulkAct = "cancel" | "retry" | "reprioritise"
 
 export interface BulkAnswer {
-  /** How many jobs were selected, in this call. */
+  /** Number of jobs that this call selected. */
   matched: number
-  /** How many of them were changed. */
+  /** Number of jobs that were changed. */
   done: number
-  /** The others, and why not. */
+  /** The jobs that were not changed, with the reasons. */
   failed: (BulkFailureAnswer)[]
-  /** Of a retry: the new job of each. */
+  /** For a retry, the new job of each old one. */
   retries: Record<string, string>
-  /** More match the filter: repeat with after=next. */
+  /** Set if more jobs match the filter. Repeat the call with this as `after`. */
   next: string | null
-  /** Pools that are down: their jobs are not changed. */
+  /** Pools that are down. Their jobs are not changed. */
   pools_left_out: (string)[]
 }
 
@@ -423,55 +423,55 @@ export interface BulkOrderBody {
   dry_run?: boolean
 }
 
-/** A candidate that a step of a pipeline made. */
+/** A candidate that a step of a pipeline created. */
 export interface CandidateAnswer {
   id: string
-  /** Its number; 0 is the base. */
+  /** The step's number. 0 is the base. */
   step: number
   parent: string | null
   status: CandidateStatus
-  /** Whose judgement the status is; null while nobody has judged it. */
+  /** Who decided the status. null if it hasn't been judged yet. */
   judged_by: JudgedBy | null
   /** Its rating by votes. */
   score: number
-  /** What the judge of its step gave it; null if there is none. */
+  /** The score of its step's judge. null if there is none. */
   judge_score: number | null
-  /** Why the judge gave it none, so that a person is asked. */
+  /** Why the judge gave no score, so that a person must judge it. */
   judge_error: string | null
   child_count: number
   seed: number | null
-  /** The same as a text: seeds are too large for JavaScript's numbers. */
+  /** The seed as a string, because seeds are too large for JavaScript's numbers. */
   seed_text: string | null
-  /** What it was made with. */
+  /** The properties that were used to create it. */
   properties: Record<string, unknown>
   job_id: string | null
-  /** The backend's id of the run: ComfyUI's `prompt_id`. */
+  /** The backend's id of the run, which is ComfyUI's `prompt_id`. */
   provider_job_id: string | null
   output_index: number
   /** Its name in listings and exports. */
   path: string
   content_type: string
   size: number
-  /** Valid for 15 minutes; null for a text, and after the file was deleted. */
+  /** Valid for 15 minutes. null for a text, and after the file was deleted. */
   url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
-  /** The text that its job showed, with or instead of a picture. */
+  /** The text that its job showed, together with or instead of an image. */
   text: string | null
   created_at: string
 }
 
 export interface CandidatePage {
-  /** The oldest first, unless `sort` says otherwise. */
+  /** Oldest first, unless `sort` specifies a different order. */
   candidates: (CandidateAnswer)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** How candidates are listed. */
+/** The order of a list of candidates. */
 export type CandidateSort = "oldest" | "best" | "score"
 
-/** How a candidate was judged. */
+/** The judgment of a candidate. */
 export type CandidateStatus = "active" | "approved" | "rejected" | "winner"
 
 export interface Cap {
@@ -493,7 +493,7 @@ export interface Changes {
   base_candidates?: number | null
 }
 
-/** What a user may answer to a question. */
+/** The possible answers to a question. */
 export type Choice = "backend" | "retry" | "skip" | "fail" | "approve" | "reject"
 
 export interface Chosen {
@@ -512,14 +512,14 @@ export interface ComparedRun {
   name: string
   status: GraphRunStatus
   created_at: string
-  /** What went in, came out and was recorded is gone. */
+  /** Whether its inputs, outputs and records have been deleted. */
   is_expired: boolean
 }
 
 export interface ComparedValue {
   section: CompareSection
   name: string
-  /** As a text, cut if it is long; null: there is none. */
+  /** As text, truncated if it is long. null if the run has no such value. */
   a: string | null
   b: string | null
   is_same: boolean
@@ -542,14 +542,14 @@ export interface Complete {
   poll?: Poll | null
 }
 
-/** The response to complete. `next` is the response to its `poll`; without it, the worker has to poll. `polls_on`: a poll of this worker is waiting already, and no longer counts the lease that has ended. If false, a poll that waits to prefetch continues until the worker polls again. */
+/** The response to complete. `next` is the response to its `poll`. Without it, the worker has to poll. `polls_on` means that a poll of this worker is already waiting, and no longer counts the lease that has ended. If false, a poll that waits to prefetch continues until the worker polls again. */
 export interface Completed {
   ok: boolean
   next: Polled | null
   polls_on: boolean
 }
 
-/** An execution on the critical path: from the end of the one before it to its own end. */
+/** An execution on the critical path, from the end of the previous step to its own end. */
 export interface CriticalStep {
   node: string
   index: (number)[]
@@ -576,24 +576,24 @@ export interface DeliveredOutput {
 }
 
 export interface Deliveries {
-  /** The newest first. */
+  /** Newest first. */
   deliveries: (DeliveryAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** One delivery of an event to a webhook, with its attempts. */
+/** A delivery of an event to a webhook, with its attempts. */
 export interface DeliveryAnswer {
   id: string
   job_id: string
   event: WebhookEvent
   status: DeliveryStatus
   tries: number
-  /** The server's last response. */
+  /** The status of the receiver's last response. */
   last_status: number | null
   /** Why there was no response. */
   last_error: string | null
-  /** null: it has ended. */
+  /** null if the delivery has ended. */
   next_try_at: string | null
   payload: Record<string, unknown>
   created_at: string
@@ -608,7 +608,7 @@ export interface Deregister {
 
 export interface DispatchPage {
   dispatches: (DispatchSeen)[]
-  /** For older ones, repeat the call with `before` set to this. */
+  /** For older ones, repeat the call with this as `before`. */
   next: number | null
 }
 
@@ -647,7 +647,7 @@ export interface DispatchWhole {
   attempts: (Attempt)[]
 }
 
-/** The response to complete, fail, requeue and deregister; a repeated call gets the same. */
+/** The response to complete, fail, requeue and deregister. A repeated call gets the same response. */
 export interface Done {
   ok: boolean
 }
@@ -695,7 +695,7 @@ export interface DrawnNode {
 
 export interface DrawnSlot {
   name: string
-  /** Empty where it isn't known. */
+  /** Empty if unknown. */
   type: string
 }
 
@@ -707,35 +707,35 @@ export interface DriftAnswer {
   message: string
 }
 
-/** An effect as customers see it. `properties` is a JSON Schema of what a job may set. */
+/** An effect in the customers' view. `properties` is a JSON Schema of a job's properties. */
 export interface EffectAnswer {
-  /** The effect_id for a job. */
+  /** Use this as `effect_id` of a job. */
   id: string
   slug: string
   title: string
   description: string
   preview_url: string | null
-  /** Reserved at submit, and due on success. */
+  /** Reserved at submission, and charged on success. */
   price_tokens: number
-  /** The median of the latest runs; null before the first. */
+  /** The median of the latest runs. null before the first run. */
   typical_seconds: number | null
-  /** Of the latest run; null before the first. */
+  /** The duration of the latest run. null before the first run. */
   last_processing_time_seconds: number | null
-  /** null: it needs no media, and so no video_id. */
+  /** null if it needs no media, and therefore no `video_id`. */
   takes: Takes | null
-  /** JSON Schema (2020-12) of what a job may send as properties, in the order of a form. x-kind of each says how people enter it: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video, audio. */
+  /** JSON Schema (2020-12) of the properties that a job may send, in the order of a form. `x-kind` of each property specifies its form field: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video or audio. */
   properties: Record<string, unknown>
   tags: (string)[]
-  /** The first is the one to show. */
+  /** The first one is the main example. */
   examples: (Example)[]
   /** Whether the balance of the key's user covers the price. */
   can_pay: boolean
 }
 
 export interface Entries {
-  /** The newest first. */
+  /** Newest first. */
   entries: (EntryAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: number | null
 }
 
@@ -752,30 +752,30 @@ export interface EntryAnswer {
 export interface ErrorSeen {
   node: string
   index: (number)[]
-  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
+  /** The backend that runs it, if backends are shown. Otherwise, the backend that it is bound to. */
   backend: string | null
   message: string
-  /** For one that is bound to a backend. */
+  /** Alternative backends, for a node that is bound to a backend. */
   alternatives: (string)[]
-  /** Of an error that no retry solves; null for all others. */
+  /** Code of an error that a retry can't resolve. null for all other errors. */
   code: RunErrorCode | null
-  /** What a person must do before a new run can succeed; null where that isn't known. */
+  /** What a person must do before a new run can succeed. null if this is unknown. */
   action: string | null
 }
 
-/** What an operator shows of an effect: what went in, and what came out. */
+/** An example of an effect: the original and the result. */
 export interface Example {
   before: ExampleMedia | null
   after: ExampleMedia | null
 }
 
 export interface ExampleMedia {
-  /** Served by us, without a key; it never changes, so cache it. */
+  /** Served by the control plane without a key. It never changes, so it can be cached. */
   url: string
   content_type: string
   /** In bytes. */
   size: number
-  /** Of a picture, in pixels. */
+  /** Of an image, in pixels. */
   width: number | null
   height: number | null
 }
@@ -785,23 +785,23 @@ export interface ExecutionSeen {
   index: (number)[]
   status: ExecutionStatus
   attempts: number
-  /** Of its last attempt. */
+  /** The job of its last attempt. */
   job_id: string | null
-  /** Why it waits, if no worker can run it now. */
+  /** Why it is waiting, if no worker can run it now. */
   why: string | null
-  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
+  /** The backend that runs it, if backends are shown. Otherwise, the backend that it is bound to. */
   backend: string | null
   progress: number
   current_step: string | null
   inputs: Record<string, unknown> | null
   outputs: Record<string, unknown> | null
-  /** False: inputs and outputs were left out because the response would be too large. */
+  /** false if inputs and outputs were omitted because the response would be too large. */
   has_values: boolean
   error: string | null
-  /** Of a failed node, where backends are shown. */
+  /** Traceback of a failed node, if backends are shown. */
   traceback: string | null
   notes: (string)[]
-  /** Its result was there already: it has no job, and cost nothing. */
+  /** Set if an existing result was reused. In this case, it has no job and cost nothing. */
   reused_from: ReusedFrom | null
   queued_at: string | null
   started_at: string | null
@@ -840,7 +840,7 @@ export interface FaceBody {
   tags?: (string)[] | null
 }
 
-/** What the backend has, if that has changed. */
+/** The backend's contents, if they have changed. */
 export interface FactsReport {
   worker_id: string
   tokens: (string)[]
@@ -851,7 +851,7 @@ export interface FactsReported {
   object_info_upload: OutputSlot | null
 }
 
-/** Asks a worker to read its backend's node types and models, and to report by /facts. The tokens of the requests that came before the reading began are reported with it. An urgent request follows a call that may have changed the backend. */
+/** A request to read the backend's node types and models, and to report them via /facts. The report contains the tokens of all requests that arrived before the reading started. An urgent request follows a call that may have changed the backend. */
 export interface FactsWanted {
   tokens: (string)[]
   is_urgent: boolean
@@ -883,24 +883,24 @@ export interface FailureAnswer {
   job_id: string
   step: string
   parent: string | null
-  /** It should have judged `parent`, which a person judges now. */
+  /** Whether it was a job to judge `parent`, which a person must judge now. */
   is_judge: boolean
   error: string | null
   ended_at: string | null
 }
 
 export interface Failures {
-  /** The newest first. */
+  /** Newest first. */
   failures: (FailureAnswer)[]
 }
 
 export type Fault = "balance" | "negative" | "no_wallet" | "settled_twice" | "not_reserved" | "amount" | "not_settled" | "settled_early" | "settled_wrongly"
 
 export interface FileSeen {
-  /** The property or output. */
+  /** The name of the property or output. */
   name: string
   filename: string
-  /** null: not asked for, or the file is gone. */
+  /** null if it was not requested, or if the file no longer exists. */
   url: string | null
   size: number | null
   content_type: string | null
@@ -913,22 +913,22 @@ export interface FireBody {
   idempotency_key?: string | null
 }
 
-/** One firing of a trigger: the run that it started, or why there is none. */
+/** A firing of a trigger, with its run or the reason why it started no run. */
 export interface FiringAnswer {
   id: string
   trigger_id: string
   cause: FiringCause
   status: FiringStatus
-  /** Of a schedule. */
+  /** For a schedule. */
   planned_at: string | null
   run_id: string | null
-  /** How the run stands. */
+  /** The status of the run. */
   run_status: string | null
-  /** What the run may spend. */
+  /** Maximum tokens of the run. */
   max_tokens: number
   error_code: string | null
   error: string | null
-  /** How many moments were missed. */
+  /** Number of missed times. */
   missed: number
   created_at: string
   ended_at: string | null
@@ -939,9 +939,9 @@ export type FiringCause = "schedule" | "catch_up" | "webhook" | "hand"
 export type FiringStatus = "starting" | "started" | "refused" | "missed"
 
 export interface Firings {
-  /** The newest first. */
+  /** Newest first. */
   firings: (FiringAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -952,11 +952,11 @@ export interface FleetAnswer {
   approval: string
   /** How long its machines take to start on demand. */
   starts_within_seconds: number | null
-  /** How many have joined. */
+  /** Number of workers that have joined. */
   workers: number
   /** Slugs of the workflows assigned to it. */
   workflows: (string)[]
-  /** Of what its backends last reported. */
+  /** Hash of the object_info that its backends last reported. */
   object_info_hash: string | null
   created_at: string
 }
@@ -968,42 +968,42 @@ export interface FleetDetails {
   approval: string
   /** How long its machines take to start on demand. */
   starts_within_seconds: number | null
-  /** How many have joined. */
+  /** Number of workers that have joined. */
   workers: number
   /** Slugs of the workflows assigned to it. */
   workflows: (string)[]
-  /** Of what its backends last reported. */
+  /** Hash of the object_info that its backends last reported. */
   object_info_hash: string | null
   created_at: string
-  /** The commands that join a worker, for those who know the secret. */
+  /** The commands for joining a worker, without the secret. */
   join: string
   /** Learned from finished runs. */
   model_switches: (SwitchAnswer)[]
 }
 
-/** The terms, with what the operator should know about them. */
+/** The conditions, with a warning for the operator. */
 export interface FleetPromptsAnswer {
-  /** Whether it takes such prompts. */
+  /** Whether it accepts such prompts. */
   is_open: boolean
-  /** The price of each prompt, in tokens. */
+  /** The price of each prompt in tokens. */
   price_tokens: number
-  /** Instead of a fixed price: tokens for each second on the GPU. */
+  /** Tokens per second on the GPU, instead of a fixed price. */
   price_per_second: number | null
   /** Node types that may run although they are denied by default. */
   allow: (string)[]
-  /** Node types that may not run; stronger than any `allow`. */
+  /** Node types that may not run. Overrides every `allow`. */
   deny: (string)[]
-  /** Whether node types that are not ComfyUI's own may run, unless they take a path, a URL, code or a command. */
+  /** Whether node types that are not ComfyUI's own may run. Node types with a path, a URL, code or a command as input are not included. */
   allows_unknown: boolean
-  /** Most nodes of a prompt. */
+  /** Maximum number of nodes in a prompt. */
   nodes_max: number
-  /** Most bytes of a prompt, as JSON. */
+  /** Maximum size of a prompt as JSON, in bytes. */
   prompt_bytes_max: number
-  /** A run that takes longer is stopped, and failed. */
+  /** A run that takes longer is stopped and fails. */
   run_limit_seconds: number
-  /** Prefixes of routes that are passed on to a worker's backend, such as /api/etn. */
+  /** Prefixes of routes that are forwarded to a worker's backend, such as /api/etn. */
   passthrough: (string)[]
-  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, it shows all messages at once. */
+  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, the messages of all prompts are shown as they arrive. */
   in_order: boolean
   /** Set if prompts cost less than a registered workflow that the fleet runs. */
   warning: string | null
@@ -1012,9 +1012,9 @@ export interface FleetPromptsAnswer {
 export interface FleetSecret {
   slug: string
   stage: string
-  /** Workers join with it. It is shown only once. */
+  /** Workers use it to join. It is shown only once. */
   secret: string
-  /** The commands that join a worker beside its ComfyUI, secret included. */
+  /** The commands for joining a worker next to its ComfyUI, including the secret. */
   join: string
 }
 
@@ -1022,7 +1022,7 @@ export interface Fleets {
   fleets: (FleetAnswer)[]
 }
 
-/** A job as a page that waits for it shows it. */
+/** A job with the information for a page that waits for it. */
 export interface FollowedJob {
   id: string
   status: JobStatus
@@ -1030,28 +1030,28 @@ export interface FollowedJob {
   effect_slug: string | null
   effect_title: string | null
   video_id: string | null
-  /** null: it has ended. */
+  /** null if it has ended. */
   stage: StageName | null
-  /** Always the same four, in order. */
+  /** Always the same four stages, in order. */
   stages: (JobStage)[]
-  /** While it waits: its place in the queue, in words. */
+  /** The position in the queue, described in words, while the job is waiting. */
   why: string | null
-  /** Percent, as its worker measures it; null until the first report. */
+  /** In percent, as measured by its worker. null until the first report. */
   progress: number | null
-  /** Percent by the effect's history, until there is a real one; null: unknown. */
+  /** Estimated progress in percent, based on the effect's history, until the first report. null if unknown. */
   expected_progress: number | null
-  /** By the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
+  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
   seconds_left: number | null
-  /** The node that runs now. */
+  /** The node that is running now. */
   node: string | null
   node_title: string | null
-  /** Of the node that runs now. */
+  /** The step of the node that is running now. */
   step: number | null
   steps: number | null
-  /** Why it failed, for people. */
+  /** Why it failed, as a message for users. */
   error: string | null
   price_tokens: number
-  /** What came back, if it has not succeeded. */
+  /** Refunded tokens, if it did not succeed. */
   refunded_tokens: number
   submitted_at: string
   started_at: string | null
@@ -1059,7 +1059,7 @@ export interface FollowedJob {
 }
 
 export interface FollowedJobs {
-  /** The newest first. */
+  /** Newest first. */
   jobs: (FollowedJob)[]
 }
 
@@ -1082,14 +1082,14 @@ export type FoundKind = "job" | "worker" | "tenant" | "effect" | "workflow"
 export interface FoundMedia {
   id: string
   kind: string
-  /** null: it has expired. */
+  /** null if the file has expired. */
   filename: string | null
   created_at: string
 }
 
 export interface FoundThing {
   kind: FoundKind
-  /** The id or slug by which its page is found. */
+  /** The id or slug for its page. */
   id: string
   name: string
   /** Its status, fleet or pool. */
@@ -1098,7 +1098,7 @@ export interface FoundThing {
 
 export interface FoundThings {
   found: (FoundThing)[]
-  /** Pools that are down: their jobs are not found. */
+  /** Pools that are down. Their jobs are not found. */
   pools_left_out: (string)[]
 }
 
@@ -1107,74 +1107,74 @@ export interface GoOn {
   after?: string | null
 }
 
-/** A stored graph: its document and version. */
+/** A stored graph with its document and version. */
 export interface GraphAnswer {
   id: string
   name: string
   version: number
   document: Record<string, unknown>
-  /** A Mermaid diagram of it. */
+  /** The graph as a Mermaid diagram. */
   mermaid: string
 }
 
 export interface GraphPage {
-  /** The newest first. */
+  /** Newest first. */
   graphs: (GraphSummary)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
 export interface GraphPort {
   name: string
-  /** As in `image`, `text[]`, `result` or `any`. */
+  /** For example `image`, `text[]`, `result` or `any`. */
   type: string
-  /** Of an input. */
+  /** Only for inputs. */
   required: boolean
 }
 
-/** What a graph takes and gives, as ports of a node that has it inside. */
+/** The inputs and outputs of a graph, which are ports when the graph is used as a node. */
 export interface GraphPorts {
   inputs: (GraphPort)[]
   outputs: (GraphPort)[]
 }
 
-/** A run of a graph: its status, nodes and results. */
+/** A graph run with its status, nodes and results. */
 export interface GraphRunAnswer {
   id: string
   graph_id: string
   graph_version: number
   name: string
   status: GraphRunStatus
-  /** Of jobs that are in flight or done. */
+  /** Tokens of jobs that are in flight or done. */
   tokens: number
   max_tokens: number | null
   inputs: Record<string, unknown>
-  /** By output node; files with fresh URLs. */
+  /** By output node. Files have new URLs. */
   outputs: Record<string, unknown> | null
   error: ErrorSeen | null
-  /** It starts no jobs until it is resumed; null: it isn't paused. */
+  /** Since when it is paused. It starts no jobs until it is resumed. null if it isn't paused. */
   paused_at: string | null
   questions: (QuestionSeen)[]
   progress: ProgressSeen
   nodes: (NodeSeen)[]
   executions: (ExecutionSeen)[]
   executions_total: number
-  /** The graph as it was run, where it was asked for. */
+  /** The graph that was run, if requested. */
   document: Record<string, unknown> | null
   created_at: string
   ended_at: string | null
-  /** Its retention time is over: inputs, outputs and records were deleted. */
+  /** Whether its retention period is over, so that inputs, outputs and records were deleted. */
   is_expired: boolean
-  /** The run whose results it has taken, if it is a rerun. */
+  /** The run whose results it reused, if it is a rerun. */
   rerun_of: RerunOf | null
 }
 
 export type GraphRunStatus = "pending" | "running" | "waiting_for_user" | "completed" | "failed" | "cancelled"
 
 export interface GraphRunSummaries {
-  /** The newest first. */
+  /** Newest first. */
   runs: (GraphRunSummary)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -1182,28 +1182,28 @@ export interface GraphRunSummary {
   id: string
   graph_id: string
   graph_version: number
-  /** Of its graph, as that is called now. */
+  /** The current name of its graph. */
   name: string
   status: GraphRunStatus
-  /** Of jobs that are in flight or done. */
+  /** Tokens of jobs that are in flight or done. */
   tokens: number
   max_tokens: number | null
-  /** Why it failed, for people. */
+  /** Why it failed, as a message for users. */
   error: string | null
   created_at: string
   ended_at: string | null
-  /** The run whose results it has taken. */
+  /** The run whose results it reused. */
   rerun_of: string | null
-  /** It starts no jobs until it is resumed; null: it isn't paused. */
+  /** Since when it is paused. It starts no jobs until it is resumed. null if it isn't paused. */
   paused_at: string | null
 }
 
 export interface GraphSummary {
   id: string
-  /** Its creator, who alone may change it. */
+  /** Its creator. Only this user can change it. */
   user_id: string
   name: string
-  /** The newest. */
+  /** The newest version. */
   version: number
   created_at: string
 }
@@ -1253,7 +1253,7 @@ export interface Item {
   video_id?: string | null
 }
 
-/** One lease, with everything that is needed to run it. */
+/** A lease, with all data that is needed to run the job. */
 export interface Job {
   dispatch_id: number
   job_id: string
@@ -1289,7 +1289,7 @@ export interface Job {
   input_payload: Record<string, unknown> | null
 }
 
-/** What can be done with the job now. */
+/** The actions that are currently available for the job. */
 export interface JobActs {
   cancel: boolean
   retry: boolean
@@ -1297,7 +1297,7 @@ export interface JobActs {
   replay: boolean
 }
 
-/** A job: its status, its outputs, and the values that its nodes showed. */
+/** A job with its status, its outputs, and the values that its nodes showed. */
 export interface JobAnswer {
   id: string
   status: JobStatus
@@ -1305,42 +1305,42 @@ export interface JobAnswer {
   video_id: string | null
   batch_id: string | null
   retry_of: string | null
-  /** The job whose result it took instead of running, for nothing. */
+  /** The job whose result was reused free of charge instead of running this job. */
   reused_from: string | null
-  /** Reserved at submit; consumed on success, else refunded. */
+  /** Reserved at submission. Consumed on success, otherwise refunded. */
   price_tokens: number
-  /** Percent; null if unknown. */
+  /** In percent. null if unknown. */
   progress: number | null
-  /** Why it failed, for people. */
+  /** Why it failed, as a message for users. */
   error: string | null
   submitted_at: string
   started_at: string | null
-  /** When it ended, however it ended. */
+  /** When it ended, regardless of the result. */
   completed_at: string | null
   idempotency_key: string | null
-  /** Including default values, such as a seed. */
+  /** Including default values, such as a random seed. */
   properties: Record<string, unknown>
-  /** From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
+  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
   estimated_seconds_left: number | null
   outputs: (Output)[]
-  /** Of a job that has ended: what went in, as long as it is kept. */
+  /** The input of a job that has ended, as long as it is stored. */
   original: Output | null
-  /** The first output's. */
+  /** URL of the first output. */
   processed_file_url: string | null
-  /** What nodes showed: texts, numbers, booleans, JSON. */
+  /** Values that nodes showed: texts, numbers, booleans and JSON. */
   values: (Value)[]
-  /** The texts of the first node that showed any; null: none did. */
+  /** The texts of the first node that showed any. null if no node did. */
   text: string | null
-  /** At submit: that it will wait, because no worker can run it now. */
+  /** At submission: a warning that the job will wait, because no worker can run it now. */
   warnings: (string)[]
 }
 
 export interface JobCountsAnswer {
-  /** By status. */
+  /** Number of jobs by status. */
   counts: Record<string, number>
-  /** A count that is as high stands for that many or more. */
+  /** A count of this value means this number or more. */
   counted_max: number
-  /** Pools that are down: their jobs don't count. */
+  /** Pools that are down. Their jobs are not counted. */
   pools_left_out: (string)[]
 }
 
@@ -1354,9 +1354,9 @@ export interface JobDetails {
   raw_error: string | null
   attempt: number
   properties: Record<string, unknown>
-  /** By which the ComfyUI client that sent it knows it. */
+  /** The id that the submitting ComfyUI client uses for the job. */
   prompt_id: string | null
-  /** The backend's id of the completed run: ComfyUI's `prompt_id`. */
+  /** The backend's id of the completed run, which is ComfyUI's `prompt_id`. */
   provider_job_id: string | null
   progress: Progress | null
   values: (ShownValue)[]
@@ -1366,9 +1366,9 @@ export interface JobDetails {
   dispatch: DispatchSeen | null
   /** Why it isn't running. */
   why: string | null
-  /** Seconds after which only a person can help; null: it needs no help. */
+  /** Seconds after which only a person can help. null if the job needs no help. */
   person_needed_after: number | null
-  /** What that person must do; null: the job needs no help. */
+  /** What that person must do. null if the job needs no help. */
   required_action: string | null
   user_id: string | null
   /** The slug of its effect. */
@@ -1379,23 +1379,23 @@ export interface JobDetails {
   backend_affinity: string | null
   reserved_tokens: number
   retry_of: string | null
-  /** The job whose result it took instead of running. */
+  /** The job whose result it reused instead of running. */
   reused_from: string | null
   media_id: string | null
   batch_id: string | null
-  /** graph or pipeline, if it is a part of a run. */
+  /** `graph` or `pipeline`, if it is part of a run. */
   run_kind: string | null
   run_id: string | null
-  /** It waits outside of the queue, for others of its user. */
+  /** Whether it waits outside the queue for other jobs of its user. */
   is_held: boolean
-  /** As sent to workers; null: deleted. */
+  /** The prompt that workers receive. null if it was deleted. */
   prompt: Record<string, unknown> | null
   output_node_id: string | null
   inputs: (FileSeen)[]
   outputs: (FileSeen)[]
   /** In the order of leases. */
   attempts: (AttemptLine)[]
-  /** The oldest first. */
+  /** Oldest first. */
   audit: (EntryAnswer)[]
   can: JobActs
 }
@@ -1416,9 +1416,9 @@ export interface JobListed {
   status: JobStatus
   priority: number
   attempt: number
-  /** Who has it, or had it last. */
+  /** The worker that has the job, or had it last. */
   worker_id: string | null
-  /** Of a job that runs, if its backend tells it. */
+  /** Progress of a running job, if its backend reports it. */
   percent: number | null
   dispatch_id: number | null
   reserved_tokens: number
@@ -1430,16 +1430,16 @@ export interface JobListed {
 }
 
 export interface JobPage {
-  /** The newest first. */
+  /** Newest first. */
   jobs: (JobListed)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
-  /** Pools that are down: their jobs are not listed. */
+  /** Pools that are down. Their jobs are not listed. */
   pools_left_out: (string)[]
 }
 
 export interface JobPreview {
-  /** A picture as a data: URL; null: none came, or it does not run. */
+  /** An image as a data: URL. null if there is none, or if the job isn't running. */
   preview: string | null
 }
 
@@ -1453,9 +1453,9 @@ export interface JobSeen {
   raw_error: string | null
   attempt: number
   properties: Record<string, unknown>
-  /** By which the ComfyUI client that sent it knows it. */
+  /** The id that the submitting ComfyUI client uses for the job. */
   prompt_id: string | null
-  /** The backend's id of the completed run: ComfyUI's `prompt_id`. */
+  /** The backend's id of the completed run, which is ComfyUI's `prompt_id`. */
   provider_job_id: string | null
   progress: Progress | null
   values: (ShownValue)[]
@@ -1465,18 +1465,18 @@ export interface JobSeen {
   dispatch: DispatchSeen | null
   /** Why it isn't running. */
   why: string | null
-  /** Seconds after which only a person can help; null: it needs no help. */
+  /** Seconds after which only a person can help. null if the job needs no help. */
   person_needed_after: number | null
-  /** What that person must do; null: the job needs no help. */
+  /** What that person must do. null if the job needs no help. */
   required_action: string | null
   outputs: (OutputSeen)[]
 }
 
-/** One of the four parts of a job's way. */
+/** A stage of a job. Every job has the same four stages. */
 export interface JobStage {
   name: StageName
   state: StageState
-  /** How long it took; or, until it is done, how long it usually takes; null: unknown. */
+  /** How long it took in seconds. Until it is done, how long it usually takes. null if unknown. */
   seconds: number | null
 }
 
@@ -1489,49 +1489,49 @@ export interface JobSummary {
   video_id: string | null
   batch_id: string | null
   retry_of: string | null
-  /** The job whose result it took instead of running, for nothing. */
+  /** The job whose result was reused free of charge instead of running this job. */
   reused_from: string | null
-  /** Reserved at submit; consumed on success, else refunded. */
+  /** Reserved at submission. Consumed on success, otherwise refunded. */
   price_tokens: number
-  /** Percent; null if unknown. */
+  /** In percent. null if unknown. */
   progress: number | null
-  /** Why it failed, for people. */
+  /** Why it failed, as a message for users. */
   error: string | null
   submitted_at: string
   started_at: string | null
-  /** When it ended, however it ended. */
+  /** When it ended, regardless of the result. */
   completed_at: string | null
 }
 
 export interface JobWaitAnswer {
-  /** One sentence. */
+  /** The reason why the job isn't running, as one sentence. */
   why: string
-  /** Seconds after which only a person can help, because no worker can run the job; null: it needs no help. */
+  /** Seconds after which only a person can help, because no worker can run the job. null if the job needs no help. */
   person_needed_after: number | null
-  /** What that person must do; null: the job needs no help. */
+  /** What that person must do. null if the job needs no help. */
   required_action: string | null
 }
 
 export interface Jobs {
-  /** The newest first. */
+  /** Newest first. */
   jobs: (JobSummary)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** Whose judgement a candidate's status is. */
+/** The kind of judge that decided a candidate's status. */
 export type JudgedBy = "judge" | "person"
 
 export interface KeyAnswer {
   id: string
   name: string
-  /** Its first characters. */
+  /** The first characters of the key. */
   prefix: string
   scopes: (Scope)[]
   created_at: string
   expires_at: string | null
   revoked_at: string | null
-  /** To the minute. */
+  /** Accurate to the minute. */
   last_used_at: string | null
 }
 
@@ -1540,7 +1540,7 @@ export interface KeySignIn {
   key: string
 }
 
-/** Seconds by kind, of all executions of a node together. */
+/** Seconds by kind, summed over all executions of a node. */
 export interface KindSeconds {
   running: number
   asking: number
@@ -1549,7 +1549,7 @@ export interface KindSeconds {
   retried: number
 }
 
-/** What a backend reported as missing when it refused a prompt. */
+/** The items that a backend reported as missing when it refused a prompt. */
 export interface Lacking {
   node_types?: (string)[]
   models?: (unknown[])[]
@@ -1574,9 +1574,9 @@ export interface LimitsBody {
   bytes?: number | null
 }
 
-/** Where a candidate comes from, and what votes say about it. */
+/** A candidate's origin and its votes. */
 export interface LineageAnswer {
-  /** Itself first, then its parent, the base last. */
+  /** The candidate itself, then its parent, and so on. The base is last. */
   candidates: (CandidateAnswer)[]
   won: number
   lost: number
@@ -1615,15 +1615,15 @@ export interface MadeEffect {
 export interface MadeKey {
   id: string
   name: string
-  /** Its first characters. */
+  /** The first characters of the key. */
   prefix: string
   scopes: (Scope)[]
   created_at: string
   expires_at: string | null
   revoked_at: string | null
-  /** To the minute. */
+  /** Accurate to the minute. */
   last_used_at: string | null
-  /** Shown only once: only its hash is stored. */
+  /** Shown only once, because only its hash is stored. */
   key: string
 }
 
@@ -1641,19 +1641,19 @@ export interface MadeOperator {
   key: string
 }
 
-/** A link that was just made, with its secret. */
+/** A newly created link, with its secret. */
 export interface MadeShare {
   id: string
   job_id: string
   video_id: string | null
-  /** Whether it also shows what went in, for before and after. */
+  /** Whether it also shows the original, for a before/after comparison. */
   has_original: boolean
   created_at: string
   expires_at: string
   revoked_at: string | null
-  /** Shown only once: only its hash is stored. */
+  /** Shown only once, because only its hash is stored. */
   secret: string
-  /** The page that shows it; GET /api/shared/SECRET has the same as data. */
+  /** The page that shows the result. GET /api/shared/SECRET returns the same information as data. */
   url: string
 }
 
@@ -1673,33 +1673,33 @@ export interface MadeTrigger {
   name: string
   kind: TriggerKind
   graph_id: string | null
-  /** null: the newest. */
+  /** null means the newest version. */
   version: number | null
   pipeline_id: string | null
-  /** Of a pipeline's runs. */
+  /** For runs of a pipeline. */
   base_candidates: number | null
   inputs: Record<string, unknown>
   cron: string | null
   timezone: string
   catch_up: boolean
   tokens_per_day: number
-  /** Of one run. */
+  /** Maximum tokens of one run. */
   max_tokens: number | null
-  /** Today, in its time zone; open runs count with all they may spend. */
+  /** Tokens used today in its time zone. Open runs count with their maximum. */
   used_tokens: number
   is_paused: boolean
-  /** The tokens of its day are used up; it starts nothing until the next. */
+  /** Whether its daily tokens are used up. If so, it starts no runs until the next day. */
   is_spent: boolean
-  /** Of a schedule that is not paused. */
+  /** For a schedule that is not paused. */
   next_at: string | null
-  /** Moments at which no control plane ran. */
+  /** Number of scheduled times at which no control plane was running. */
   missed: number
-  /** The newest of them. */
+  /** The newest missed time. */
   missed_at: string | null
-  /** Where webhooks are sent to. */
+  /** The path for incoming webhooks. */
   path: string | null
   created_at: string
-  /** Of a webhook. Shown only once. */
+  /** The secret of a webhook. Shown only once. */
   secret: string | null
 }
 
@@ -1707,10 +1707,10 @@ export interface MadeWebhook {
   id: string
   url: string
   events: (WebhookEvent)[]
-  /** false: switched off after days of failed deliveries; switch it on with …/activate. */
+  /** false if it was disabled after days of failed deliveries. Use …/activate to enable it. */
   is_active: boolean
   created_at: string
-  /** Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256). */
+  /** Shown only here and by …/secret. Every delivery is signed with it (HMAC-SHA256). */
   secret: string
 }
 
@@ -1721,7 +1721,7 @@ export interface Maintenance {
 export interface Matrix {
   workflows: (MatrixWorkflow)[]
   workers: (MatrixWorker)[]
-  /** false: there are more workers or workflows than are shown. */
+  /** false if there are more workers or workflows than listed. */
   is_whole: boolean
 }
 
@@ -1731,30 +1731,30 @@ export interface MatrixWorker {
   state: string
   /** Slugs of workflows. */
   can_run: (string)[]
-  /** By workflow: node_types, models and capabilities that it lacks. */
+  /** The node_types, models and capabilities that it lacks, by workflow. */
   missing: Record<string, Record<string, (string)[]>>
-  /** Workflows of which nobody knows, as it has not told what its backend has. */
+  /** Workflows for which this is unknown, because the worker hasn't reported its backend's contents. */
   unknown: (string)[]
 }
 
 export interface MatrixWorkflow {
   workflow: string
-  /** SLUG/STAGE of those that it is assigned to. */
+  /** The fleets that it is assigned to, as SLUG/STAGE. */
   fleets: (string)[]
-  /** How many workers that are online can run it. */
+  /** Number of online workers that can run it. */
   able: number
-  /** How many of its fleets' workers are online. */
+  /** Number of online workers in its fleets. */
   online: number
 }
 
-/** One job that was run on a media, with its first output. */
+/** A job that was run on a media item, with its first output. */
 export interface MediaResult {
   job_id: string
   effect_id: string | null
   status: JobStatus
-  /** The first output; valid for 15 minutes. */
+  /** The first output. Valid for 15 minutes. */
   url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
   content_type: string | null
   submitted_at: string
@@ -1768,7 +1768,7 @@ export interface MissingInFile {
 }
 
 export interface Model {
-  /** Class.input; empty where the node type isn't known. */
+  /** Class.input. Empty if the node type is unknown. */
   input: string
   file: string
 }
@@ -2016,12 +2016,12 @@ export interface NewWorkflow {
 export interface NodeSeen {
   id: string
   type: string
-  /** Of a node that names one. */
+  /** For a node that names a workflow. */
   workflow: string | null
-  /** Of a node that names one. */
+  /** For a node that names an effect. */
   effect: string | null
   status: ExecutionStatus
-  /** How often it runs, as far as that is known. */
+  /** Number of executions, as far as it is known. */
   expected: number
   done: number
   skipped: number
@@ -2029,41 +2029,41 @@ export interface NodeSeen {
   cancelled: number
 }
 
-/** When a node waited, ran and ended: all its executions in one row. */
+/** The times at which a node waited, ran and ended. All its executions are in one row. */
 export interface NodeTimeline {
   id: string
   type: string
-  /** Its workflow or effect, if it has one. */
+  /** Its workflow or effect, if any. */
   name: string | null
   status: ExecutionStatus
-  /** That have begun to wait or to run. */
+  /** Number of executions that have started to wait or run. */
   executions: number
   expected: number
-  /** The node that it waits for, or that it waited for the longest. */
+  /** The node that it is waiting for, or that it waited for longest. */
   after: string | null
-  /** When all its inputs were decided, for the first time. */
+  /** When all its inputs were decided for the first time. */
   ready: number | null
   /** When its last execution ended. */
   ended: number | null
   spans: (TimelineSpan)[]
   seconds: KindSeconds
-  /** The index of the execution that took the longest. */
+  /** The index of the execution that took longest. */
   longest: (number)[] | null
-  /** It is on the critical path. */
+  /** Whether it is on the critical path. */
   is_critical: boolean
 }
 
-/** A property that a node may set or connect. */
+/** A property that a node can set or connect. */
 export interface OfferedProperty {
   name: string
   type: string
-  /** null: none is known. */
+  /** null if no default is known. */
   default: unknown
   minimum: number | null
   maximum: number | null
   step: number | null
   choices: unknown[] | null
-  /** It must be set, or connected. */
+  /** Whether it must be set or connected. */
   required: boolean
   description: string
 }
@@ -2084,31 +2084,31 @@ export interface Operators {
   operators: (OperatorAnswer)[]
 }
 
-/** One file that a job made, with a URL to download it. */
+/** A file that a job created, with a download URL. */
 export interface Output {
   name: string
   filename: string
-  /** The name under which a browser saves it, after what went in and the effect; null: `filename`. */
+  /** The file name for browsers, which combines the input's name and the effect. null means `filename`. */
   download_name: string | null
   content_type: string
   /** In bytes. */
   size: number | null
-  /** Valid for 15 minutes; repeat the call for a new one. */
+  /** Valid for 15 minutes. Repeat the call for a new one. */
   url: string
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
 }
 
 export interface OutputSeen {
   name: string
-  /** As the backend named it. */
+  /** The backend's name for the file. */
   filename: string
   url: string
   size: number | null
   content_type: string
 }
 
-/** Where the worker uploads one output. */
+/** The URL to which the worker uploads an output. */
 export interface OutputSlot {
   name: string
   method: "PUT"
@@ -2122,58 +2122,58 @@ export interface Overview {
   now: OverviewNow
   series: OverviewSeries
   totals: OverviewTotals
-  /** The busiest first. */
+  /** Busiest first. */
   workflows: (WorkflowFigures)[]
-  /** The worst first. */
+  /** Most severe first. */
   alerts: (Alert)[]
 }
 
 export interface OverviewNow {
   queued: number
-  /** Jobs that have begun at a worker. */
+  /** Jobs that have started on a worker. */
   running: number
-  /** Jobs that workers have and that have not begun. */
+  /** Jobs that workers have, but that have not started. */
   held: number
-  /** How long the first in line has waited. */
+  /** How long the first job in the queue has waited. */
   oldest_seconds: number
-  /** How many jobs the workers that are online run at once. */
+  /** Number of jobs that the online workers can run at the same time. */
   slots: number
-  /** By state: idle, busy, draining, offline, revoked. */
+  /** Number of workers by state: idle, busy, draining, offline, revoked. */
   workers: Record<string, number>
   maintenance: boolean
-  /** By fleet, as SLUG/STAGE: jobs in the queue that are of its workflows. One job may be of several. */
+  /** Number of queued jobs by fleet, as SLUG/STAGE. A job may count for several fleets. */
   waiting: Record<string, number>
 }
 
-/** Columns of equal length, one entry for each step; null: nothing is known of that step. */
+/** Columns of equal length with one entry per step. null means that nothing is known about the step. */
 export interface OverviewSeries {
-  /** When each step begins; the last goes on. */
+  /** When each step begins. The last step isn't finished. */
   at: (string)[]
-  /** Jobs that waited, on average. */
+  /** Average number of waiting jobs. */
   queued: (number)[]
-  /** Jobs that workers held, on average. */
+  /** Average number of jobs that workers held. */
   running: (number)[]
   completed: (number)[]
   failed: (number)[]
   cancelled: (number)[]
-  /** Of those that completed or failed. */
+  /** Share of completed jobs among completed and failed ones. */
   success_rate: (number | null)[]
   wait_p50_seconds: (number | null)[]
   wait_p95_seconds: (number | null)[]
   run_p50_seconds: (number | null)[]
   run_p95_seconds: (number | null)[]
-  /** Mean load of the GPUs of all workers. */
+  /** Mean GPU load of all workers. */
   gpu_percent: (number | null)[]
-  /** Of the jobs that could run at once. */
+  /** Usage of the workers' job slots in percent. */
   busy_percent: (number | null)[]
-  /** Runs without a switch of models before them. */
+  /** Number of runs without a model switch before them. */
   stayed: (number)[]
   switched: (number)[]
-  /** What completed jobs have cost. */
+  /** Tokens that completed jobs cost. */
   tokens: (number)[]
 }
 
-/** The same for the whole range. */
+/** The totals for the whole range. */
 export interface OverviewTotals {
   queued: number
   running: number
@@ -2199,11 +2199,11 @@ export interface PackageVersion {
 }
 
 export interface PairAnswer {
-  /** Two of one step; empty if there are not two to compare. */
+  /** Two candidates of the same step. Empty if there aren't two to compare. */
   candidates: (CandidateAnswer)[]
-  /** That were given in their step. */
+  /** Number of votes in their step. */
   votes: number
-  /** After so many each was compared with five others, or with all. */
+  /** Number of votes after which each candidate was compared with five others, or with all. */
   votes_enough: number
 }
 
@@ -2226,57 +2226,57 @@ export interface PipelineAnswer {
   warnings: (string)[]
 }
 
-/** null is no limit. */
+/** Limits of a run. null means no limit. */
 export interface PipelineLimits {
   candidates: number | null
   tokens: number | null
   concurrent_jobs: number
   until: string | null
-  /** Maximum size of its files; then it is paused. */
+  /** Maximum size of its files in bytes. The run is paused when it is reached. */
   bytes: number | null
 }
 
 export interface PipelinePage {
   pipelines: (PipelineAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** A run of a pipeline: its status, steps and costs. */
+/** A pipeline run with its status, steps and costs. */
 export interface PipelineRunAnswer {
   id: string
   pipeline_id: string
-  /** Its name. */
+  /** The pipeline's name. */
   pipeline: string
   status: PipelineRunStatus
   pause_reason: string | null
-  /** Why nothing was submitted at the last check; null while the next check is due. */
+  /** Why nothing was submitted at the last check. null while the next check is due. */
   reason: string | null
-  /** What prevents the next job. */
+  /** The problem that prevents the next job. */
   trouble: string | null
-  /** Only a person can help when the trouble has lasted for so long; null: it may pass by itself. */
+  /** Once the problem has lasted this many seconds, only a person can solve it. null if it may resolve itself. */
   trouble_seconds: number | null
   target_folder: string
   base_candidates: number
   variables: Record<string, unknown>
   limits: PipelineLimits
-  /** Reserved and consumed. */
+  /** Reserved and consumed tokens. */
   tokens: number
   created_at: string
   changed_at: string
   files_removed_at: string | null
   steps: (StepAnswer)[]
-  /** How many there were, by state. */
+  /** Number of jobs by status. */
   jobs: Record<string, number>
-  /** Jobs that wait for a worker. */
+  /** Jobs that are waiting for a worker. */
   queued: number
-  /** Of jobs that ended; null while none has. */
+  /** Share of successful jobs among those that ended. null if none has ended. */
   success_rate: number | null
-  /** Size of its files. */
+  /** Size of its files in bytes. */
   bytes: number
   /** Estimated from the duration of the last jobs. */
   seconds_left: number | null
-  /** To follow what happens from now on: events?after=… */
+  /** Use `events?after=…` with this id to receive subsequent events. */
   last_event_id: number
 }
 
@@ -2284,28 +2284,28 @@ export type PipelineRunStatus = "active" | "paused" | "cancelled"
 
 export interface PipelineRunSummaries {
   runs: (PipelineRunSummary)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
 export interface PipelineRunSummary {
   id: string
   pipeline_id: string
-  /** Its name. */
+  /** The pipeline's name. */
   pipeline: string
   status: PipelineRunStatus
   pause_reason: string | null
-  /** Why nothing was submitted at the last check; null while the next check is due. */
+  /** Why nothing was submitted at the last check. null while the next check is due. */
   reason: string | null
-  /** What prevents the next job. */
+  /** The problem that prevents the next job. */
   trouble: string | null
-  /** Only a person can help when the trouble has lasted for so long; null: it may pass by itself. */
+  /** Once the problem has lasted this many seconds, only a person can solve it. null if it may resolve itself. */
   trouble_seconds: number | null
   target_folder: string
   base_candidates: number
   variables: Record<string, unknown>
   limits: PipelineLimits
-  /** Reserved and consumed. */
+  /** Reserved and consumed tokens. */
   tokens: number
   created_at: string
   changed_at: string
@@ -2351,7 +2351,7 @@ export interface ProblemAnswer {
 }
 
 export interface ProblemSeen {
-  /** Stable. */
+  /** A stable code. */
   code: string
   message: string
   node: string
@@ -2368,7 +2368,7 @@ export interface Progress {
 
 export interface ProgressSeen {
   overall_percent: number
-  /** By how long each node typically takes. */
+  /** Weighted by the typical duration of each node. */
   weighted_percent: number
   completed_nodes: number
   total_nodes: number
@@ -2422,32 +2422,32 @@ export interface PropertyBody {
 }
 
 export interface PublicEffects {
-  /** By slug. */
+  /** Sorted by slug. */
   effects: (EffectAnswer)[]
-  /** Of all published effects, by name; on the first page only. */
+  /** Tags of all published effects, sorted by name. Only on the first page. */
   tags: (string)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
 }
 
 export interface PublicKeys {
-  /** The newest first, including revoked ones. */
+  /** Newest first, including revoked ones. */
   keys: (KeyAnswer)[]
 }
 
-/** A question of a run: whose backend is offline, or whose node asks for approval. */
+/** A question of a run, because a node's backend is offline or a node requires approval. */
 export interface QuestionSeen {
   node: string
   index: (number)[]
   message: string
-  /** Backends that could replace it, the best first. */
+  /** Backends that could replace it, best first. */
   backends: (string)[]
   choices: (Choice)[]
-  /** When it is answered without you, as the graph says. */
+  /** When it is answered automatically, according to the graph. */
   deadline: string | null
-  /** Of how many some may be picked; null: nothing to pick. */
+  /** Number of items to pick from. null if there is nothing to pick. */
   pick_from: number | null
-  /** What the node costs on any backend; null: it runs no job. */
+  /** The node's price on any backend. null if it runs no job. */
   price_tokens: number | null
 }
 
@@ -2464,10 +2464,10 @@ export interface QuoteAnswer {
   jobs_max: number
   seconds_min: number
   seconds_max: number
-  /** Nodes that run or are skipped, each counted once per item and round. */
+  /** Nodes that run or are skipped, counted once per item and round. */
   executions_min: number
   executions_max: number
-  /** A run that would have more executions is refused, or fails. */
+  /** A run with more executions is refused or fails. */
   executions_limit: number | null
   /** Workflows without a measured duration. */
   unknown_durations: (string)[]
@@ -2481,7 +2481,7 @@ export interface QuoteBody {
   version?: number | null
 }
 
-/** The machine's state at one moment; values that can't be read are None. */
+/** The state of a machine at a point in time. Values that can't be read are None. */
 export interface Reading {
   gpu_name?: string | null
   gpu_load_percent?: number | null
@@ -2501,7 +2501,7 @@ export interface ReadingAnswer {
 }
 
 export interface Readings {
-  /** The newest first. */
+  /** Newest first. */
   readings: (ReadingAnswer)[]
 }
 
@@ -2529,9 +2529,9 @@ export interface Registered {
 export interface RegisteredVersion {
   slug: string
   version: number
-  /** What could not be checked, and what no worker can run. */
+  /** Checks that were not possible, and parts that no worker can run. */
   warnings: (string)[]
-  /** What will be known later. */
+  /** Information that will be known later. */
   notes: (string)[]
 }
 
@@ -2540,7 +2540,7 @@ export interface Repaired {
   dispatches_made: number
   pools_skipped: number
   rows_read: number
-  /** Continue with after=next; null: all was read. */
+  /** Pass this as `after` to continue. null if everything was read. */
   next: string | null
 }
 
@@ -2578,12 +2578,12 @@ export interface RerunBody {
   idempotency_key?: string | null
 }
 
-/** The run whose results were taken, and what is different from it. */
+/** The run whose results were reused, and the differences from it. */
 export interface RerunOf {
   run_id: string
-  /** From which on everything ran again; null: only what had no result, or changed. */
+  /** The node from which everything ran again. null if only nodes ran that had no result or were changed. */
   node: string | null
-  /** The inputs that were given anew. */
+  /** The inputs with new values. */
   inputs: (string)[]
   /** Properties that were set for this run, as node.property. */
   set: Record<string, unknown>
@@ -2614,11 +2614,11 @@ export interface RetryBody {
   backend?: string | null
 }
 
-/** Where a result came from that was there already, and so was not run again. */
+/** The origin of a result that was reused instead of running the node again. */
 export interface ReusedFrom {
-  /** null: it was no job that made it, but a person's answer. */
+  /** null if the result was a user's answer instead of a job's. */
   job_id: string | null
-  /** The graph run that made it, if one did. */
+  /** The graph run that created the result, if any. */
   run_id: string | null
 }
 
@@ -2628,11 +2628,11 @@ export interface Revoked {
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
-  /** Why a faulty worker can't work. */
+  /** Why a faulty worker can't run jobs. */
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
+  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -2641,12 +2641,12 @@ export interface Revoked {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it was heard last, if it should have been heard since: it may be gone. */
+  /** When it last contacted the control plane, if it is overdue. It may be offline. */
   silent_since: string | null
   created_at: string
-  /** How many jobs were requeued. */
+  /** Number of requeued jobs. */
   requeued: number
-  /** What else may be needed to keep it out. */
+  /** Further steps that may be needed to keep it out. */
   hint: string
 }
 
@@ -2657,7 +2657,7 @@ export interface RotateKey {
   now?: boolean
 }
 
-/** What the backend answered. `error`: why it did not, in a few words. */
+/** The backend's response. `error` is a short reason if there is none. */
 export interface RouteAnswer {
   worker_id: string
   call_id: string
@@ -2667,7 +2667,7 @@ export interface RouteAnswer {
   error?: string | null
 }
 
-/** A call to send to the backend once. `target`: its path and query. */
+/** A call to send to the backend once. `target` is its path and query. */
 export interface RouteCall {
   id: string
   method: "GET" | "HEAD" | "POST" | "PUT" | "DELETE"
@@ -2677,7 +2677,7 @@ export interface RouteCall {
   answer_seconds: number
 }
 
-/** Asks for a call of a route below one of these prefixes. */
+/** Requests a call of a route below one of these prefixes. */
 export interface RoutePoll {
   worker_id: string
   prefixes: (string)[]
@@ -2699,22 +2699,22 @@ export interface RunBody {
   idempotency_key?: string | null
 }
 
-/** Two runs side by side. Files are compared by their content, where that is known. */
+/** Two runs side by side. Files are compared by content if it is known. */
 export interface RunComparison {
   a: ComparedRun
   b: ComparedRun
   values: (ComparedValue)[]
-  /** How many values are the same. */
+  /** Number of equal values. */
   same: number
   different: number
-  /** Values that were too many to be listed. */
+  /** Number of values that are not listed because there are too many. */
   left_out: number
 }
 
-/** Errors after which only a person can help. */
+/** Errors that only a person can resolve. */
 export type RunErrorCode = "no_tokens" | "no_backend" | "withdrawn"
 
-/** A small picture of what a run has made so far; the newest replaces those before it. */
+/** A small image of a run's intermediate result. Each preview replaces the previous one. */
 export interface RunPreview {
   node_id?: string | null
   content_type?: "image/jpeg" | "image/png" | "image/webp" | "image/gif"
@@ -2722,63 +2722,63 @@ export interface RunPreview {
   metadata?: Record<string, string | null>
 }
 
-/** Who waited for what in a run, and which executions its duration consists of. */
+/** The dependencies in a run, and the executions that determine its duration. */
 export interface RunTimeline {
   run_id: string
   name: string
   status: GraphRunStatus
   started_at: string
-  /** To the end of the run, or until now. */
+  /** Seconds until the end of the run, or until now. */
   seconds: number
   /** In the order of the graph. */
   nodes: (NodeTimeline)[]
-  /** Each waited for the one before it; the longest, if there are many. */
+  /** Each step waited for the previous one. Only the longest steps are listed if there are many. */
   critical_path: (CriticalStep)[]
-  /** How many steps the critical path has. */
+  /** Total number of steps on the critical path. */
   critical_total: number
 }
 
 export interface RunningNodeSeen {
   node_id: string
   index: (number)[]
-  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
+  /** The backend that runs it, if backends are shown. Otherwise, the backend that it is bound to. */
   backend_id: string | null
   /** 0 to 1. */
   progress: number
   current_step: string | null
 }
 
-/** When a schedule would fire next. */
+/** The next times of a schedule. */
 export interface ScheduleMoments {
   moments: (string)[]
 }
 
 export type Scope = "read" | "write" | "keys"
 
-/** The best few of each kind, the newest first. */
+/** The best matches of each kind, newest first. */
 export interface SearchAnswer {
   media: (FoundMedia)[]
   effects: (FoundEffect)[]
   jobs: (FoundJob)[]
 }
 
-/** Who is signed in: a customer (`tenant`, `user`, `scopes`), an operator (`operator`, `role`), or one person as both. */
+/** The signed-in user: a customer (`tenant`, `user`, `scopes`), an operator (`operator`, `role`), or one person who is both. */
 export interface SessionAnswer {
   signed_in: boolean
-  /** `operator` for a person who is both; null: nobody is signed in. */
+  /** `operator` for a person who is both. null if nobody is signed in. */
   kind: SessionKind | null
   kinds: (SessionKind)[]
   tenant: SessionTenant | null
   user: SessionUser | null
   scopes: (Scope)[]
-  /** As the audit names the operator. */
+  /** The operator's name in the audit log. */
   operator: string | null
   role: Role | null
-  /** To be sent as `X-CSRF-Token` with every change. */
+  /** Send this as `X-CSRF-Token` with every change. */
   csrf: string | null
-  /** When somebody has to sign in again. */
+  /** When the session expires. */
   expires_at: string | null
-  /** Whether `GET /api/catalogue` shows effects to anybody. */
+  /** Whether `GET /api/catalogue` shows effects to everyone. */
   public_catalogue: boolean
   ways: SignInWays
 }
@@ -2798,36 +2798,36 @@ export interface SessionUser {
 
 export interface SettingAnswer {
   name: string
-  /** The environment variable that sets it. */
+  /** The environment variable for the setting. */
   variable: string
   /** Secrets and passwords are masked. */
   value: string | number | boolean
-  /** What it is. */
+  /** A description of the setting. */
   remark: string
   is_default: boolean
 }
 
 export interface SettingsAnswer {
   version: string
-  /** Whether ComfyUI's editor is installed: `/editor/`. */
+  /** Whether ComfyUI's editor is installed under `/editor/`. */
   has_editor: boolean
-  /** As they are in force; read only. */
+  /** The current settings, read only. */
   settings: (SettingAnswer)[]
 }
 
-/** A link that shows one result to whoever has it. */
+/** A link that shows a result to everyone who has the link. */
 export interface ShareAnswer {
   id: string
   job_id: string
   video_id: string | null
-  /** Whether it also shows what went in, for before and after. */
+  /** Whether it also shows the original, for a before/after comparison. */
   has_original: boolean
   created_at: string
   expires_at: string
   revoked_at: string | null
 }
 
-/** What a link shows. Nothing tells whose it is. */
+/** The contents of a link, without information about its owner. */
 export interface SharedAnswer {
   state: SharedState
   effect_title: string | null
@@ -2847,9 +2847,9 @@ export interface SharedFile {
 export type SharedState = "ready" | "expired"
 
 export interface Shares {
-  /** The newest first, including revoked and expired ones. */
+  /** Newest first, including revoked and expired ones. */
   shares: (ShareAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -2858,26 +2858,26 @@ export interface ShowBackends {
   show_backends: boolean | null
 }
 
-/** One value that a node showed; `name` is the node's key for it, often `text`. */
+/** A value that a node showed. `name` is the node's key for it, often `text`. */
 export interface ShownValue {
   node_id: string
   name: string
   value?: unknown
 }
 
-/** By which ways somebody can sign in here. */
+/** The available sign-in methods. */
 export interface SignInWays {
   /** `POST /api/session` with a key. */
   key: boolean
-  /** `POST /api/session/local`: with the address that `comfyfleet up` has printed. */
+  /** `POST /api/session/local`, with the URL that `comfyfleet up` printed. */
   one_click: boolean
-  /** `/auth/oidc/start`: with the operator's identity provider. */
+  /** `/auth/oidc/start`, with the operator's identity provider. */
   oidc: boolean
-  /** What that provider is called. */
+  /** The name of that provider. */
   oidc_name: string | null
 }
 
-/** What an execution did for a while, by the states of executions. */
+/** The activity of an execution during a span, derived from its states. */
 export type SpanKind = "running" | "asking" | "queued" | "held" | "retried"
 
 export type StageName = "checked" | "waiting" | "making" | "finishing"
@@ -2891,7 +2891,7 @@ export interface StartsWithin {
 
 export interface StepAnswer {
   name: string
-  /** For the parents that exist now. */
+  /** Target number for the existing parents. */
   wanted: number
   made: number
   approved: number
@@ -2899,31 +2899,31 @@ export interface StepAnswer {
   in_flight: number
   failed: number
   needs_approval: boolean
-  /** Candidates that a person is to judge; 0 where no approval is needed. */
+  /** Candidates that a person must judge. 0 if no approval is required. */
   waiting: number
   judge: StepJudgeAnswer | null
-  /** Of the jobs in flight, those of the judge. */
+  /** Jobs of the judge, out of the jobs in flight. */
   judging: number
-  /** Candidates that the judge has still to look at. */
+  /** Candidates that the judge hasn't judged yet. */
   unjudged: number
 }
 
-/** The judge of a step, and from which score on it decides. */
+/** The judge of a step, and its thresholds. */
 export interface StepJudgeAnswer {
   /** Its measure, effect or workflow. */
   name: string
-  /** From here on it approves; null: it approves nothing. */
+  /** Approves candidates with at least this score. null if it approves none. */
   approve_above: number | null
-  /** Below this it rejects; null: it rejects nothing. */
+  /** Rejects candidates with a lower score. null if it rejects none. */
   reject_below: number | null
 }
 
 export interface StoppedWork {
   graph_runs: number
   pipeline_runs: number
-  /** Triggers that were paused. */
+  /** Number of paused triggers. */
   triggers: number
-  /** Repeat the call for the rest. */
+  /** Whether there is more. If so, repeat the call. */
   has_more: boolean
 }
 
@@ -2931,13 +2931,13 @@ export interface Storage {
   /** Including announced uploads. */
   used_bytes: number
   max_storage_bytes: number
-  /** Objects that no row names, if they were asked for. A sweep deletes them after a day. */
+  /** Number of objects without a database row, if requested. A sweep deletes them after a day. */
   unnamed_objects: number | null
-  /** False: only the first 100,000 objects were looked at. */
+  /** false if only the first 100,000 objects were examined. */
   is_complete: boolean
 }
 
-/** An input that can be exposed; as it is, it is a property for a new version. */
+/** An input that can be exposed. It has the form of a property for a new version. */
 export interface SuggestedProperty {
   name: string
   type: "text" | "number" | "integer" | "boolean" | "choice" | "seed" | "image" | "video" | "audio"
@@ -2945,10 +2945,10 @@ export interface SuggestedProperty {
   binding: string
   node_id: string
   node_title: string
-  /** Titles of the subgraphs around it, outermost first. */
+  /** Titles of the enclosing subgraphs, outermost first. */
   path: (string)[]
   input: string
-  /** As saved. */
+  /** The saved value. */
   value: unknown
   /** null for media and seeds. */
   default: unknown
@@ -2957,20 +2957,20 @@ export interface SuggestedProperty {
   step: number | null
   choices: unknown[] | null
   is_multiline: boolean
-  /** file, text, seed, size, steps or model, if it matters. */
+  /** file, text, seed, size, steps or model, if the input has such a role. */
   role: string | null
 }
 
 export interface SwitchAnswer {
   /** A checkpoint or diffusion model. */
   model: string
-  /** What a switch to it costs, at most. */
+  /** Maximum cost of a switch to it, in seconds. */
   seconds: number
-  /** How long its runs take without a switch. */
+  /** Duration of its runs without a switch. */
   run_seconds: number
-  /** As many of each kind were compared. */
+  /** Number of compared runs of each kind. */
   runs: number
-  /** Whether a switch costs so little that the order of arrival is kept. */
+  /** Whether a switch is so fast that jobs run in the order of arrival. */
   is_free: boolean
 }
 
@@ -2978,7 +2978,7 @@ export interface SwitchAnswer {
 export interface Takes {
   /** image, video or audio */
   kind: string
-  /** Empty: all types of the kind. */
+  /** Allowed media types. Empty if all types of the kind are allowed. */
   media_types: (string)[]
   max_bytes: number
 }
@@ -2989,32 +2989,32 @@ export interface TenantAnswer {
   pool: string
   min_priority: number
   max_priority: number
-  /** null: COMFYFLEET_MAX_QUEUED_PER_TENANT. */
+  /** null means COMFYFLEET_MAX_QUEUED_PER_TENANT. */
   max_queued: number | null
-  /** null: COMFYFLEET_RETENTION_DAYS. */
+  /** null means COMFYFLEET_RETENTION_DAYS. */
   retention_days: number | null
-  /** null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT. */
+  /** null means COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT. */
   max_storage_bytes: number | null
-  /** null: COMFYFLEET_SHOW_BACKENDS. */
+  /** null means COMFYFLEET_SHOW_BACKENDS. */
   show_backends: boolean | null
-  /** When deleting its private data started. */
+  /** When the deletion of its private data started. */
   erasing_at: string | null
-  /** When only its ledger was left. */
+  /** When all data except the ledger had been deleted. */
   erased_at: string | null
   created_at: string
 }
 
-/** What a tenant's prompts may use, of what the fleets allow. */
+/** Limits for a tenant's prompts, on top of the limits of the fleets. */
 export interface TenantPrompts {
-  /** As SLUG/STAGE; null: all fleets that take prompts. */
+  /** The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts. */
   fleets: (string)[] | null
   /** Node types that its prompts may use on any of its fleets. */
   allow: (string)[]
-  /** Node types that they may not use. */
+  /** Node types that its prompts may not use. */
   deny: (string)[]
 }
 
-/** Open graph runs and pipeline runs, and all triggers; of each kind the newest 200. */
+/** Open graph runs and pipeline runs, and all triggers. At most the newest 200 of each kind. */
 export interface TenantWork {
   items: (WorkItemAnswer)[]
 }
@@ -3041,21 +3041,21 @@ export interface TermsBody {
 
 export interface TimelineSpan {
   kind: SpanKind
-  /** Seconds since the run was started. */
+  /** Seconds since the start of the run. */
   start: number
   end: number
 }
 
-/** One entry of the ledger. */
+/** An entry of the ledger. */
 export interface TransactionAnswer {
   id: number
   type: TransactionType
-  /** What it added to the balance. */
+  /** The change of the balance. */
   amount: number
   job_id: string | null
-  /** Of a payment. */
+  /** The payment's id. */
   provider_transaction_id: string | null
-  /** That its job applied. */
+  /** The effect that its job applied. */
   effect_id: string | null
   /** The media of its job. */
   video_id: string | null
@@ -3065,9 +3065,9 @@ export interface TransactionAnswer {
 export type TransactionType = "PAYMENT_CREDIT" | "JOB_RESERVE" | "JOB_CONSUME" | "JOB_REFUND"
 
 export interface Transactions {
-  /** The newest first. */
+  /** Newest first. */
   transactions: (TransactionAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: number | null
 }
 
@@ -3075,36 +3075,36 @@ export interface TreeAnswer {
   tree: (Branch)[]
 }
 
-/** What starts runs of a graph or pipeline by itself. */
+/** A schedule or incoming webhook that starts runs of a graph or pipeline. */
 export interface TriggerAnswer {
   id: string
   name: string
   kind: TriggerKind
   graph_id: string | null
-  /** null: the newest. */
+  /** null means the newest version. */
   version: number | null
   pipeline_id: string | null
-  /** Of a pipeline's runs. */
+  /** For runs of a pipeline. */
   base_candidates: number | null
   inputs: Record<string, unknown>
   cron: string | null
   timezone: string
   catch_up: boolean
   tokens_per_day: number
-  /** Of one run. */
+  /** Maximum tokens of one run. */
   max_tokens: number | null
-  /** Today, in its time zone; open runs count with all they may spend. */
+  /** Tokens used today in its time zone. Open runs count with their maximum. */
   used_tokens: number
   is_paused: boolean
-  /** The tokens of its day are used up; it starts nothing until the next. */
+  /** Whether its daily tokens are used up. If so, it starts no runs until the next day. */
   is_spent: boolean
-  /** Of a schedule that is not paused. */
+  /** For a schedule that is not paused. */
   next_at: string | null
-  /** Moments at which no control plane ran. */
+  /** Number of scheduled times at which no control plane was running. */
   missed: number
-  /** The newest of them. */
+  /** The newest missed time. */
   missed_at: string | null
-  /** Where webhooks are sent to. */
+  /** The path for incoming webhooks. */
   path: string | null
   created_at: string
 }
@@ -3112,13 +3112,13 @@ export interface TriggerAnswer {
 export type TriggerKind = "schedule" | "webhook"
 
 export interface Triggers {
-  /** The newest first. */
+  /** Newest first. */
   triggers: (TriggerAnswer)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** A numbered heartbeat whose answer was lost, so that the worker doesn't know whether it arrived. */
+/** A numbered heartbeat whose response was lost, so that the worker doesn't know whether it arrived. */
 export interface UnheardReport {
   number: number
   events?: (unknown[])[]
@@ -3128,22 +3128,22 @@ export interface Upload {
   /** Link it with POST /api/videos after the upload. */
   file_id: string
   file: UploadedFile | null
-  /** For the whole file at once. */
+  /** For uploading the whole file at once. */
   upload: UploadSlot
-  /** In place of it, if in_parts was sent: each by itself, in any order, several at once. */
+  /** Used instead of `upload` if in_parts was sent. The parts can be uploaded separately, in any order and concurrently. */
   parts: (UploadPart)[]
   /** When the URLs expire. */
   expires_at: string
 }
 
 export interface UploadPart {
-  /** From 1. */
+  /** Counted from 1. */
   number: number
-  /** Its first byte in the file. */
+  /** The position of its first byte in the file. */
   start: number
-  /** In bytes; its PUT takes exactly so many. */
+  /** In bytes. The body of its PUT must have exactly this size. */
   size: number
-  /** null: it is there already. */
+  /** null if the part has already been uploaded. */
   upload: UploadSlot | null
 }
 
@@ -3154,21 +3154,21 @@ export interface UploadSlot {
   headers: Record<string, string>
 }
 
-/** What of an announced file has arrived. */
+/** The state of an announced upload. */
 export interface UploadState {
   file_id: string
-  /** As announced. */
+  /** The announced size in bytes. */
   size: number
   received_bytes: number
-  /** Nothing is missing: link it with POST /api/videos. */
+  /** Whether the file is complete. If so, link it with POST /api/videos. */
   is_whole: boolean
-  /** Of a file in parts, as long as some are missing. */
+  /** The parts of a file that is uploaded in parts, as long as some are missing. */
   parts: (UploadPart)[]
-  /** When the URLs expire; repeat the call for new ones. */
+  /** When the URLs expire. Repeat the call for new ones. */
   expires_at: string
 }
 
-/** A file as it was announced. */
+/** A file with its announced properties. */
 export interface UploadedFile {
   id: string
   filename: string
@@ -3186,9 +3186,9 @@ export interface UserAnswer {
 }
 
 export interface Users {
-  /** The oldest first. */
+  /** Oldest first. */
   users: (UserAnswer)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -3202,59 +3202,59 @@ export interface ValidationError {
 
 export interface Value {
   node_id: string
-  /** The name that the node gives it. */
+  /** The node's name for the value. */
   name: string
-  /** A text, number, boolean or JSON. */
+  /** A text, number, boolean or JSON value. */
   value: unknown
 }
 
 /** Whether a graph is valid, and all its problems. */
 export interface Verdict {
   valid: boolean
-  /** All of them, each with its node and port. */
+  /** All problems with their nodes and ports. */
   problems: (ProblemSeen)[]
   /** Nodes that no worker can run now. */
   warnings: (ProblemSeen)[]
-  /** What was given as a text, as it was read. */
+  /** The parsed document, if a text was sent. */
   document: Record<string, unknown> | null
-  /** What a run would cost, of a graph without problems. */
+  /** The cost of a run, for a graph without problems. */
   quote: QuoteAnswer | null
 }
 
-/** An uploaded picture, video or sound, with the state of its latest job. */
+/** An uploaded image, video or audio file, with the state of its latest job. */
 export interface Video {
   id: string
   kind: "image" | "video" | "audio"
   /** The status of its latest job. */
   status: MediaStatus
-  /** Percent; null if unknown. */
+  /** In percent. null if unknown. */
   progress: number | null
   /** Why its latest job failed. */
   error: string | null
   /** Its latest job. */
   job_id: string | null
-  /** Of its latest job. */
+  /** The effect of its latest job. */
   effect_id: string | null
-  /** Of the upload; null once it has expired. */
+  /** The name of the uploaded file. null once it has expired. */
   filename: string | null
-  /** Valid for 15 minutes; in a list only with urls=true. */
+  /** Valid for 15 minutes. In a list only with urls=true. */
   original_file_url: string | null
-  /** The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one. In a list only with urls=true. */
+  /** The latest job's result, if any. Valid for 15 minutes; repeat the call for a new one. In a list only with urls=true. */
   processed_file_url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   original_small_url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   processed_small_url: string | null
   processed_content_type: string | null
   created_at: string
   expired_at: string | null
-  /** From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
+  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
   estimated_seconds_left: number | null
-  /** All its jobs, also those under way; the newest first, 100 at most. */
+  /** All its jobs, including unfinished ones; newest first, at most 100. */
   results: (MediaResult)[]
-  /** What nodes showed: texts, numbers, booleans, JSON. */
+  /** Values that nodes showed: texts, numbers, booleans and JSON. */
   values: (Value)[]
-  /** The texts of the first node that showed any; null: none did. */
+  /** The texts of the first node that showed any. null if no node did. */
   text: string | null
 }
 
@@ -3263,23 +3263,23 @@ export interface VideoSummary {
   kind: "image" | "video" | "audio"
   /** The status of its latest job. */
   status: MediaStatus
-  /** Percent; null if unknown. */
+  /** In percent. null if unknown. */
   progress: number | null
   /** Why its latest job failed. */
   error: string | null
   /** Its latest job. */
   job_id: string | null
-  /** Of its latest job. */
+  /** The effect of its latest job. */
   effect_id: string | null
-  /** Of the upload; null once it has expired. */
+  /** The name of the uploaded file. null once it has expired. */
   filename: string | null
-  /** Valid for 15 minutes; in a list only with urls=true. */
+  /** Valid for 15 minutes. In a list only with urls=true. */
   original_file_url: string | null
-  /** The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one. In a list only with urls=true. */
+  /** The latest job's result, if any. Valid for 15 minutes; repeat the call for a new one. In a list only with urls=true. */
   processed_file_url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   original_small_url: string | null
-  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   processed_small_url: string | null
   processed_content_type: string | null
   created_at: string
@@ -3287,15 +3287,15 @@ export interface VideoSummary {
 }
 
 export interface Videos {
-  /** The newest first. */
+  /** Newest first. */
   videos: (VideoSummary)[]
-  /** The next page: before=next; null: no more. */
+  /** Pass this as `before` to get the next page. null on the last page. */
   next: string | null
 }
 
-/** A vote, and the scores after it. */
+/** A vote and the resulting scores. */
 export interface VoteAnswer {
-  /** Use it to undo the vote. */
+  /** Use this id to undo the vote. */
   id: string
   scores: Record<string, number>
 }
@@ -3315,20 +3315,20 @@ export interface WalletAnswer {
   balance: number
 }
 
-/** The balance, what is held for jobs, and what came and went lately. */
+/** The balance, the tokens reserved for jobs, and recent changes. */
 export interface WalletSummaryAnswer {
   /** Tokens that are not reserved. */
   balance: number
-  /** Held for jobs that have not ended. */
+  /** Reserved for jobs that have not ended. */
   reserved_tokens: number
-  /** To which the sums below belong. */
+  /** The number of days that the totals below cover. */
   days: number
   added_tokens: number
-  /** By jobs that completed. */
+  /** Spent on jobs that completed. */
   spent_tokens: number
-  /** By jobs that did not. */
+  /** Refunded for jobs that did not complete. */
   refunded_tokens: number
-  /** Where tokens are bought, if the operator has named a place. */
+  /** Where to buy tokens, if the operator has configured it. */
   top_up_url: string | null
 }
 
@@ -3353,37 +3353,37 @@ export interface WantedOutput {
 
 /** All terms: one that is left out is the default. */
 export interface WantedPrompts {
-  /** Whether it takes such prompts. */
+  /** Whether it accepts such prompts. */
   is_open?: boolean
-  /** The price of each prompt, in tokens. */
+  /** The price of each prompt in tokens. */
   price_tokens?: number
-  /** Instead of a fixed price: tokens for each second on the GPU. */
+  /** Tokens per second on the GPU, instead of a fixed price. */
   price_per_second?: number | null
   /** Node types that may run although they are denied by default. */
   allow?: (string)[]
-  /** Node types that may not run; stronger than any `allow`. */
+  /** Node types that may not run. Overrides every `allow`. */
   deny?: (string)[]
-  /** Whether node types that are not ComfyUI's own may run, unless they take a path, a URL, code or a command. */
+  /** Whether node types that are not ComfyUI's own may run. Node types with a path, a URL, code or a command as input are not included. */
   allows_unknown?: boolean
-  /** Most nodes of a prompt. */
+  /** Maximum number of nodes in a prompt. */
   nodes_max?: number
-  /** Most bytes of a prompt, as JSON. */
+  /** Maximum size of a prompt as JSON, in bytes. */
   prompt_bytes_max?: number
-  /** A run that takes longer is stopped, and failed. */
+  /** A run that takes longer is stopped and fails. */
   run_limit_seconds?: number
-  /** Prefixes of routes that are passed on to a worker's backend, such as /api/etn. */
+  /** Prefixes of routes that are forwarded to a worker's backend, such as /api/etn. */
   passthrough?: (string)[]
-  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, it shows all messages at once. */
+  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, the messages of all prompts are shown as they arrive. */
   in_order?: boolean
 }
 
 /** All of it: what is left out is the default. */
 export interface WantedTenantPrompts {
-  /** As SLUG/STAGE; null: all fleets that take prompts. */
+  /** The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts. */
   fleets?: (string)[] | null
   /** Node types that its prompts may use on any of its fleets. */
   allow?: (string)[]
-  /** Node types that they may not use. */
+  /** Node types that its prompts may not use. */
   deny?: (string)[]
 }
 
@@ -3396,18 +3396,18 @@ export interface WebhookAnswer {
   id: string
   url: string
   events: (WebhookEvent)[]
-  /** false: switched off after days of failed deliveries; switch it on with …/activate. */
+  /** false if it was disabled after days of failed deliveries. Use …/activate to enable it. */
   is_active: boolean
   created_at: string
 }
 
 export type WebhookEvent = "job.completed" | "job.failed" | "job.cancelled" | "pipeline.alert" | "pipeline.paused" | "graph_run.ended" | "graph_run.failed" | "graph_run.asks"
 
-/** How a receiver responded to a test message. */
+/** A receiver's response to a test message. */
 export interface WebhookTest {
   /** Whether the response had a status from 200 to 299. */
   is_delivered: boolean
-  /** Of the response; null: there was none. */
+  /** The status of the response. null if there was none. */
   status: number | null
   /** Why there was no response. */
   error: string | null
@@ -3421,7 +3421,7 @@ export interface WhyDispatch {
   why: string
 }
 
-/** A run or trigger of a tenant, as operators see it. */
+/** A tenant's run or trigger in the operators' view. */
 export interface WorkItemAnswer {
   kind: WorkKind
   id: string
@@ -3443,11 +3443,11 @@ export interface WorkerAnswer {
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
-  /** Why a faulty worker can't work. */
+  /** Why a faulty worker can't run jobs. */
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
+  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3456,7 +3456,7 @@ export interface WorkerAnswer {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it was heard last, if it should have been heard since: it may be gone. */
+  /** When it last contacted the control plane, if it is overdue. It may be offline. */
   silent_since: string | null
   created_at: string
 }
@@ -3467,11 +3467,11 @@ export interface WorkerDetail {
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
-  /** Why a faulty worker can't work. */
+  /** Why a faulty worker can't run jobs. */
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
+  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3480,10 +3480,10 @@ export interface WorkerDetail {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it was heard last, if it should have been heard since: it may be gone. */
+  /** When it last contacted the control plane, if it is overdue. It may be offline. */
   silent_since: string | null
   created_at: string
-  /** What it may run, by its fleet's assignments. */
+  /** The workflows that it may run according to its fleet's assignments. */
   workflows: (string)[]
   /** The backend's version, node types and models. */
   backend: BackendFacts | null
@@ -3498,10 +3498,10 @@ export interface WorkerJob {
   tenant_id: string
   workflow: string
   attempt: number
-  /** null: it is prepared. */
+  /** null while it is being prepared. */
   started_at: string | null
   percent: number | null
-  /** The node that runs. */
+  /** The node that is running. */
   node: string | null
 }
 
@@ -3511,11 +3511,11 @@ export interface WorkerSeen {
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
-  /** Why a faulty worker can't work. */
+  /** Why a faulty worker can't run jobs. */
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
+  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3524,25 +3524,25 @@ export interface WorkerSeen {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it was heard last, if it should have been heard since: it may be gone. */
+  /** When it last contacted the control plane, if it is overdue. It may be offline. */
   silent_since: string | null
   created_at: string
-  /** Such as ComfyUI; null: not reported yet. */
+  /** For example, ComfyUI. null if not reported yet. */
   backend_kind: string | null
   backend_version: string | null
   gpu: string | null
   gpu_memory_bytes: number | null
   /** The last metrics of its machine. */
   reading: Reading | null
-  /** When it told them. */
+  /** When the metrics were reported. */
   read_at: string | null
-  /** That it holds now. */
+  /** The jobs that it currently holds. */
   jobs: (WorkerJob)[]
 }
 
 export interface Workers {
   workers: (WorkerSeen)[]
-  /** The next page: after=next; null: no more. */
+  /** Pass this as `after` to get the next page. null on the last page. */
   next: string | null
 }
 
@@ -3554,14 +3554,14 @@ export interface WorkflowAnswer {
   is_paused: boolean
   required_capabilities: (string)[]
   run_limit_seconds: number
-  /** Of a job in customers' graphs and pipelines; null: it is not offered there. */
+  /** The price of a job in customers' graphs and pipelines. null if it isn't offered there. */
   price_tokens: number | null
-  /** SLUG/STAGE of those that it is assigned to. */
+  /** The fleets that it is assigned to, as SLUG/STAGE. */
   fleets: (string)[]
   created_at: string
   /** Whether a job may complete without a file and a value. */
   output: "required" | "optional"
-  /** How delivered files are marked as made by AI. */
+  /** How delivered files are marked as created by AI. */
   ai_mark: "auto" | "generated" | "edited" | "none"
 }
 
@@ -3573,16 +3573,16 @@ export interface WorkflowDetail {
   is_paused: boolean
   required_capabilities: (string)[]
   run_limit_seconds: number
-  /** Of a job in customers' graphs and pipelines; null: it is not offered there. */
+  /** The price of a job in customers' graphs and pipelines. null if it isn't offered there. */
   price_tokens: number | null
-  /** SLUG/STAGE of those that it is assigned to. */
+  /** The fleets that it is assigned to, as SLUG/STAGE. */
   fleets: (string)[]
   created_at: string
   /** Whether a job may complete without a file and a value. */
   output: "required" | "optional"
-  /** How delivered files are marked as made by AI. */
+  /** How delivered files are marked as created by AI. */
   ai_mark: "auto" | "generated" | "edited" | "none"
-  /** workflow or prompt: what its document is. */
+  /** The type of its document: workflow or prompt. */
   kind: string
   document_hash: string
   output_node_id: string | null
@@ -3590,7 +3590,7 @@ export interface WorkflowDetail {
   node_types: (string)[]
   models: (Model)[]
   versions: (number)[]
-  /** When, by version. */
+  /** The time of registration by version. */
   registered_at: Record<string, string>
 }
 
@@ -3614,16 +3614,16 @@ export interface WorkflowFigures {
   failed: number
   cancelled: number
   mean_run_seconds: number | null
-  /** 95 of 100 jobs waited less. */
+  /** 95 of 100 jobs waited less than this. */
   wait_p95_seconds: number | null
   run_p95_seconds: number | null
-  /** How many completed or failed in each step; as long as `series.at`. */
+  /** Number of completed and failed jobs in each step. It has the same length as `series.at`. */
   ended: (number)[]
-  /** Now. */
+  /** Currently queued jobs. */
   queued: number
-  /** Now. */
+  /** Currently running jobs. */
   running: number
-  /** Now: workers have them, and they have not begun. */
+  /** Jobs that workers currently have, but that have not started. */
   held: number
 }
 
@@ -3631,34 +3631,34 @@ export interface WorkflowInspection {
   /** json, png, webp, mp4 … */
   file_kind: string
   form: "workflow" | "prompt"
-  /** To register it. */
+  /** The document for registering it. */
   document: Record<string, unknown>
   drawing: Drawing
-  /** Those that matter most first. */
+  /** Most important first. */
   properties: (SuggestedProperty)[]
   outputs: (WorkflowOutput)[]
   node_types: (string)[]
-  /** Models and other files that it names. */
+  /** Models and other files that it refers to. */
   files: (string)[]
-  /** What the fleet that knows most lacks; null: none has told what it has. */
+  /** The requirements that the best fleet doesn't meet. null if no fleet has reported its contents. */
   missing: MissingInFile | null
   notes: (string)[]
 }
 
 export interface WorkflowOffer {
-  /** The field that names it. */
+  /** The field for its name in a graph's node. */
   kind: "effect" | "workflow"
   name: string
-  /** The one that a node gets if it names none. */
+  /** The version that a node gets if it doesn't specify one. */
   version: number
   price_tokens: number
-  /** null: not measured yet. */
+  /** null if not measured yet. */
   typical_seconds: number | null
   properties: (OfferedProperty)[]
 }
 
 export interface WorkflowOffers {
-  /** Effects first, by name. */
+  /** Effects first, sorted by name. */
   workflows: (WorkflowOffer)[]
 }
 
