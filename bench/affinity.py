@@ -1,16 +1,17 @@
-"""What model affinity saves, and what fairness costs one who floods the queue.
+"""Measures how many switches model affinity saves, and how the queue treats a flooding tenant.
 
     make bench        or        python bench/affinity.py [--quick] [--seed N]
 
-A simulation on the real queue (SQLite) with a simulated clock: 4 workers, 500 jobs of 5 tenants in 7
-variants of 2 heavy models. The same jobs arrive twice: once the workers hide which models they have
-loaded (so that the queue goes by the order of arrival alone), once they tell, and the queue has learned
-from 500 jobs before what a switch costs. Every run takes a little longer or shorter than usual, the same
-each time. A switch is a heavy model run after another one (or after none).
+This is a simulation on the real queue (SQLite) with a simulated clock: 4 workers, and 500 jobs of 5
+tenants in 7 variants of 2 heavy models. The same jobs arrive twice. The first time, the workers
+hide which models they have loaded, so the queue goes by the order of arrival alone. The second
+time, the workers report their models, and the queue has learned the cost of a switch from 500
+earlier jobs. Every run takes a little longer or shorter than usual, by the same amount each time. A
+switch is a run of a heavy model after a run of another one (or after none).
 
-Where a switch costs, each scene is held against two limits: a quarter of the switches by the order of
-arrival, and no job waits more than a minute longer than by it. Where it is free, no job may wait longer at
-all. All of it follows from the seed.
+Where a switch costs time, each scene has two limits: at most a quarter of the switches that the
+order of arrival needs, and no job waits more than a minute longer. Where a switch is free, no job
+may wait longer at all. All results follow from the seed.
 """
 
 import argparse
@@ -48,7 +49,7 @@ WORKERS = 4
 JOBS, LEARNING_JOBS = (60, 60) if is_quick() else (500, 500)
 LEARNING_LOAD = 0.8
 LEARN_SECONDS = 10.0
-POLL_SECONDS = 0.25  # how often idle workers ask again while jobs wait
+POLL_SECONDS = 0.25  # how often idle workers poll while jobs wait
 NOISE = 0.05
 LONGER_SECONDS_MAX = 60
 RATIO_MAX = 0.25
@@ -56,14 +57,18 @@ FLOOD_JOBS = 100_000
 SMALL_TENANTS = 200
 FIRST_LEASES = 400
 
-# Nothing is timed here: waiting for a disk would show nothing.
+# Nothing here is timed, so waiting for a disk would only cost time.
 MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 console = Console()
 
 
 class Scenario(NamedTuple):
-    """`load`: as a part of what the workers could do without any switch; None: all jobs arrive at once."""
+    """A load for the workers, and what a run and a switch take.
+
+    `load` is a share of the runs that the workers could do without any switch. None means that all
+    jobs arrive at once.
+    """
 
     name: str
     load: float | None
@@ -72,7 +77,8 @@ class Scenario(NamedTuple):
     is_free: bool = False
 
 
-# From a slow disk; as measured on a large GPU with ComfyUI's default cache; the same with --cache-lru.
+# In this order: a slow disk, a large GPU with ComfyUI's default cache (measured), and the same GPU
+# with --cache-lru.
 SLOW, DEFAULT, LRU = (2.0, 6.0), (1.2, 1.0), (1.41, 0.04, True)
 SCENES = (
     Scenario("slow disk, backlog", None, *SLOW),
@@ -86,18 +92,18 @@ SCENES = (
 
 @dataclass
 class SimulatedWorker:
-    """A worker, and the models of its runs, the last first."""
+    """A worker, and the models of its runs, the last one first."""
 
     name: str
     heavy: tuple[str, ...] = ()
     variant: str | None = None
-    run: TimedRun | None = None  # the one that ends when it is free
+    run: TimedRun | None = None  # the run that ends when the worker becomes free
 
     def take(self, lease: DispatchLease) -> ModelChange:
         key = lease.model_key or ""
         was = ModelChange.FIRST if key not in self.heavy else ModelChange.SWITCHED
         change = ModelChange.SAME if self.heavy[:1] == (key,) else was
-        self.heavy = (key, *(each for each in self.heavy if each != key))
+        self.heavy = (key, *(model for model in self.heavy if model != key))
         self.variant = lease.model_set
         return change
 
@@ -115,7 +121,7 @@ class Outcome:
 
 @dataclass
 class Simulation:
-    """Handles events in the order of simulated time: a job arrives, a worker becomes free, idle
+    """Handles events in the order of simulated time: a job arrives, a worker becomes free, or idle
     workers poll again."""
 
     database: Database
@@ -137,12 +143,12 @@ class Simulation:
         await queue.learn()
         outcome = Outcome()
         idle = {name: SimulatedWorker(name) for name in (f"gpu-{n}" for n in range(WORKERS))}
-        began, waiting = self.now, 0
+        begin, waiting = self.now, 0
         for at, job in arrivals:
             self._at(at, job)
         while self.events:
             at, _, event = heapq.heappop(self.events)
-            self.now = began + timedelta(seconds=at)
+            self.now = begin + timedelta(seconds=at)
             if isinstance(event, SimulatedWorker):
                 idle[event.name] = event
                 await self._ended(queue, event)
@@ -156,7 +162,7 @@ class Simulation:
                 del idle[simulated_worker.name]
                 waiting -= 1
                 self._at(at + seconds, simulated_worker)
-            if waiting and idle and all(each[2] != POLL for each in self.events):
+            if waiting and idle and all(item[2] != POLL for item in self.events):
                 self._at(at + POLL_SECONDS, POLL)
             outcome.makespan = at
         await queue.learn()
@@ -185,9 +191,9 @@ class Simulation:
     async def _leases(
         self, queue: DispatchQueue, idle: list[SimulatedWorker], outcome: Outcome
     ) -> list[tuple[SimulatedWorker, float]]:
-        asked = (queue.lease(self._waiter(each), wait_seconds=0) for each in idle)
+        leases = (queue.lease(self._waiter(worker), wait_seconds=0) for worker in idle)
         busy = []
-        for simulated_worker, lease in zip(idle, await asyncio.gather(*asked), strict=True):
+        for simulated_worker, lease in zip(idle, await asyncio.gather(*leases), strict=True):
             if lease is None:
                 continue
             async with self.database.read() as tx:
@@ -203,7 +209,7 @@ class Simulation:
         return busy
 
     def _seconds(self, lease: DispatchLease, change: ModelChange) -> float:
-        """The duration of a job: the same whenever it runs, except for a switch."""
+        """Returns the duration of a job, which is always the same except for a switch."""
         factor = random.Random(lease.job_id.int >> 1).uniform(1 - NOISE, 1 + NOISE)
         switch = 0.0 if change is ModelChange.SAME else self.scenario.switch_seconds
         return self.scenario.run_seconds * factor + switch
@@ -226,7 +232,7 @@ def arrivals_of(jobs: int, seed: int, scenario: Scenario) -> list[tuple[float, N
     tenants = [uuid.UUID(int=n) for n in range(5)]
     a_second = scenario.load and scenario.load * WORKERS / scenario.run_seconds
     at = 0.0
-    found = []
+    arrivals = []
     for _ in range(jobs):
         at += chance.expovariate(a_second) if a_second else 0.0
         variant = chance.randrange(VARIANTS)
@@ -237,19 +243,19 @@ def arrivals_of(jobs: int, seed: int, scenario: Scenario) -> list[tuple[float, N
             model_key=HEAVY[variant % 2],
             model_set=f"variant-{variant}",
         )
-        found.append((at, job))
-    return found
+        arrivals.append((at, job))
+    return arrivals
 
 
 class Pair(NamedTuple):
-    """The same jobs, in the order of arrival and with affinity."""
+    """The results of the same jobs, in the order of arrival and with affinity."""
 
     by_order: Outcome
     ours: Outcome
 
     @property
     def longer(self) -> float:
-        """How many seconds longer the job that loses most waits with affinity."""
+        """Returns how many seconds longer the job that loses most waits with affinity."""
         return max(self.ours.waits[job] - wait for job, wait in self.by_order.waits.items())
 
     @property
@@ -263,7 +269,7 @@ class Pair(NamedTuple):
     @property
     def mean(self) -> float:
         ours, theirs = (
-            statistics.fmean(each.waits.values()) for each in (self.ours, self.by_order)
+            statistics.fmean(outcome.waits.values()) for outcome in (self.ours, self.by_order)
         )
         return ours / theirs
 
@@ -292,14 +298,15 @@ async def compared(scenario: Scenario, seed: int) -> Pair:
         await Simulation(database, fleet.id, scenario, tells_models=True).run(before)
         again = [(at, _copy_with_new_id(job)) for at, job in jobs]
         simulation = Simulation(database, fleet.id, scenario, tells_models=True, now=later)
-        found = await simulation.run(again)
+        outcome = await simulation.run(again)
         await database.close()
-    waits = {uuid.UUID(int=job.int ^ 1): wait for job, wait in found.waits.items()}
-    return Pair(by_order, Outcome(found.switches, waits, found.makespan))
+    waits = {uuid.UUID(int=job.int ^ 1): wait for job, wait in outcome.waits.items()}
+    return Pair(by_order, Outcome(outcome.switches, waits, outcome.makespan))
 
 
 def _copy_with_new_id(job: NewDispatch) -> NewDispatch:
-    """A copy of the job: a job has one dispatch, and these jobs arrive twice."""
+    """Returns a copy of the job with another id, because a job has one dispatch and these jobs
+    arrive twice."""
     return NewDispatch(
         job.tenant_id,
         uuid.UUID(int=job.job_id.int ^ 1),
@@ -314,7 +321,7 @@ def affinity(rounds: int, seed: int, only: str = "") -> bool:
     columns = ("switches", "longest longer by s", "longest wait", "mean wait", "time", "limits")
     table = Table(f"{JOBS} jobs", *columns, title="Ratios to the order of arrival, medians")
     is_all_met = True
-    for scenario in (each for each in SCENES if only in each.name):
+    for scenario in (scene for scene in SCENES if only in scene.name):
         pairs = [asyncio.run(compared(scenario, seed + n)) for n in range(rounds)]
         is_met = is_within(scenario, pairs)
         is_all_met &= is_met
@@ -329,7 +336,7 @@ def affinity(rounds: int, seed: int, only: str = "") -> bool:
     console.print(table)
     console.print(
         f"Limits where a switch costs: {RATIO_MAX} of the switches, no job waits "
-        f"{LONGER_SECONDS_MAX} s longer. Where it is free: nobody waits longer at all."
+        f"{LONGER_SECONDS_MAX} s longer. Where a switch is free, no job may wait longer."
     )
     return is_all_met
 
@@ -345,16 +352,18 @@ async def fairness() -> None:
                 await service.enqueue(tx, jobs, now=START)
         async with database.transaction() as tx:
             small = [uuid.UUID(int=1 + n) for n in range(SMALL_TENANTS)]
-            jobs = [NewDispatch(each, uuid.uuid4(), lane) for each in small for _ in range(3)]
+            jobs = [
+                NewDispatch(tenant_id, uuid.uuid4(), lane) for tenant_id in small for _ in range(3)
+            ]
             await service.enqueue(tx, jobs, now=START)
-        got: Counter[uuid.UUID] = Counter()
+        leases_by_tenant: Counter[uuid.UUID] = Counter()
         async with comfyfleet_queue.opened(database) as queue:
             for _ in range(FIRST_LEASES):
                 lease = await queue.lease(comfyfleet_queue.worker(0), wait_seconds=0)
                 assert lease
-                got[lease.tenant_id] += 1
+                leases_by_tenant[lease.tenant_id] += 1
         await database.close()
-    share = got[flood] / FIRST_LEASES
+    share = leases_by_tenant[flood] / FIRST_LEASES
     console.print(
         f"Fairness: with {FLOOD_JOBS:,} jobs queued, one tenant got {share:.1%} of the first "
         f"{FIRST_LEASES} leases among {SMALL_TENANTS} small ones (target ≤ 2%)."
@@ -365,12 +374,12 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--only", default="", help="scenes whose names have this in them")
+    options.add_argument("--only", default="", help="only scenes whose names contain this text")
     options.add_argument("--quick", action="store_true", help="one round, no flood")
     options.add_argument("--check", action="store_true", help="fail if an aim is missed")
-    given = options.parse_args()
-    is_met = affinity(1 if given.quick else given.rounds, given.seed, given.only)
-    if not given.quick and not given.only:
+    arguments = options.parse_args()
+    is_met = affinity(1 if arguments.quick else arguments.rounds, arguments.seed, arguments.only)
+    if not arguments.quick and not arguments.only:
         asyncio.run(fairness())
     return exit_status(is_met=is_met)
 

@@ -1,10 +1,15 @@
-"""How fast workflows are converted, against comfy-cli's converter in the same run.
+"""Measures how fast workflows are converted, next to comfy-cli's converter in the same run.
 
     make bench        or        python bench/convert.py [--rounds N] [--quick] [--check]
 
-Three tables: all recorded workflows of the oracle (median and 95th percentile of the time per
-workflow, each the best of several rounds in which the converters take turns), time per node from 10 to 10,000 nodes, and
-time per pass for a file of 200 nodes. CPU time is measured, so that other load disturbs less.
+It prints three tables:
+
+- All recorded workflows of the oracle: the median and 95th percentile of the time per workflow. The
+  converters take turns, and the best of several rounds counts.
+- The time per node, from 10 to 10,000 nodes.
+- The time per pass for a file of 200 nodes.
+
+It measures CPU time, because other load disturbs that less.
 """
 
 import argparse
@@ -51,15 +56,17 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--quick", action="store_true", help="few workflows, one round")
     options.add_argument("--check", action="store_true", help="fail if an aim is missed")
-    given = options.parse_args()
-    rounds = 1 if given.quick else given.rounds
-    logging.disable(logging.CRITICAL)  # comfy-cli logs what it can't convert
+    arguments = options.parse_args()
+    rounds = 1 if arguments.quick else arguments.rounds
+    logging.disable(logging.CRITICAL)  # comfy-cli logs every workflow that it can't convert
     is_met = True
     if ORACLE.is_dir():
-        is_met = compare(load_cases()[:: 40 if given.quick else 1], rounds)
+        is_met = compare(load_cases()[:: 40 if arguments.quick else 1], rounds)
     else:
-        console.print(f"The editor's recordings are not at {ORACLE}: no comparison over them.")
-    scale(rounds, (10, 100) if given.quick else (10, 100, 1_000, 10_000))
+        console.print(
+            f"The editor's recordings are not at {ORACLE}, so the converters are not compared."
+        )
+    scale(rounds, (10, 100) if arguments.quick else (10, 100, 1_000, 10_000))
     passes(rounds)
     return exit_status(is_met=is_met)
 
@@ -76,7 +83,7 @@ def load_cases() -> list[Case]:
 
 
 def spent(function: Callable[[], Any]) -> float:
-    """CPU milliseconds; a converter that fails is timed until then."""
+    """Returns CPU milliseconds. If a converter fails, the time until its error counts."""
     start = time.process_time_ns()
     with contextlib.suppress(Exception):
         function()
@@ -84,9 +91,9 @@ def spent(function: Callable[[], Any]) -> float:
 
 
 def compare(cases: list[Case], rounds: int) -> bool:
-    """Prints the table; returns whether the ratios are within the aim."""
+    """Prints the table, and returns whether the ratios are within the limit."""
     gc.collect()
-    gc.freeze()  # the loaded cases are not part of what is measured
+    gc.freeze()  # keeps the loaded cases out of collections during the measurement
     remembered = {id(info): ObjectInfo(info) for _, info in cases}
     times: dict[str, list[float]] = {"comfyfleet": [], "comfy-cli": [], "with ObjectInfo": []}
     for document, info in track(cases, "recorded workflows", console=console, transient=True):
@@ -105,7 +112,9 @@ def compare(cases: list[Case], rounds: int) -> bool:
         is_met &= ratio <= RATIO_MAX
         verdict = "" if ratio <= RATIO_MAX else f" (target {RATIO_MAX})"
         table.add_row(
-            name, *(f"{of(each):.3f}" for each in times.values()), f"{ratio:.2f}{verdict}"
+            name,
+            *(f"{of(milliseconds):.3f}" for milliseconds in times.values()),
+            f"{ratio:.2f}{verdict}",
         )
     console.print(table)
     return is_met

@@ -1,14 +1,19 @@
-"""What the gateway costs a ComfyUI client: the same 20 ms prompts, direct to engines and through the fleet.
+"""Measures the gateway's overhead for a ComfyUI client, with the same 20 ms prompts on engines and
+through the fleet.
 
-Engines, control plane (`comfyfleet up` on SQLite) and workers are processes of their own, one worker for each engine.
+The engines, the control plane (`comfyfleet up` on SQLite) and the workers are separate processes,
+with one worker for each engine.
 
-Latency: one client, one prompt at a time, direct and through the gateway by turns, to the same engine: from
-POST /prompt to its last message on the websocket. Throughput: all prompts are in flight at once, spread by hand
-over the engines or sent to the gateway, by turns; also of longer prompts, and each with the CPU time that it took in
-each part: where a machine has fewer cores than that takes, the CPU is the limit, and not the queue. Polls: the CPU
-time of a poll with so many prompts in the history, of the engine itself and of the gateway.
+- Latency: one client sends one prompt at a time to the same engine, alternately direct and through
+  the gateway. The time is from POST /prompt to its last message on the websocket.
+- Throughput: all prompts are in progress at once, either distributed over the engines by this
+  program or sent to the gateway, in turn. Longer prompts are measured as well. Each result includes
+  the CPU time of each part: on a machine with fewer cores than that takes, the CPU is the limit,
+  and not the queue.
+- Polls: the CPU time of a poll with different numbers of prompts in the history, for the engine
+  itself and for the gateway.
 
-`--quick`: fewer prompts, and no verdict on figures that need the whole run.
+`--quick` sends fewer prompts, and does not judge figures that need the whole run.
 """
 
 import asyncio
@@ -44,7 +49,8 @@ from support import (
 ENGINES = 4
 OVERHEAD_MS_MAX = 25.0
 THROUGHPUT_MIN = 0.95
-# Prompts that are sent and not counted: caches, connections and statements are made.
+# Prompts that are sent first and not counted. They fill caches, open connections and prepare
+# statements.
 WARM_UP = 10
 SENDERS = 8
 PROMPT_SECONDS_MAX = 300.0
@@ -54,7 +60,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Flood:
-    """So many prompts at once, each of so long."""
+    """A number of prompts sent at once, and the duration of each."""
 
     step_ms: int
     prompts: int
@@ -64,8 +70,8 @@ class Flood:
 @dataclass(frozen=True)
 class Load:
     latency_prompts: int
-    floods: Sequence[Flood]  # the first is judged
-    histories: Sequence[int]  # so many prompts have ended when polls are measured
+    floods: Sequence[Flood]  # only the first one is judged
+    histories: Sequence[int]  # how many prompts have ended when polls are measured
     polls: int
 
 
@@ -87,7 +93,7 @@ QUICK = Load(
 class Servers:
     gateway: str
     engines: Sequence[str]
-    pids: Mapping[str, Sequence[int]]  # by part
+    pids: Mapping[str, Sequence[int]]  # the process ids of each part
 
     def cpu_seconds(self) -> dict[str, float]:
         return {part: sum(map(cpu_seconds, pids)) for part, pids in self.pids.items()}
@@ -104,7 +110,7 @@ def servers(folder: Path, count: int) -> Iterator[Servers]:
         engines = [
             stack.enter_context(process(COMFYFLEET, "engine", "--port", "0")) for _ in range(count)
         ]
-        urls = [first_url(each) for each in engines]
+        urls = [first_url(engine) for engine in engines]
         port = str(free_port())
         up = (COMFYFLEET, "up", "--no-worker", "--port", port, "--data", folder / "plane")
         plane = stack.enter_context(process(*up, COMFYFLEET_ADMIN_KEY=ADMIN_KEY))
@@ -129,7 +135,7 @@ def servers(folder: Path, count: int) -> Iterator[Servers]:
 
 
 def workers_online(gateway: str) -> int:
-    """Those whose node types are known."""
+    """Returns the number of online workers, or 0 until the gateway knows their node types."""
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     try:
         listed = httpx.get(f"{gateway}/api/admin/workers", headers=headers, timeout=10).json()
@@ -140,7 +146,7 @@ def workers_online(gateway: str) -> int:
 
 
 class Client:
-    """One websocket, and connections for prompts."""
+    """A ComfyUI client with one websocket, and connections for prompts."""
 
     def __init__(self, http: httpx.AsyncClient, socket: ClientConnection, client_id: str) -> None:
         self._http = http
@@ -160,16 +166,19 @@ class Client:
         return time.perf_counter() - started
 
     async def wait_for(self, prompt_ids: Sequence[str]) -> None:
-        left = set(prompt_ids)
+        pending = set(prompt_ids)
         async with asyncio.timeout(PROMPT_SECONDS_MAX):
-            while left:
+            while pending:
                 message = json.loads(await self._socket.recv())
-                left -= (
-                    {each for each in left if is_last(message, each)} if _ends(message) else set()
+                pending -= (
+                    {name for name in pending if is_last(message, name)}
+                    if _ends(message)
+                    else set()
                 )
 
     async def flood(self, count: int, step_ms: int) -> None:
-        """All are sent as fast as they are taken, while ends are listened for."""
+        """Sends prompts as fast as the server accepts them, and listens for their ends at the same
+        time."""
         unsent = iter(range(count))
         ended = asyncio.create_task(self._hear_ends(count))
 
@@ -203,11 +212,11 @@ async def open_client(stack: AsyncExitStack, url: str) -> Client:
     return Client(http, socket, client_id)
 
 
-async def latency(found: Servers, count: int) -> dict[str, list[float]]:
+async def latency(running: Servers, count: int) -> dict[str, list[float]]:
     async with AsyncExitStack() as stack:
         sides = {
-            "direct": await open_client(stack, found.engines[0]),
-            "gateway": await open_client(stack, found.gateway),
+            "direct": await open_client(stack, running.engines[0]),
+            "gateway": await open_client(stack, running.gateway),
         }
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(WARM_UP + count):
@@ -218,17 +227,17 @@ async def latency(found: Servers, count: int) -> dict[str, list[float]]:
         return seconds
 
 
-async def throughput(found: Servers, load: Flood) -> float:
-    """The gateway's part of the prompts a second by hand."""
+async def throughput(running: Servers, load: Flood) -> float:
+    """Returns the gateway's throughput as a share of the direct throughput."""
     print(f"{load.prompts} prompts of {load.step_ms} ms at once", flush=True)
     rates: dict[str, list[float]] = {"by hand": [], "gateway": []}
     for _ in range(load.rounds):
-        for name, urls in (("by hand", found.engines), ("gateway", [found.gateway])):
-            before = found.cpu_seconds()
+        for name, urls in (("by hand", running.engines), ("gateway", [running.gateway])):
+            before = running.cpu_seconds()
             rates[name].append(await flood(urls, load.prompts, load.step_ms))
             spent = {
                 part: 1000 * (after - before[part]) / load.prompts
-                for part, after in found.cpu_seconds().items()
+                for part, after in running.cpu_seconds().items()
             }
             cpu = ", ".join(f"{part} {ms:.1f}" for part, ms in spent.items())
             print(
@@ -243,15 +252,15 @@ async def flood(urls: Sequence[str], count: int, step_ms: int = STEP_MS) -> floa
     async with AsyncExitStack() as stack:
         clients = [await open_client(stack, url) for url in urls]
         started = time.perf_counter()
-        await asyncio.gather(*(each.flood(count // len(urls), step_ms) for each in clients))
+        await asyncio.gather(*(client.flood(count // len(urls), step_ms) for client in clients))
         return count / (time.perf_counter() - started)
 
 
-async def floods(found: Servers, load: Load) -> float:
-    """The gateway's part of the throughput, of the flood that is judged."""
-    for urls in (found.engines, [found.gateway]):
-        await flood(urls, WARM_UP * len(found.engines))
-    parts = [await throughput(found, each) for each in load.floods]
+async def floods(running: Servers, load: Load) -> float:
+    """Returns the gateway's share of the direct throughput, for the flood that is judged."""
+    for urls in (running.engines, [running.gateway]):
+        await flood(urls, WARM_UP * len(running.engines))
+    parts = [await throughput(running, item) for item in load.floods]
     return parts[0]
 
 
@@ -260,43 +269,47 @@ CHANGED = "/history, one deleted"
 IDLE_SECONDS = 3.0
 
 
-async def polls(found: Servers, load: Load) -> None:
-    """Prints the CPU time of a poll: of the engine itself, and of the control plane."""
-    sides = {"direct": (found.engines[0], "engines"), "gateway": (found.gateway, "control plane")}
+async def polls(running: Servers, load: Load) -> None:
+    """Prints the CPU time of a poll of the engine itself and of the control plane."""
+    sides = {
+        "direct": (running.engines[0], "engines"),
+        "gateway": (running.gateway, "control plane"),
+    }
     for size in load.histories:
         spent: dict[str, dict[str, float]] = {}
         for name, (url, part) in sides.items():
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
                 await fill_history(http, url, size)
-                spent[name] = await poll_costs(http, found, part, load.polls)
+                spent[name] = await poll_costs(http, running, part, load.polls)
         print(f"{size} prompts in the history: CPU ms a poll, {', '.join(sides)}")
-        for what, direct in spent["direct"].items():
-            print(f"  {what:24} {direct:7.2f} {spent['gateway'][what]:7.2f}", flush=True)
+        for name, direct in spent["direct"].items():
+            print(f"  {name:24} {direct:7.2f} {spent['gateway'][name]:7.2f}", flush=True)
 
 
 async def fill_history(http: httpx.AsyncClient, url: str, size: int) -> None:
-    """Until exactly so many prompts are in it."""
-    known = list((await http.get("/history")).json())
-    if known:
+    """Fills the history with exactly `size` prompts."""
+    prompt_ids = list((await http.get("/history")).json())
+    if prompt_ids:
         (await http.post("/history", json={"clear": True})).raise_for_status()
     await flood([url], size, step_ms=0)
     assert len((await http.get("/history")).json()) == size
 
 
 async def poll_costs(
-    http: httpx.AsyncClient, found: Servers, part: str, count: int
+    http: httpx.AsyncClient, running: Servers, part: str, count: int
 ) -> dict[str, float]:
-    """CPU milliseconds by what is asked for, without what the server does by itself meanwhile."""
+    """Returns the CPU milliseconds of each request, without the server's own work in the
+    meantime."""
     ids = list((await http.get("/history")).json())
-    idle = await idle_share(found, part)
+    idle = await idle_share(running, part)
     costs = {}
 
     async def cost(name: str, times: int, call: Callable[[int], Awaitable[None]]) -> None:
-        started, before = time.perf_counter(), found.cpu_seconds()[part]
+        started, before = time.perf_counter(), running.cpu_seconds()[part]
         for number in range(times):
             await call(number)
         by_itself = idle * (time.perf_counter() - started)
-        costs[name] = 1000 * (found.cpu_seconds()[part] - before - by_itself) / times
+        costs[name] = 1000 * (running.cpu_seconds()[part] - before - by_itself) / times
 
     async def delete_and_poll(number: int) -> None:
         (await http.post("/history", json={"delete": [ids[number]]})).raise_for_status()
@@ -313,26 +326,27 @@ async def poll_costs(
     return costs
 
 
-async def idle_share(found: Servers, part: str) -> float:
-    """CPU seconds of each second in which nobody asks for anything."""
-    before = found.cpu_seconds()[part]
+async def idle_share(running: Servers, part: str) -> float:
+    """Returns the CPU seconds per second while there are no requests."""
+    before = running.cpu_seconds()[part]
     await asyncio.sleep(IDLE_SECONDS)
-    return (found.cpu_seconds()[part] - before) / IDLE_SECONDS
+    return (running.cpu_seconds()[part] - before) / IDLE_SECONDS
 
 
 def measure(load: Load) -> tuple[float, float]:
-    """Returns the median overhead in milliseconds, and the gateway's part of the throughput."""
+    """Returns the median overhead in milliseconds, and the gateway's share of the direct
+    throughput."""
     with tempfile.TemporaryDirectory() as folder:
-        with servers(Path(folder) / "one", 1) as found:
-            seconds = asyncio.run(latency(found, load.latency_prompts))
-            asyncio.run(polls(found, load))
-        medians = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
+        with servers(Path(folder) / "one", 1) as running:
+            seconds = asyncio.run(latency(running, load.latency_prompts))
+            asyncio.run(polls(running, load))
+        medians = {name: 1000 * statistics.median(samples) for name, samples in seconds.items()}
         print(f"one prompt of {STEP_MS} ms at a time")
-        for name, each in seconds.items():
-            low = 1000 * statistics.quantiles(each, n=4)[0]
+        for name, samples in seconds.items():
+            low = 1000 * statistics.quantiles(samples, n=4)[0]
             print(f"  {name:8} median {medians[name]:6.1f} ms, lower quartile {low:6.1f} ms")
-        with servers(Path(folder) / "four", ENGINES) as found:
-            part = asyncio.run(floods(found, load))
+        with servers(Path(folder) / "four", ENGINES) as running:
+            part = asyncio.run(floods(running, load))
     return medians["gateway"] - medians["direct"], part
 
 

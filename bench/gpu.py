@@ -1,17 +1,21 @@
-"""A mixed backlog on a GPU: by ComfyUI's own queue, and through comfyfleet.
+"""Runs a mixed backlog on a GPU, first through ComfyUI's own queue and then through comfyfleet.
 
     python bench/gpu.py --comfyui ~/ComfyUI --checkpoints a.safetensors b.safetensors
-    python bench/gpu.py --engine                    (no GPU and no ComfyUI: whether the bench works)
+    python bench/gpu.py --engine                    (without GPU and ComfyUI: tests the benchmark)
 
-The jobs are text to image with checkpoints that the ComfyUI has, shuffled by a seed. Each scenario starts
-with models unloaded and caches dropped, after every server has run each model once:
+The jobs make pictures from text with checkpoints of that ComfyUI, in an order that follows from a
+seed. First every server runs each model once. Then each scenario starts without loaded models and
+with empty caches:
 
-  queue     all jobs in one ComfyUI's own queue, as they come        fleet      the same through comfyfleet
-  queues    in turn into the queues of --per-gpu ComfyUIs            fleets     through comfyfleet, a worker each
+  queue     all jobs in the queue of one ComfyUI, in their order
+  fleet     the same through comfyfleet
+  queues    in turn into the queues of --per-gpu ComfyUIs
+  fleets    the same through comfyfleet, with a worker for each
 
-Runs are taken from the servers' own history: the time from the first start to the last end, how often a
-server had to switch models, what a run takes with and without that, and for how long a server stood idle
-between two runs. How busy the GPU was is told by NVML. One run each, so look at ratios, and twice.
+The figures come from the servers' own histories: the time from the first start to the last end, how
+often a server had to switch models, the duration of a run with and without a switch, and how long a
+server was idle between two runs. NVML reports how busy the GPU was. Each scenario runs only once,
+so compare ratios, and run the benchmark twice.
 """
 
 import argparse
@@ -52,7 +56,7 @@ console = Console(stderr=True)
 class ScenarioResult:
     """The figures of one scenario."""
 
-    runs: int  # more than jobs, if one was run again
+    runs: int  # more than the number of jobs if a job was retried
     failed: int
     seconds: float
     jobs_per_minute: float
@@ -73,7 +77,7 @@ class Plan:
     seed: int
     limit_seconds: int
     folder: Path
-    free_seconds: float  # for a ComfyUI to let go of its models
+    free_seconds: float  # how long a ComfyUI gets to unload its models
 
 
 def scenario_result(
@@ -109,16 +113,17 @@ def until(is_so: Callable[[], bool], seconds: float, what: str) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > end:
-            raise Problem(f"{what}: it did not happen within {seconds:.0f} s")
+            raise Problem(f"{what}: not finished within {seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 
 def warm_up(servers: Sequence[Server], plan: Plan) -> None:
-    """Runs each model once: CUDA's first start, tokenizers and kernels are not what is measured."""
+    """Runs each model once, because CUDA's first start, tokenizers and kernels are not part of the
+    measurement."""
     for number, server in enumerate(servers):
         for model in plan.models:
             server.post(model, number)
-    until(lambda: not any(each.remaining() for each in servers), plan.limit_seconds, "warm-up")
+    until(lambda: not any(server.remaining() for server in servers), plan.limit_seconds, "warm-up")
     if not all(run.is_ok for server in servers for run in server.spans()):
         raise Problem("a run of the warm-up failed: look at the servers' logs")
 
@@ -127,7 +132,9 @@ def by_own_queue(servers: Sequence[Server], plan: Plan) -> None:
     """Distributes jobs in turn, as a program without a scheduler would."""
     for number, (model, seed) in enumerate(backlog(plan.models, plan.jobs, plan.seed)):
         servers[number % len(servers)].post(model, seed)
-    until(lambda: not any(each.remaining() for each in servers), plan.limit_seconds, "the backlog")
+    until(
+        lambda: not any(server.remaining() for server in servers), plan.limit_seconds, "the backlog"
+    )
 
 
 def through_comfyfleet(servers: Sequence[Server], plan: Plan) -> None:
@@ -147,7 +154,7 @@ def through_comfyfleet(servers: Sequence[Server], plan: Plan) -> None:
             stack.enter_context(logged(command, folder, log, COMFYFLEET_FLEET_SECRET=secret))
 
         def all_ended() -> bool:
-            return sum(len(each.spans()) for each in servers) >= plan.jobs
+            return sum(len(server.spans()) for server in servers) >= plan.jobs
 
         until(all_ended, plan.limit_seconds, "the backlog through comfyfleet")
 
@@ -166,7 +173,8 @@ def _control_plane(folder: Path) -> Iterator[tuple[str, httpx.Client]]:
 
 
 def _set_up(admin: httpx.Client, plan: Plan) -> str:
-    """A fleet with one workflow whose jobs choose the model; returns the fleet's secret."""
+    """Creates a fleet with one workflow whose jobs choose the model, and returns the fleet's
+    secret."""
     secret = call_json(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
     workload = plan.workload
     seed = {"name": "seed", "type": "integer", "binding": workload.seed_input, "default": 0}
@@ -187,37 +195,39 @@ def _set_up(admin: httpx.Client, plan: Plan) -> str:
 def measured(
     scenarios: Sequence[str], servers: Sequence[Server], plan: Plan, index: int
 ) -> dict[str, ScenarioResult]:
-    found = {}
+    results = {}
     with GpuMeter(index) as meter:
         warm_up(servers, plan)
         for scenario in scenarios:
-            those = servers[:1] if scenario in (QUEUE, FLEET_OF_ONE) else servers
+            selected = servers[:1] if scenario in (QUEUE, FLEET_OF_ONE) else servers
             for server in servers:
                 server.forget()
             time.sleep(plan.free_seconds)
             run = through_comfyfleet if scenario in PEERS else by_own_queue
-            run(those, plan)
-            found[scenario] = scenario_result([each.spans() for each in those], plan.jobs, meter)
-            console.print(f"{scenario}: {found[scenario].seconds} s")
-    return found
+            run(selected, plan)
+            results[scenario] = scenario_result(
+                [server.spans() for server in selected], plan.jobs, meter
+            )
+            console.print(f"{scenario}: {results[scenario].seconds} s")
+    return results
 
 
-def ratios(found: dict[str, ScenarioResult]) -> dict[str, float]:
-    """The ratios of comfyfleet to the servers' own queues."""
-    found_ratios = {}
+def ratios(results: dict[str, ScenarioResult]) -> dict[str, float]:
+    """Returns the ratios of comfyfleet's figures to those of the servers' own queues."""
+    values = {}
     for ours, peer in PEERS.items():
-        if ours in found and peer in found:
-            found_ratios[f"time {ours} / {peer}"] = found[ours].seconds / found[peer].seconds
-            found_ratios[f"switches {ours} / {peer}"] = found[ours].switches / found[peer].switches
-    return {name: round(value, 3) for name, value in found_ratios.items()}
+        if ours in results and peer in results:
+            values[f"time {ours} / {peer}"] = results[ours].seconds / results[peer].seconds
+            values[f"switches {ours} / {peer}"] = results[ours].switches / results[peer].switches
+    return {name: round(value, 3) for name, value in values.items()}
 
 
-def show(found: dict[str, ScenarioResult], found_ratios: dict[str, float]) -> None:
-    table = Table("", *found)
-    for field in asdict(next(iter(found.values()))):
-        values = (getattr(each, field) for each in found.values())
+def show(results: dict[str, ScenarioResult], found_ratios: dict[str, float]) -> None:
+    table = Table("", *results)
+    for field in asdict(next(iter(results.values()))):
+        values = (getattr(result, field) for result in results.values())
         table.add_row(
-            field.replace("_", " "), *("–" if each is None else f"{each}" for each in values)
+            field.replace("_", " "), *("–" if value is None else f"{value}" for value in values)
         )
     console.print(table)
     for name, value in found_ratios.items():
@@ -229,109 +239,116 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--comfyui", type=Path, help="ComfyUI's folder, with main.py in it")
-    add("--checkpoints", nargs="+", default=[], help="two or more that it has, by name")
-    add("--engine", action="store_true", help="the built-in engine instead: a smoke run")
-    add("--python", default=sys.executable, help="the Python that runs ComfyUI; else this one")
-    add("--args", default="", help='for ComfyUI, such as "--cache-lru 20"; --args="…"')
+    add("--comfyui", type=Path, help="the folder of ComfyUI that contains main.py")
+    add("--checkpoints", nargs="+", default=[], help="the names of two or more of its checkpoints")
+    add("--engine", action="store_true", help="use the built-in engine instead, as a smoke test")
+    add("--python", default=sys.executable, help="the Python that runs ComfyUI (default: this one)")
+    add("--args", default="", help='arguments for ComfyUI, such as "--cache-lru 20"; --args="…"')
     add(
         "--per-gpu",
         type=int,
         default=1,
-        help="so many ComfyUIs on the GPU; 2 or more add queues and fleets",
+        help="the number of ComfyUIs on the GPU; with 2 or more, queues and fleets run as well",
     )
-    add("--gpu", type=int, default=0, help="whose utilisation is read, by its index")
-    add("--jobs", type=int, default=60, help="of the backlog (60)")
-    add("--size", type=int, default=512, help="of the pictures, each side (512)")
-    add("--steps", type=int, default=20, help="of the sampler (20)")
-    add("--seed", type=int, default=7, help="of the backlog's order (7)")
-    add("--scenarios", default="", help="some of queue,fleet,queues,fleets; else all that fit")
-    add("--start-seconds", type=int, default=240, help="for a ComfyUI to start (240)")
-    add("--limit-seconds", type=int, default=1800, help="for one scenario (1800)")
-    add("--folder", type=Path, default=Path("gpu-bench"), help="for logs and outputs (gpu-bench)")
-    add("--json", type=Path, help="where all figures go, too")
-    add("--quick", action="store_true", help="two jobs on the built-in engine: a smoke run")
-    given = parser.parse_args(arguments)
-    if given.quick:
-        given.engine, given.jobs, given.steps = True, 2, 1
-    return given
+    add("--gpu", type=int, default=0, help="the index of the GPU whose utilization is read (0)")
+    add("--jobs", type=int, default=60, help="the number of jobs in the backlog (60)")
+    add("--size", type=int, default=512, help="the width and height of the pictures (512)")
+    add("--steps", type=int, default=20, help="the sampler's steps (20)")
+    add("--seed", type=int, default=7, help="the seed of the backlog's order (7)")
+    add("--scenarios", default="", help="some of queue,fleet,queues,fleets (default: all that fit)")
+    add("--start-seconds", type=int, default=240, help="how long a ComfyUI may take to start (240)")
+    add("--limit-seconds", type=int, default=1800, help="how long a scenario may take (1800)")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("gpu-bench"),
+        help="the folder for logs and outputs (gpu-bench)",
+    )
+    add("--json", type=Path, help="also write all figures to this file")
+    add("--quick", action="store_true", help="two jobs on the built-in engine, as a smoke test")
+    parsed = parser.parse_args(arguments)
+    if parsed.quick:
+        parsed.engine, parsed.jobs, parsed.steps = True, 2, 1
+    return parsed
 
 
-def checked(given: argparse.Namespace) -> list[str]:
-    """The scenarios; raises Problem for invalid options before anything is started."""
-    if given.engine == bool(given.comfyui):
+def checked(arguments: argparse.Namespace) -> list[str]:
+    """Returns the scenarios. Raises Problem for invalid options before anything is started."""
+    if arguments.engine == bool(arguments.comfyui):
         raise Problem("give either --comfyui FOLDER or --engine")
-    if given.comfyui and not (given.comfyui / "main.py").is_file():
-        raise Problem(f"{given.comfyui} is no ComfyUI: there is no main.py in it")
-    if given.comfyui and len(set(given.checkpoints)) < 2:
-        raise Problem("--checkpoints needs two or more names: with one there is nothing to switch")
-    for name, most in (
+    if arguments.comfyui and not (arguments.comfyui / "main.py").is_file():
+        raise Problem(f"{arguments.comfyui} is not a ComfyUI: there is no main.py in it")
+    if arguments.comfyui and len(set(arguments.checkpoints)) < 2:
+        raise Problem(
+            "--checkpoints needs two or more names, because there is nothing to switch with one"
+        )
+    for name, maximum in (
         ("jobs", JOBS_MAX),
         ("per_gpu", PER_GPU_MAX),
         ("size", 8192),
         ("steps", 1000),
     ):
-        if not 1 <= getattr(given, name) <= most:
-            raise Problem(f"--{name.replace('_', '-')} must be 1 to {most}")
-    usual = SCENARIOS if given.per_gpu > 1 else (QUEUE, FLEET_OF_ONE)
-    wanted = given.scenarios.split(",") if given.scenarios else list(usual)
-    unknown = sorted(set(wanted) - set(SCENARIOS))
+        if not 1 <= getattr(arguments, name) <= maximum:
+            raise Problem(f"--{name.replace('_', '-')} must be 1 to {maximum}")
+    usual = SCENARIOS if arguments.per_gpu > 1 else (QUEUE, FLEET_OF_ONE)
+    scenarios = arguments.scenarios.split(",") if arguments.scenarios else list(usual)
+    unknown = sorted(set(scenarios) - set(SCENARIOS))
     if unknown:
         raise Problem(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
-    return wanted
+    return scenarios
 
 
-def starting(given: argparse.Namespace, plan: Plan) -> Starting:
-    if given.engine:
-        return engines(given.per_gpu, plan.workload, plan.folder)
+def starting(arguments: argparse.Namespace, plan: Plan) -> Starting:
+    if arguments.engine:
+        return engines(arguments.per_gpu, plan.workload, plan.folder)
     return comfyuis(
-        given.per_gpu,
+        arguments.per_gpu,
         plan.workload,
         plan.folder,
-        tree=given.comfyui,
-        python=given.python,
-        more=given.args.split(),
-        start_seconds=given.start_seconds,
+        tree=arguments.comfyui,
+        python=arguments.python,
+        more=arguments.args.split(),
+        start_seconds=arguments.start_seconds,
     )
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
-    engine = EngineSteps(given.steps)
-    given.folder.mkdir(parents=True, exist_ok=True)
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    engine = EngineSteps(arguments.steps)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     return Plan(
-        workload=engine if given.engine else TextToImage(given.size, given.steps),
-        models=ENGINE_MODELS if given.engine else list(dict.fromkeys(given.checkpoints)),
-        jobs=given.jobs,
-        seed=given.seed,
-        limit_seconds=given.limit_seconds,
-        folder=given.folder.resolve(),
-        free_seconds=0.0 if given.engine else 2.0,
+        workload=engine if arguments.engine else TextToImage(arguments.size, arguments.steps),
+        models=ENGINE_MODELS if arguments.engine else list(dict.fromkeys(arguments.checkpoints)),
+        jobs=arguments.jobs,
+        seed=arguments.seed,
+        limit_seconds=arguments.limit_seconds,
+        folder=arguments.folder.resolve(),
+        free_seconds=0.0 if arguments.engine else 2.0,
     )
 
 
 def check_models(server: Server, models: Sequence[str]) -> None:
     offered = server.checkpoints()
-    missing = [each for each in models if each not in offered]
+    missing = [name for name in models if name not in offered]
     if missing:
         known = ", ".join(offered[:20]) or "none"
         raise Problem(f"this ComfyUI has no checkpoint {missing[0]!r}; it has: {known}")
 
 
-def run(given: argparse.Namespace) -> int:
-    scenarios, plan = checked(given), plan_of(given)
-    with starting(given, plan) as servers:
-        if not given.engine:
+def run(arguments: argparse.Namespace) -> int:
+    scenarios, plan = checked(arguments), plan_of(arguments)
+    with starting(arguments, plan) as servers:
+        if not arguments.engine:
             check_models(servers[0], plan.models)
-        found = measured(scenarios, servers, plan, given.gpu)
-    found_ratios = ratios(found)
-    show(found, found_ratios)
+        results = measured(scenarios, servers, plan, arguments.gpu)
+    result_ratios = ratios(results)
+    show(results, result_ratios)
     whole = {
-        "scenarios": {name: asdict(each) for name, each in found.items()},
-        "ratios": found_ratios,
+        "scenarios": {name: asdict(result) for name, result in results.items()},
+        "ratios": result_ratios,
     }
-    if given.json:
-        given.json.write_text(json.dumps(whole, indent=2))
-    is_right = all(each.runs >= plan.jobs and not each.failed for each in found.values())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(whole, indent=2))
+    is_right = all(result.runs >= plan.jobs and not result.failed for result in results.values())
     return 0 if is_right else 1
 
 

@@ -1,10 +1,12 @@
-"""How busy a worker keeps its backend: 100 jobs of 200 ms, each with 5 MB in and 5 MB out.
+"""Measures how busy a worker keeps its backend, with 100 jobs of 200 ms, each with 5 MB in and 5 MB
+out.
 
-Control plane, worker and engine are processes of their own. The engine's own record of each prompt
-(its start and end, in its history) tells how long it executed; the makespan is from the first start
-to the last end. The rest is time in which a GPU would have stood still.
+The control plane, the worker and the engine are separate processes. The engine's history contains
+the start and end of each prompt, so it shows how long the engine executed. The makespan is the time
+from the first start to the last end. In the rest of that time a GPU would have been idle.
 
-`--memory` takes a control plane that keeps everything in memory: what is then lost is the worker's.
+`--memory` uses a control plane that keeps everything in memory. The time lost with it is the
+worker's alone.
 """
 
 import os
@@ -49,7 +51,7 @@ PROMPT = {
     "3": {"class_type": "ComfyfleetPassFile", "inputs": {"file": "", "filename_prefix": "out"}},
 }
 PROPERTIES = [
-    # Another color is another picture: nothing comes from the engine's cache.
+    # A different color makes a different picture, so nothing comes from the engine's cache.
     {"name": "color", "type": "integer", "binding": "1.color", "default": 0},
     {"name": "input", "type": "image", "binding": "3.file", "required": True},
 ]
@@ -136,13 +138,15 @@ def measure(jobs: int, *, memory: bool) -> list[Span]:
 
 def main() -> int:
     exit_on_sigterm()
-    numbers = [int(each) for each in sys.argv[1:] if each.isdigit()]
-    found = measure(numbers[0] if numbers else JOBS, memory="--memory" in sys.argv)
-    makespan = found[-1].ended - found[0].started
-    busy = sum(span.ended - span.started for span in found)
-    gaps = sorted((after.started - before.ended for before, after in pairwise(found)), reverse=True)
+    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    records = measure(numbers[0] if numbers else JOBS, memory="--memory" in sys.argv)
+    makespan = records[-1].ended - records[0].started
+    busy = sum(span.ended - span.started for span in records)
+    gaps = sorted(
+        (after.started - before.ended for before, after in pairwise(records)), reverse=True
+    )
     longest = ", ".join(f"{1000 * gap:.0f}" for gap in gaps[:5])
-    print(f"{len(found)} jobs, {1000 * busy / len(found):.1f} ms each in the engine")
+    print(f"{len(records)} jobs, {1000 * busy / len(records):.1f} ms each in the engine")
     print(f"makespan {makespan:.2f} s, executing {busy:.2f} s; longest gaps {longest} ms")
     print(f"busy {100 * busy / makespan:.1f} % (at least {100 * BUSY_MIN:.0f} %)")
     return exit_status(is_met=busy / makespan >= BUSY_MIN)

@@ -1,8 +1,8 @@
-"""A fan-out advanced in this process: each job is completed as a worker would, and the run hears.
+"""Advances a fan-out in this process: completes each job as a worker would, and notifies the run.
 
-    python bench/graph_fan_out.py ITEMS [JOBS]     only so many of its jobs
+    python bench/graph_fan_out.py ITEMS [JOBS]     with JOBS: only so many of its jobs
 
-Figures are of CPU time: what else the machine does must not look like growth.
+All figures are CPU time, so other load on the machine does not look like growth.
 """
 
 import asyncio
@@ -46,36 +46,38 @@ DOCUMENT = graph(
 
 
 class Figures(NamedTuple):
-    """In milliseconds of CPU time, without the jobs' own work."""
+    """The CPU time of a fan-out in milliseconds, without the jobs' own work."""
 
     jobs: int
     start: float
-    first: float  # a job, among the first tenth
-    last: float  # a job, among the last tenth
+    first: float  # per job, in the first tenth of the jobs
+    last: float  # per job, in the last tenth of the jobs
     end: float  # the advance that ends the run
     total: float
     peak_mb: float
 
 
 async def fan_out(items: int, jobs_max: int | None = None) -> Figures:
-    """Runs to the end, unless only some jobs are wanted."""
+    """Runs a fan-out to its end, or only the first `jobs_max` jobs of it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "databases").mkdir()
         databases = Databases(folder / "databases")
         async with graph_setup_on(databases, folder / "plane", tokens=10**9) as graph_setup:
             pool = graph_setup.plane.pools["main"]
-            began = time.process_time()
-            kept = await graph_setup.started(DOCUMENT, inputs={"widths": [64] * items})
-            start = time.process_time() - began
+            begin = time.process_time()
+            graph_run = await graph_setup.started(DOCUMENT, inputs={"widths": [64] * items})
+            start = time.process_time() - begin
             spent: list[float] = []
             while len(spent) != jobs_max and await complete_one(pool):
-                began = time.process_time()
+                begin = time.process_time()
                 await read_outbox(graph_setup.graphs, pool)
-                spent.append(time.process_time() - began)
-            kept = await graph_setup.now(kept)
+                spent.append(time.process_time() - begin)
+            graph_run = await graph_setup.now(graph_run)
             is_over = len(spent) == items
-            assert kept.run.status == ("completed" if is_over else "running"), kept.run.error
+            assert graph_run.run.status == ("completed" if is_over else "running"), (
+                graph_run.run.error
+            )
             return figures(start, spent, is_over=is_over)
 
 
@@ -94,20 +96,20 @@ def figures(start: float, spent: list[float], *, is_over: bool) -> Figures:
 
 
 async def complete_one(pool: Database) -> bool:
-    """Completes the oldest waiting job as a worker would, with its report only."""
+    """Completes the oldest queued job as a worker would, but reports only its result."""
     oldest = select(ai_jobs.c.id).where(ai_jobs.c.status == "queued").limit(1)
     result: dict[str, Any] = {"outputs": [], "execution_seconds": 0.1}
     async with pool.transaction() as tx:
-        done = await tx.execute(
+        result_rows = await tx.execute(
             update(ai_jobs)
             .where(ai_jobs.c.id == oldest.scalar_subquery())
             .values(status="completed", result_metadata=result)
             .returning(ai_jobs)
         )
-        row = done.one_or_none()
+        row = result_rows.one_or_none()
         if row is None:
             return False
-        word = {
+        message = {
             "tenant_id": row.tenant_id,
             "job_id": row.id,
             "kind": "graph",
@@ -115,10 +117,10 @@ async def complete_one(pool: Database) -> bool:
             "not_before": row.submitted_at,
             "created_at": row.submitted_at,
         }
-        await tx.execute(outbox.insert().values(word))
+        await tx.execute(outbox.insert().values(message))
     return True
 
 
 if __name__ == "__main__":
-    numbers = [int(each) for each in sys.argv[1:]]
+    numbers = [int(argument) for argument in sys.argv[1:]]
     print(json.dumps(asyncio.run(fan_out(*numbers))._asdict()))

@@ -1,20 +1,22 @@
-"""What it costs that a graph is run for you, against a program that calls the engines itself.
+"""Measures the overhead of running a graph, against a program that calls the engines itself.
 
-A layered graph over four engines, each with a worker; control plane, workers and engines are
-processes of their own. The program is plain asyncio: it knows the engines, sends each prompt to the
-first that is free, and goes on to the next layer when a layer is done; it uploads no files and keeps
-nothing. Both are timed from outside, one after the other, on the same engines; of three rounds the
-quickest counts.
+A layered graph runs on four engines, each with a worker. The control plane, the workers and the
+engines are separate processes. The program is plain asyncio: it has the addresses of the engines,
+sends the prompts of a layer to them, and starts the next layer when a layer is complete. It uploads
+no files and stores nothing. Both are timed from outside, one after the other, on the same engines.
+The fastest of three rounds counts.
 
-Then a loop, whose rounds come one after the other, and a map, whose items go to whichever engine is free, against
-programs of the same kind: what a round costs, and what an item costs.
+Then there are a loop, whose rounds run one after the other, and a map, whose items go to any free
+engine. Both are compared with programs of the same kind, which gives the overhead of a round and of
+an item.
 
-The last figure needs no engine: a fan-out is advanced job by job to its end, each job as its control
-plane would hear of it, on SQLite. The time of a job must not grow with the size of the run.
+The last figure needs no engine. A fan-out is advanced to its end on SQLite, job by job, and the
+control plane is notified of each job as usual. The time of a job must not grow with the size of the
+run.
 
-    python bench/graphs.py            all of it
-    python bench/graphs.py layers     only the layers; `rounds`, `items`, `fanout`: only that
-    python bench/graphs.py --quick    the smallest load, to see that it runs; nothing is judged
+    python bench/graphs.py            everything
+    python bench/graphs.py layers     only the layers; `rounds`, `items`, `fanout`: only that part
+    python bench/graphs.py --quick    the smallest load, as a smoke test; nothing is judged
 """
 
 import asyncio
@@ -58,12 +60,12 @@ FANOUTS = (5, 20) if is_quick() else (100, 1_000, 10_000)
 FLEET = "gpus"
 
 
-# Another color is another picture: nothing comes from the engine's cache.
+# A different color makes a different picture, so nothing comes from the engine's cache.
 COLORS = itertools.count(10_000, 10_000)
 
 
 class Pair(NamedTuple):
-    """Seconds of the graph, and of the program."""
+    """The seconds of the graph, and of the program."""
 
     ours: float
     plain: float
@@ -99,7 +101,8 @@ PROPERTIES = [
 
 
 def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
-    """Each node of a layer waits for all of the layer before: a merge node connects them."""
+    """Returns a graph in which each node waits for the whole previous layer, by a merge node
+    between layers."""
     nodes: list[dict[str, Any]] = []
     connections: list[dict[str, str]] = []
     for layer in range(layers):
@@ -107,15 +110,18 @@ def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
         for number in range(WIDTH):
             name = f"node_{layer}_{number}"
             color = first_color + layer * WIDTH + number
-            given: dict[str, Any] = {"milliseconds": milliseconds}
+            properties: dict[str, Any] = {"milliseconds": milliseconds}
             if layer == 0:
-                given["color"] = color
-            nodes.append({"id": name, "type": "workflow", "workflow": "wait", "properties": given})
+                properties["color"] = color
+            nodes.append(
+                {"id": name, "type": "workflow", "workflow": "wait", "properties": properties}
+            )
             if layer:
-                # Counted: the same number for each node of a layer, so the layer's own is added.
+                # The count is the same for each node of a layer, so the node's color is a property
+                # of its own.
                 source = f"merge_{layer - 1}.output.count"
                 connections.append({"from": source, "to": f"{name}.after"})
-                given["color"] = color
+                properties["color"] = color
             connections.append({"from": f"{name}.output", "to": f"merge_{layer}.input_{number}"})
     nodes.append({"id": "end", "type": "output"})
     connections.append({"from": f"merge_{layers - 1}.output", "to": "end.value"})
@@ -123,8 +129,8 @@ def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
 
 
 def looped(rounds: int, milliseconds: int, first_color: int) -> dict[str, Any]:
-    given = {"color": f"{{{{ {first_color} + round }}}}", "milliseconds": milliseconds}
-    do = {"workflow": "wait", "properties": given}
+    properties = {"color": f"{{{{ {first_color} + round }}}}", "milliseconds": milliseconds}
+    do = {"workflow": "wait", "properties": properties}
     loop = {
         "id": "again",
         "type": "loop",
@@ -136,12 +142,12 @@ def looped(rounds: int, milliseconds: int, first_color: int) -> dict[str, Any]:
 
 
 def mapped(items: int, milliseconds: int, first_color: int) -> dict[str, Any]:
-    given = {"color": "{{ item }}", "milliseconds": milliseconds}
-    do = {"workflow": "wait", "properties": given}
+    properties = {"color": "{{ item }}", "milliseconds": milliseconds}
+    do = {"workflow": "wait", "properties": properties}
     colors = list(range(first_color, first_color + items))
     over = {"id": "colors", "type": "input", "value_type": "integer[]", "default": colors}
-    each = {"id": "again", "type": "map", "over": "input.colors", "max_items": items, "do": do}
-    return one_node(each, over)
+    map_node = {"id": "again", "type": "map", "over": "input.colors", "max_items": items, "do": do}
+    return one_node(map_node, over)
 
 
 def one_node(node: dict[str, Any], *inputs: dict[str, Any]) -> dict[str, Any]:
@@ -157,34 +163,35 @@ def one_node(node: dict[str, Any], *inputs: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with an open websocket, as a well-written program has it."""
+    """An engine with an open websocket, as in a well-written program."""
 
     client: httpx.AsyncClient
     url: str
     client_id: str
     socket: Any
 
-    async def execute(self, wanted: dict[str, Any]) -> None:
-        """Waits for the messages on the websocket, as every client of ComfyUI does."""
-        body = {"prompt": wanted, "client_id": self.client_id}
+    async def execute(self, prompt_nodes: dict[str, Any]) -> None:
+        """Sends a prompt, and waits for its messages on the websocket, as every client of ComfyUI
+        does."""
+        body = {"prompt": prompt_nodes, "client_id": self.client_id}
         sent = await self.client.post(f"{self.url}/prompt", json=body)
         prompt_id = sent.raise_for_status().json()["prompt_id"]
         async for message in self.socket:
             if is_over(message, prompt_id):
                 break
-        found = (await self.client.get(f"{self.url}/history/{prompt_id}")).json()
-        (picture,) = found[prompt_id]["outputs"]["3"]["images"]
+        history = (await self.client.get(f"{self.url}/history/{prompt_id}")).json()
+        (picture,) = history[prompt_id]["outputs"]["3"]["images"]
         (await self.client.get(f"{self.url}/view", params=picture)).raise_for_status()
 
 
 Program = Callable[[list[Engine]], Awaitable[None]]
-# Of a size, the milliseconds of a job and the first of its colors.
+# Parameters: the size, the milliseconds of a job and the first of its colors.
 MakeProgram = Callable[[int, int, int], Program]
 MakeGraph = Callable[[int, int, int], dict[str, Any]]
 
 
 async def direct(urls: list[str], program: Program) -> float:
-    """The seconds that the program takes once it is connected."""
+    """Returns the seconds that the program takes, without the time to connect."""
     from websockets.asyncio.client import connect
 
     async with httpx.AsyncClient(timeout=60) as client, AsyncExitStack() as stack:
@@ -193,9 +200,9 @@ async def direct(urls: list[str], program: Program) -> float:
             client_id = uuid4().hex
             socket = connect(f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}")
             engines.append(Engine(client, url, client_id, await stack.enter_async_context(socket)))
-        began = time.perf_counter()
+        begin = time.perf_counter()
         await program(engines)
-        return time.perf_counter() - began
+        return time.perf_counter() - begin
 
 
 def by_layers(layers: int, milliseconds: int, first_color: int) -> Program:
@@ -204,7 +211,7 @@ def by_layers(layers: int, milliseconds: int, first_color: int) -> Program:
             colors = range(first_color + layer * WIDTH, first_color + (layer + 1) * WIDTH)
             work = zip(engines, colors, strict=True)
             await asyncio.gather(
-                *(each.execute(prompt(color, milliseconds)) for each, color in work)
+                *(engine.execute(prompt(color, milliseconds)) for engine, color in work)
             )
 
     return program
@@ -232,11 +239,12 @@ def by_items(items: int, milliseconds: int, first_color: int) -> Program:
 
 
 def is_over(message: str | bytes, prompt_id: str) -> bool:
-    """Whether it is the message after the success: only then the run is in the history."""
+    """Checks whether this is the message after the success, because only then is the run in the
+    history."""
     if not isinstance(message, str) or prompt_id not in message:
         return False
-    told = json.loads(message)
-    return bool(told["type"] == "executing" and told["data"]["node"] is None)
+    event = json.loads(message)
+    return bool(event["type"] == "executing" and event["data"]["node"] is None)
 
 
 # As a graph
@@ -244,14 +252,14 @@ def is_over(message: str | bytes, prompt_id: str) -> bool:
 
 @contextmanager
 def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
-    """The customer's client of a control plane with a worker for each engine."""
+    """Yields the customer's client of a control plane with a worker for each engine."""
     environ = {
         "COMFYFLEET_CALLS_PER_SECOND": "10000",
         "COMFYFLEET_CALLS_AT_ONCE": "10000",
     }
     with ExitStack() as stack:
         url, admin = stack.enter_context(control_plane(folder / "plane", **environ))
-        made = posted(admin, "/api/admin/fleets", slug=FLEET, stage="production")
+        created = posted(admin, "/api/admin/fleets", slug=FLEET, stage="production")
         posted(
             admin,
             "/api/admin/workflows",
@@ -271,7 +279,7 @@ def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
             where = ("--control", url, "--fleet", FLEET, "--backend", engine)
             state = ("--state", folder / f"worker-{number}", "--worker-id", f"w{number}")
             secret = {
-                "COMFYFLEET_FLEET_SECRET": made["secret"],
+                "COMFYFLEET_FLEET_SECRET": created["secret"],
                 "AWS_EC2_METADATA_DISABLED": "true",
             }
             stack.enter_context(process(COMFYFLEET, "worker", *where, *state, **secret))
@@ -282,22 +290,22 @@ def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
 def posted(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     answer = client.post(path, json=body)
     assert answer.is_success, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    fields: dict[str, Any] = answer.json()
+    return fields
 
 
 def as_graph(customer: httpx.Client, document: dict[str, Any]) -> float:
-    """From the request that starts the run to the event of its end."""
+    """Returns the seconds from the request that starts the run to the event of its end."""
     graph = posted(customer, "/api/graphs", **document)
-    began = time.perf_counter()
+    begin = time.perf_counter()
     run = posted(customer, f"/api/graphs/{graph['id']}/runs")
     with customer.stream("GET", f"/api/graph-runs/{run['id']}/events", timeout=600) as events:
         for line in events.iter_lines():
             if line == "event: end":
                 break
-    took = time.perf_counter() - began
-    seen = customer.get(f"/api/graph-runs/{run['id']}").json()
-    assert seen["status"] == "completed", seen["error"]
+    took = time.perf_counter() - begin
+    ended = customer.get(f"/api/graph-runs/{run['id']}").json()
+    assert ended["status"] == "completed", ended["error"]
     return took
 
 
@@ -310,7 +318,7 @@ def engines_in(folder: Path) -> Iterator[list[str]]:
             )
             for number in range(ENGINES)
         ]
-        yield [first_url(each) for each in started]
+        yield [first_url(engine) for engine in started]
 
 
 class Bench(NamedTuple):
@@ -320,7 +328,8 @@ class Bench(NamedTuple):
     engines: list[str]
 
     def compare(self, graph: MakeGraph, program: MakeProgram, size: int, milliseconds: int) -> Pair:
-        """One after the other, several times, and the quickest of each, because other load disturbs."""
+        """Runs graph and program in turn, several times. The fastest run of each counts, because
+        other load only adds time."""
         pairs = []
         for _ in range(ROUNDS):
             ours = as_graph(self.customer, graph(size, milliseconds, next(COLORS)))
@@ -336,22 +345,22 @@ def bench() -> Iterator[Bench]:
         engines_in(Path(name)) as engines,
         fleet(Path(name), engines) as customer,
     ):
-        as_graph(customer, layered(2, 10, next(COLORS)))  # everything is loaded once
+        as_graph(customer, layered(2, 10, next(COLORS)))  # the first run loads everything
         asyncio.run(direct(engines, by_layers(2, 10, next(COLORS))))
         yield Bench(customer, engines)
 
 
 def layers() -> bool:
     with bench() as opened:
-        return not [each for each in (1000, 100) if not compare_layers(opened, each)]
+        return not [duration for duration in (1000, 100) if not compare_layers(opened, duration)]
 
 
 def rounds() -> bool:
     with bench() as opened:
-        found = opened.compare(looped, by_rounds, LOOP_ROUNDS, JOB_MS)
-    per_round = 1000 * (found.ours - found.plain) / LOOP_ROUNDS
+        pair = opened.compare(looped, by_rounds, LOOP_ROUNDS, JOB_MS)
+    per_round = 1000 * (pair.ours - pair.plain) / LOOP_ROUNDS
     print(
-        f"a loop of {LOOP_ROUNDS} rounds, {JOB_MS} ms each: {found.told}, {per_round:.1f} ms a round\n"
+        f"a loop of {LOOP_ROUNDS} rounds, {JOB_MS} ms each: {pair.told}, {per_round:.1f} ms a round\n"
         f"  at most {LAYER_MS_MAX:.0f} ms a round"
     )
     return per_round <= LAYER_MS_MAX
@@ -359,22 +368,22 @@ def rounds() -> bool:
 
 def items() -> bool:
     with bench() as opened:
-        found = opened.compare(mapped, by_items, MAP_ITEMS, JOB_MS)
-    per_item = 1000 * (found.ours - found.plain) / MAP_ITEMS
+        pair = opened.compare(mapped, by_items, MAP_ITEMS, JOB_MS)
+    per_item = 1000 * (pair.ours - pair.plain) / MAP_ITEMS
     print(
         f"a map of {MAP_ITEMS} items over {ENGINES} engines, {JOB_MS} ms each: "
-        f"{found.told}, {per_item:.1f} ms an item"
+        f"{pair.told}, {per_item:.1f} ms an item"
     )
     return True
 
 
 def compare_layers(opened: Bench, milliseconds: int) -> bool:
-    found = opened.compare(layered, by_layers, LAYERS, milliseconds)
-    ours, plain = found
+    pair = opened.compare(layered, by_layers, LAYERS, milliseconds)
+    ours, plain = pair
     per_layer = 1000 * (ours - plain) / LAYERS
     print(
         f"{LAYERS * WIDTH} nodes in {LAYERS} layers over {ENGINES} engines, {milliseconds} ms each: "
-        f"{found.told}, {per_layer:.1f} ms a layer"
+        f"{pair.told}, {per_layer:.1f} ms a layer"
     )
     if milliseconds == 1000:
         print(f"  makespan at most {MAKESPAN_MAX} x")
@@ -387,9 +396,9 @@ def compare_layers(opened: Bench, milliseconds: int) -> bool:
 
 
 def fanout() -> bool:
-    """Each in its own process, so that its memory peak is its own."""
-    found = {items: fan_out_of(items) for items in FANOUTS}
-    small, large = found[FANOUTS[0]], found[FANOUTS[-1]]
+    """Runs each fan-out in its own process, because the peak of memory is measured per process."""
+    figures = {items: fan_out_of(items) for items in FANOUTS}
+    small, large = figures[FANOUTS[0]], figures[FANOUTS[-1]]
     growth = (large["total"] / large["jobs"]) / (small["total"] / small["jobs"])
     per_job = 1024 * (large["peak_mb"] - small["peak_mb"]) / (large["jobs"] - small["jobs"])
     print(f"  memory grows by {per_job:.1f} KB a job (at most {JOB_KB_MAX} KB)")
@@ -403,23 +412,23 @@ def is_within_growth_limit(growth: float) -> bool:
 
 def fan_out_of(items: int) -> dict[str, float]:
     command = [sys.executable, str(Path(__file__).with_name("graph_fan_out.py")), str(items)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(told.splitlines()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
     print(
-        f"fan-out of {items:,}, {found['jobs']:,} jobs to their end: "
-        f"{found['total'] / found['jobs']:.2f} ms a job, start {found['start']:.0f} ms, "
-        f"then {found['first']:.2f} ms at first, {found['last']:.2f} ms at last, "
-        f"the end {found['end']:.0f} ms; peak memory {found['peak_mb']:.0f} MB"
+        f"fan-out of {items:,}, {figures['jobs']:,} jobs to their end: "
+        f"{figures['total'] / figures['jobs']:.2f} ms a job, start {figures['start']:.0f} ms, "
+        f"then {figures['first']:.2f} ms at first, {figures['last']:.2f} ms at last, "
+        f"the end {figures['end']:.0f} ms; peak memory {figures['peak_mb']:.0f} MB"
     )
-    return found
+    return figures
 
 
 def main() -> int:
     exit_on_sigterm()
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     parts = {"layers": layers, "rounds": rounds, "items": items, "fanout": fanout}
-    wanted = [each for each in sys.argv[1:] if each in parts] or list(parts)
-    missed = [part for part in wanted if not parts[part]()]
+    selected = [argument for argument in sys.argv[1:] if argument in parts] or list(parts)
+    missed = [part for part in selected if not parts[part]()]
     return exit_status(is_met=not missed)
 
 
