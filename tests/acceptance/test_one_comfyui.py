@@ -43,7 +43,7 @@ def comfyui_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def up(tmp_path_factory: pytest.TempPathFactory, comfyui_url: str) -> Iterator[CommandProcess]:
     folder = tmp_path_factory.mktemp("up")
     with started("up", "--port", "0", folder=folder, COMFYUI_BASE_URL=comfyui_url) as running:
-        running.wait_for_line("Any program that talks to a ComfyUI")
+        running.wait_for_line("Any ComfyUI client")
         yield running
 
 

@@ -33,8 +33,8 @@ def test_nobody_answers_and_the_reason_and_a_hint_are_told() -> None:
     result = Admin(url, "a-key")("workflows", "list")
     assert result.code == 1
     assert result.lines == [
-        f"error: no control plane answers at {url}: connection refused",
-        "hint: Is it running? comfyfleet up starts one; COMFYFLEET_URL says where it is.",
+        f"error: no control plane responds at {url}: connection refused",
+        "hint: Is it running? Start one with comfyfleet up, or set COMFYFLEET_URL to its address.",
     ]
 
 
@@ -45,7 +45,9 @@ def test_a_server_of_something_else_is_told_with_what_it_said(
     for command in ("workflows", "fleets"):
         result = admin(command, "list")
         assert result.code == 1
-        assert result.lines[0].startswith(f"error: {small.url} is no control plane: it answered ")
+        assert result.lines[0].startswith(
+            f"error: {small.url} isn't a control plane: it responded "
+        )
         assert "COMFYFLEET_URL must be the address" in result.lines[1]
 
 

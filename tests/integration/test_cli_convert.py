@@ -69,7 +69,7 @@ def test_what_a_person_drew_is_not_replaced_by_its_prompt(tmp_path: Path) -> Non
     for target in (path, link):
         result = comfyfleet("convert", str(path), "--object-info", OBJECT_INFO, "-o", str(target))
         assert result.code == 1
-        assert "is not overwritten: it is what is converted" in result.err
+        assert "is not overwritten: it is the input file" in result.err
         assert "--force" in result.err
     assert path.read_bytes() == Path(NEGATIVE).read_bytes()
 
@@ -83,7 +83,7 @@ def test_no_file_is_overwritten_but_a_prompt(tmp_path: Path, content: bytes) -> 
     arguments = ("convert", NEGATIVE, "--object-info", OBJECT_INFO, "-o", str(out))
     refused = comfyfleet(*arguments)
     assert refused.code == 1
-    assert "is no prompt" in refused.err
+    assert "isn't a prompt" in refused.err
     assert out.read_bytes() == content
     assert comfyfleet(*arguments, "--force").code == 0
     # Now there is a prompt: to convert again is no loss.
@@ -136,7 +136,7 @@ def test_a_picture_with_both_needs_no_server(tmp_path: Path) -> None:
     )
     result = comfyfleet("convert", str(path))
     assert result.json == PROMPT
-    assert "saved beside the workflow" in result.err
+    assert "saved with the workflow" in result.err
     converted = comfyfleet("convert", str(path), "--object-info", OBJECT_INFO)
     assert list(converted.json) == ["2", "3:7", "3:8", "4"]
 
@@ -268,7 +268,7 @@ def test_without_node_types_the_error_says_how_to_get_them() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"[]", "it is no JSON object"),
+        (b"[]", "it isn't a JSON object"),
         (b"{}", "it is empty"),
         (b'{"nodes": []}', "it is a workflow"),
         (b'{"1": {"class_type": "X"}}', "it is a prompt"),

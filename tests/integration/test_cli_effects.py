@@ -123,7 +123,7 @@ def test_mistakes_are_found_before_anything_is_uploaded(tmp_path: Path, ada: Cus
     assert missing in ada.says("effects", "run", "soften", missing, code=1).err
     assert missing in ada.says("effects", "run", "soften", "--set", f"a=@{missing}", code=1).err
     assert "NAME=VALUE" in ada.says("effects", "run", "soften", "--set", "radius", code=1).err
-    assert ada.says("jobs", "list").lines == ["there are no such jobs"]
+    assert ada.says("jobs", "list").lines == ["there are no matching jobs"]
 
 
 def test_a_test_message_is_sent_to_a_webhook(receiver: SmallServer, ada: Customer) -> None:
@@ -139,8 +139,11 @@ def test_a_test_message_is_sent_to_a_webhook(receiver: SmallServer, ada: Custome
     listed = ada.says("webhooks", "list", "--json").json["webhooks"]
     assert {row["id"] for row in listed} == {*ids.values()}
     assert not any("secret" in row for row in listed)
-    assert "the receiver answered 200" in ada.says("webhooks", "test", ids[HOOK]).err
-    assert "the receiver answered 500" in ada.says("webhooks", "test", ids[BROKEN_HOOK], code=1).err
+    assert "the receiver responded with 200" in ada.says("webhooks", "test", ids[HOOK]).err
+    assert (
+        "the receiver responded with 500"
+        in ada.says("webhooks", "test", ids[BROKEN_HOOK], code=1).err
+    )
     assert receiver.asked == {HOOK: 1, BROKEN_HOOK: 1}, "neither is repeated"
 
 

@@ -41,7 +41,7 @@ def test_a_directory_names_files_in_it(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"")
     assert failed("inspect", str(tmp_path)) == [
         f"error: {tmp_path} is a directory",
-        f"hint: Name a file in it, such as {tmp_path / 'cat.png'}",
+        f"hint: Specify a file in it, such as {tmp_path / 'cat.png'}",
     ]
 
 
@@ -54,7 +54,7 @@ def test_output_into_a_directory_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "flow.json"
     path.touch(mode=0)
-    assert failed("inspect", str(path))[0] == f"error: {path}: you may not access it"
+    assert failed("inspect", str(path))[0] == f"error: {path}: permission denied"
 
 
 def test_a_name_that_no_file_can_have() -> None:

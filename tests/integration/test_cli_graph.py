@@ -207,7 +207,7 @@ def test_a_table_is_an_input_and_what_has_not_changed_in_it_is_reused(
     refused = ada.says(*given, code=1)
     assert "row 2, column radius: takes integer, not 'wide'" in refused.err
     assert "row 3, column photo: takes image, not 'none.png'" in refused.err
-    assert "no graph is stored" in ada.says("list").out + ada.says("list").err
+    assert "there are no graphs yet" in ada.says("list").out + ada.says("list").err
     table.write_text("photo,radius\nphoto.png,2\nphoto.png,3\n")
     first = ada.says(*given, "--watch", "--json").json
     assert [each["radius"] for each in first["inputs"]["rows"]] == [2, 3]
@@ -271,7 +271,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalS
     ada = Customer(local_server, tokens=0)
     poor = ada.says("run", written(tmp_path), code=1).err
     assert "Insufficient token balance" in poor
-    assert "hint: It takes 2 tokens, and the balance is 0." in poor
+    assert "hint: This requires 2 tokens, and your balance is 0." in poor
     assert ada.says("runs", "--json").json == []
     local_server.pay(ada.tenant, 3)
     run_id = ada.says("run", written(tmp_path, IN_TURN)).out.strip()
@@ -342,7 +342,7 @@ def test_a_question_is_answered(tmp_path: Path, local_server: LocalServer, ada: 
 
 def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> None:
     refused = ada.says("answer", "0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10", "backend", code=1)
-    assert "needs --backend" in refused.err
+    assert "requires --backend" in refused.err
     assert "graph show" in refused.err
 
 
@@ -366,7 +366,7 @@ def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
     tmp_path: Path, ada: Customer
 ) -> None:
     file = written(tmp_path)
-    assert "no graph is stored" in ada.says("list").err
+    assert "there are no graphs yet" in ada.says("list").err
     assert ada.says("quote", file).out.split()[:4] == ["tokens", "2", "jobs", "1"]
     done = ada.says("run", file, "-o", str(tmp_path / "made"))
     run_id, path = done.out.split()
@@ -398,7 +398,7 @@ def test_a_run_is_watched_through_an_outage_of_its_control_plane(
         file = written(tmp_path, SLOW.replace("STEPS", "29" if is_degraded else "28"))
         done = ada.says("run", file, "--watch", "--json", url=relay.url)
     assert done.json["status"] == "completed"
-    assert done.err.count("the run goes on, trying again") == 1
+    assert done.err.count("the run continues, retrying") == 1
 
 
 def test_watching_follows_the_stream(

@@ -38,7 +38,7 @@ def test_a_workflow_is_told_in_tables() -> None:
     ]
     assert section(out, "Makes") == ["4 image Save Image negative_384"]
     assert section(out, "Switched off") == ["5 Before muted"]
-    assert "Nothing of that is missing on the server." in out
+    assert "Nothing is missing on the server." in out
     assert f"comfyfleet convert {NEGATIVE} --set 2.width=…" in out
 
 
@@ -50,7 +50,7 @@ def test_all_values_are_told_on_request() -> None:
 def test_what_is_missing_is_told() -> None:
     out = inspected(SOFTEN, "--object-info", OBJECT_INFO)
     assert section(out, "Missing on the server") == [
-        "input file photo.png: upload it before running"
+        "input file photo.png; upload it before running"
     ]
 
 

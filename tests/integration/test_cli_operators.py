@@ -89,11 +89,11 @@ def test_jobs_of_all_tenants_are_listed_by_what_is_wanted(admin: Admin) -> None:
     of_tenant = admin("jobs", "list", "--tenant", tenant, "--json").json["jobs"]
     assert [each["id"] for each in of_tenant] == [theirs]
     first = admin("jobs", "list", "--limit", "1")
-    assert "older ones: --after" in first.err
+    assert "next page: --after" in first.err
     older = admin("jobs", "list", "--limit", "1", "--after", first.err.split()[-1]).out
     assert (other in first.out, theirs in older) == (True, True)
     none = admin("jobs", "list", "--tenant", tenant, "--status", "failed")
-    assert "there are no such jobs" in none.out + none.err
+    assert "there are no matching jobs" in none.out + none.err
 
 
 def test_a_job_is_shown_by_its_id_alone_with_why_it_waits(admin: Admin) -> None:
@@ -111,7 +111,7 @@ def test_the_prompt_is_shown_as_workers_get_it_before_any_was_sent(admin: Admin)
     job = job_of(admin, "--set", "width=72")
     shown = admin("jobs", "prompt", job)
     assert shown.code == 0, shown.err
-    assert "no worker has told what it sent" in shown.err
+    assert "no worker has reported what it sent" in shown.err
     assert shown.json["2"]["inputs"]["width"] == 72
     assert admin("jobs", "prompt", job, "--json").json["attempts"] == []
 
@@ -141,7 +141,7 @@ def test_a_workflow_is_offered_and_withdrawn(admin: Admin) -> None:
     assert price() == 3
     assert admin("workflows", "offer", "plain", "--price", "0").code == 0
     assert price() == 0
-    assert "is not offered" in admin("workflows", "withdraw", "plain").err
+    assert "is no longer offered" in admin("workflows", "withdraw", "plain").err
     assert price() is None
     assert admin("workflows", "offer", "plain", "--price", "-1").code != 0
     close = admin("workflows", "offer", "plai", "--price", "1")
@@ -164,7 +164,7 @@ def test_who_joins_waits_where_approval_is_manual(admin: Admin, fleet: str) -> N
     assert admin("fleets", "approval", "spare", "manual").code == 0
     join(admin, fleet, "waits")
     assert admin("workers", "show", "waits", "--json").json["state"] == "pending"
-    assert "takes jobs" in admin("workers", "approve", "waits").err
+    assert "is approved" in admin("workers", "approve", "waits").err
     assert "approved: auto" in admin("fleets", "approval", "spare", "auto").err
     join(admin, fleet, "at-once")
     assert admin("workers", "show", "at-once", "--json").json["state"] != "pending"
@@ -190,7 +190,7 @@ def test_a_key_rotated_now_kills_the_old_one_at_once(admin: Admin, fleet: str) -
 def test_a_tenant_that_is_named_by_its_name_is_found_by_its_id(admin: Admin) -> None:
     tenant = admin("tenants", "create", "Grace", "--json").json["id"]
     refused = admin("tenants", "show", "Grace")
-    assert (refused.code, "it is named by its id" in refused.err) == (1, True), refused.err
+    assert (refused.code, "use the tenant's id" in refused.err) == (1, True), refused.err
     assert tenant in refused.err
 
 

@@ -113,7 +113,7 @@ async def test_one_that_can_not_be_started_again_is_tried_until_it_can(
         allow(program, may_run=False)
         first = min(told(folder))
         os.kill(first, signal.SIGKILL)
-        await until(lambda: "no process can be started" in caplog.text)
+        await until(lambda: "a process could not be started" in caplog.text)
         again.set()  # nothing comes of it, and those that serve go on
         await until(lambda: not again.is_set())
         assert len(told(folder)) == COUNT - 1
@@ -188,12 +188,12 @@ async def test_a_reload_is_logged_from_its_signal_to_its_end(
 
     async with running(folder) as again:
         await until(lambda: is_whole(folder))
-        await until(lambda: f"{COUNT} processes serve" in messages())
+        await until(lambda: f"{COUNT} processes are serving" in messages())
         before = told(folder)
         again.set()
         await until(lambda: "all processes were replaced" in messages())
     lines = messages()
-    lines = lines[lines.index(f"SIGHUP received: {COUNT} processes are replaced, one by one") :]
+    lines = lines[lines.index(f"SIGHUP received: replacing {COUNT} processes one by one") :]
     replaced = [line for line in lines if " replaces process " in line]
     assert len(replaced) == COUNT
     pids = [int(line.rpartition("(pid ")[2].rstrip(")")) for line in replaced]

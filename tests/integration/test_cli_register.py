@@ -52,10 +52,10 @@ def test_a_document_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("- a\n", "must map the slugs"),
-        ("", "must map the slugs"),
+        ("- a\n", "must map workflow slugs"),
+        ("", "must map workflow slugs"),
         ("a: [1]\n", "a must be an object"),
-        ("a: {propertis: []}\n", "a has propertis, which is none of"),
+        ("a: {propertis: []}\n", "a has the unknown field propertis"),
         ("a: {file: none.json}\n", "there is no file"),
     ],
 )
@@ -69,10 +69,10 @@ def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, problem: str)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "name the workflow's slug and its file"),
-        (("x",), "name the workflow's slug and its file"),
-        (("x", NEGATIVE, "--from", str(PROPERTIES)), "leave out what else is given"),
-        (("--from", str(PROPERTIES), "--price", "3"), "leave out what else is given"),
+        ((), "specify the workflow's slug and file"),
+        (("x",), "specify the workflow's slug and file"),
+        (("x", NEGATIVE, "--from", str(PROPERTIES)), "can't be combined with other options"),
+        (("--from", str(PROPERTIES), "--price", "3"), "can't be combined with other options"),
     ],
 )
 def test_both_ways_at_once_or_none_are_refused(arguments: tuple[str, ...], problem: str) -> None:
@@ -82,6 +82,6 @@ def test_both_ways_at_once_or_none_are_refused(arguments: tuple[str, ...], probl
 
 
 def test_a_type_that_is_misspelt_is_told_with_the_closest() -> None:
-    with pytest.raises(InvalidInput, match="there is no type integr") as raised:
+    with pytest.raises(InvalidInput, match="unknown type integr") as raised:
         parse_property("width:integr=2.width")
     assert raised.value.details["hint"] == "Did you mean integer?"

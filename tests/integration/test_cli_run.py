@@ -143,7 +143,7 @@ def test_a_file_that_is_nowhere_is_told_before_the_refusal(engine: Served, folde
     kept = node("SaveImage", images=["1", 0], filename_prefix="x")
     result = run(saved(folder / "flow.json", n1=load, n2=kept), served=engine)
     assert result.code == 1
-    assert result.lines[0].startswith("warning: nowhere.png neither lies beside the file nor is on")
+    assert result.lines[0].startswith("warning: nowhere.png is neither in the file's folder nor on")
     assert any("Invalid image file: nowhere.png" in line for line in result.lines)
 
 
@@ -307,7 +307,7 @@ async def test_a_missing_model_is_named_with_its_address_and_folder(folder: Path
         shown = await asyncio.to_thread(comfyfleet, "inspect", *where, width=200)
     words = f"xl.safetensors: download {MODEL_URL} into models/checkpoints"
     assert result.lines[-2:] == ["hint: Missing models:", f"  {words}"]
-    assert f"lacks the model {words}" in result.err
+    assert f"doesn't have the model {words}" in result.err
     assert MODEL_URL in shown.out
     assert "models/checkpoints" in shown.out
 
@@ -366,13 +366,13 @@ def test_the_least_busy_of_two_servers_takes_it(engine: Served, folder: Path) ->
 def test_a_server_that_does_not_answer_is_left_out(engine: Served) -> None:
     result = run(NEGATIVE, "--server", "http://127.0.0.1:1", "--server", engine.url)
     assert result.code == 0
-    assert result.lines[0].startswith("warning: http://127.0.0.1:1 is left out: ")
+    assert result.lines[0].startswith("warning: http://127.0.0.1:1 is skipped: ")
 
 
 def test_what_was_left_alone_can_be_watched(engine: Served, folder: Path) -> None:
     left = run(steps(folder, 10, 50), "--detach", served=engine)
     run_id = left.out.strip()
-    assert left.lines[-1] == f"watch it with: comfyfleet watch {run_id} --server {engine.url}"
+    assert left.lines[-1] == f"follow it with: comfyfleet watch {run_id} --server {engine.url}"
     watched = comfyfleet("watch", run_id, "--server", engine.url)
     assert watched.code == 0, watched.err
     assert watched.out == "output/slow.png\n"
@@ -460,7 +460,7 @@ def test_ctrl_c_stops_watching_and_the_run_goes_on(engine: Served, folder: Path)
     watching = lambda: said.exists() and "started" in said.read_text()  # noqa: E731
     code, _, err = interrupted("watch", run_id, "--server", engine.url, when=watching)
     assert code == 130
-    assert err.splitlines()[-1] == f"no longer watched; run {run_id} goes on"
+    assert err.splitlines()[-1] == f"no longer watched; run {run_id} continues"
     assert queue(engine)["queue_running"][0][1] == run_id
     httpx.post(f"{engine.url}/interrupt")
 
@@ -530,13 +530,13 @@ def test_a_missing_file_is_told_only_if_a_row_needs_it(engine: Served, folder: P
         (folder / "table" / name).write_bytes(Path(PHOTO).read_bytes())
     (folder / "table" / "none.csv").write_text("prefix\nx\ny\n")
     result = run(flow, "--batch", "table/none.csv", "--dry-run", served=engine)
-    assert result.err.count("absent.png neither lies") == 1
+    assert result.err.count("absent.png neither in the file's folder") == 1
     (folder / "table" / "full.csv").write_text("image\na.png\nabsent.png\n")
     result = run(flow, "--batch", "table/full.csv", served=engine)
     assert result.code == 0, result.err
-    assert "neither lies" not in result.err
+    assert "neither in the file's folder" not in result.err
     result = run(flow, "--batch", "table/full.csv", "--dry-run", served=engine)
-    assert "neither lies" not in result.err
+    assert "neither in the file's folder" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ def test_a_folder_that_cannot_be_is_told_before_the_run(folder: Path) -> None:
     (folder / "taken").write_text("")
     result = run(NEGATIVE, "-o", "taken")
     assert (result.code, len(result.lines)) == (1, 1)
-    assert "is no folder" in result.lines[0]
+    assert "isn't a folder" in result.lines[0]
 
 
 def test_a_picture_that_was_made_can_be_run_again(engine: Served) -> None:
@@ -648,13 +648,13 @@ def test_a_silent_run_is_given_up_with_a_hint_that_helps(folder: Path) -> None:
     result = run(steps(folder, 1, 3000), "--timeout", "0.5", "--poll-interval", "0.1")
     assert result.code == 1
     assert "has shown no progress for 0.5 s" in result.err
-    assert result.lines[-1] == "hint: --timeout SECONDS allows more time."
+    assert result.lines[-1] == "hint: Use --timeout SECONDS to allow more time."
 
 
 def test_a_folder_in_which_nothing_can_be_made_is_told_before_the_run(folder: Path) -> None:
     result = run(NEGATIVE, "-o", "/proc/x")
     assert result.code == 1
-    assert "results can't be saved into /proc/x" in result.lines[0]
+    assert "results can't be saved in /proc/x" in result.lines[0]
     assert "timeout" not in result.err
     assert run(NEGATIVE, "-o", "a/b", "--dry-run").code == 0
     assert not (folder / "a").exists()

@@ -175,8 +175,8 @@ def test_the_engine_tells_of_a_taken_port_as_the_others_do() -> None:
 def test_several_processes_are_refused_on_sqlite(tmp_path: Path) -> None:
     done = comfyfleet("serve", "--processes", "2", "--port", "0", "--data", str(tmp_path / "data"))
     assert done.code == 1
-    assert "--processes 2 needs PostgreSQL" in done.err
+    assert "--processes 2 requires PostgreSQL" in done.err
     assert "COMFYFLEET_CENTRAL_DATABASE_URL" in done.err
     assert not (tmp_path / "data").exists()
     done = comfyfleet("serve", "--processes", "0", "--data", str(tmp_path / "data"))
-    assert "--processes must be from 1 to 64, not 0" in done.err
+    assert "--processes must be between 1 and 64, not 0" in done.err

@@ -120,7 +120,7 @@ def test_nobody_listens() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         result = comfyfleet("convert", NEGATIVE, "--server", url)
     assert result.code == 1
-    assert result.lines[0].startswith(f"error: no server answers at {url}: ")
+    assert result.lines[0].startswith(f"error: no server responds at {url}: ")
     assert "Is ComfyUI running there?" in result.lines[1]
 
 
@@ -130,7 +130,7 @@ def test_nobody_listens() -> None:
         (Answer(b"no", 404), "404 Not Found"),
         (Answer(b"<!doctype html>", content_type="text/html; charset=utf-8"), "text/html that begins with '<!doctype html>'"),
         (Answer(b'{"detail": 1}'), "it has the keys detail"),
-        (Answer(b"[1]"), "it is no JSON object"),
+        (Answer(b"[1]"), "it isn't a JSON object"),
     ],
     ids=["404", "web page", "another API", "a list"],
 )  # fmt: skip

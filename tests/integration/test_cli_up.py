@@ -119,9 +119,12 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
     ("arguments", "problem"),
     [
         (("submit", "nothing"), "there is no workflow 'nothing'"),
-        (("submit", "negative", "--set", "depth=3"), "no such property as depth; there is: width"),
+        (
+            ("submit", "negative", "--set", "depth=3"),
+            "no property depth; available properties: width",
+        ),
         (("submit", "negative", "--set", "width=wide"), "width must be a number"),
-        (("submit", "negative", "--set", "width"), "sets nothing"),
+        (("submit", "negative", "--set", "width"), "is invalid"),
         (("submit", "negative", "--file", "width=x.png"), "no such property as width"),
         (("submit", "soften", "--set", "input=x.png"), "--file input=PATH"),
         (("submit", "soften", "--file", "input=none.png"), "none.png"),
@@ -159,7 +162,7 @@ def test_what_a_fleet_no_longer_runs_is_told(admin: Admin) -> None:
         (("workflows", "show", "sofen"), "Did you mean: soften?"),
         (("workers", "show", "buildin"), "Did you mean: built-in?"),
         (("fleets", "assign", "defalt", "--add"), "Did you mean: default?"),
-        (("submit", "zzz"), "There are: negative, soften"),
+        (("submit", "zzz"), "Available: negative, soften"),
     ],
 )
 def test_a_name_that_is_not_there_is_told_with_the_closest(
@@ -229,7 +232,7 @@ def test_workers_tenants_and_upkeep_answer(admin: Admin) -> None:
     assert "default" in admin("tenants", "list").out
     made = admin("tenants", "create", "Ada & Co", "--json").json
     assert admin("tenants", "limits", made["id"], "--max-priority", "3").code == 0
-    assert "no job is set aside" in admin("poisoned").err
+    assert "no jobs are set aside" in admin("poisoned").err
     assert "0 dispatches ended, 0 dispatches made" in admin("reconcile").err
     assert "maintenance is on" in admin("maintenance", "on").err
     assert "maintenance is on" in admin("maintenance").err
@@ -285,7 +288,7 @@ def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
     ("backend", "says"),
     [
         ("http://localhost:8123/", "http://127.0.0.1:8123 is the address of comfyfleet itself"),
-        ("ws://gpu1:8188", "ws://gpu1:8188: a ComfyUI has an http:// or https:// address"),
+        ("ws://gpu1:8188", "ws://gpu1:8188: use an http:// or https:// address"),
     ],
 )
 def test_what_can_be_no_comfyui_is_refused_before_anything_starts(

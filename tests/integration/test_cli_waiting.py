@@ -91,7 +91,7 @@ def test_missing_tokens_end_a_wait_immediately(shop: Shop) -> None:
     poor = shop.customer(0)
     done = comfyfleet("pipeline", "run", shop.file(PIPELINE), "--wait", environ=poor)
     assert done.code == 3, done.err
-    assert "Insufficient token balance. Solve this" in done.err
+    assert "Insufficient token balance. Resolve this problem" in done.err
     run = done.out.strip()
     followed = comfyfleet("pipeline", "status", run, "--follow", environ=poor)
     assert followed.code == 3

@@ -21,17 +21,20 @@ def said_to(*arguments: str, **environ: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give --backend URL, --comfyui-command, or --cloud"),
-        (("--per-gpu", "2", "--backend", "http://127.0.0.1:1"), "give --comfyui-command"),
-        (("--gpus", "0", "--backend", "http://127.0.0.1:1"), "give --comfyui-command"),
-        ((*COMMAND, "--per-gpu", "0"), "--per-gpu takes a whole number, 1 to 16, or auto; not '0'"),
+        ((), "specify exactly one backend: --backend URL, --comfyui-command, or --cloud"),
+        (("--per-gpu", "2", "--backend", "http://127.0.0.1:1"), "require --comfyui-command"),
+        (("--gpus", "0", "--backend", "http://127.0.0.1:1"), "require --comfyui-command"),
+        (
+            (*COMMAND, "--per-gpu", "0"),
+            "--per-gpu must be a whole number from 1 to 16, or auto, not '0'",
+        ),
         ((*COMMAND, "--per-gpu", "many"), "not 'many'"),
-        ((*COMMAND, "--gpus", "0,1,0"), "--gpus names a GPU twice"),
+        ((*COMMAND, "--gpus", "0,1,0"), "--gpus contains a GPU twice"),
         (
             (*COMMAND, "--gpus", "first"),
-            "--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not 'first'",
+            "--gpus must be indexes or UUIDs, such as 0,1 or GPU-…, not 'first'",
         ),
-        ((*COMMAND, "--metrics", "9100"), "--metrics takes HOST:PORT"),
+        ((*COMMAND, "--metrics", "9100"), "--metrics must be HOST:PORT"),
         (("--comfyui-command", "comfyui", "--per-gpu", "2"), "has no {port}"),
         (("--comfyui-command", " "), "--comfyui-command is empty"),
         (("--comfyui-command", "a 'b"), "--comfyui-command can't be read"),
@@ -42,11 +45,11 @@ def test_what_can_not_be_meant_is_refused(arguments: tuple[str, ...], said: str)
 
 
 def test_all_gpus_are_those_that_may_be_seen() -> None:
-    assert "names a GPU twice" in said_to(
+    assert "contains a GPU twice" in said_to(
         *COMMAND, "--gpus", "all", CUDA_VISIBLE_DEVICES="1, GPU-a,1"
     )
     said = said_to(*COMMAND, "--gpus", "all", CUDA_VISIBLE_DEVICES="")
-    assert "NVIDIA's driver tells of no GPU" in said
+    assert "NVIDIA's driver reports no GPU" in said
 
 
 def test_auto_without_a_figure_of_the_memory_says_what_to_give() -> None:
@@ -59,8 +62,8 @@ def test_a_port_for_metrics_that_is_taken_is_told_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = said_to(*COMMAND, "--metrics", address)
-    assert f"--metrics: {address} can't be listened on: Address already in use" in said
-    assert "choose another port" in said
+    assert f"--metrics: {address} can't listen on this address: Address already in use" in said
+    assert "Use another one" in said
 
 
 @pytest.mark.parametrize(

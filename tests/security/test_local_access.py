@@ -212,7 +212,7 @@ def test_up_trusts_other_users_only_if_told_to(
 ) -> None:
     start = ("up", "--port", "0", "--no-open", "--no-worker", *options)
     with started(*start, folder=tmp_path) as running:
-        url = running.wait_for_line(r"can talk to (\S+) instead")[1]
+        url = running.wait_for_line(r"can use (\S+) as its server")[1]
         assert statuses_as(NOBODY, url, "/queue") == [status]
         assert statuses_as(os.getuid(), url, "/queue") == [200]
 
@@ -243,7 +243,7 @@ def test_up_prints_the_address_that_works_without_a_key(
         url = url_of(listener)
     has_secret = not tells and not access.trust_local_users
     shown = f"{url}/k/secret" if has_secret else url
-    assert f"can talk to {shown} instead" in " ".join(said.getvalue().split())
+    assert f"can use {shown} as its server" in " ".join(said.getvalue().split())
 
 
 @only_linux

@@ -1,5 +1,6 @@
-"""What a command touches of the outside: streams, clock, environment, files, and ComfyUI servers, which are asked for
-their node types once. Imported by every command, so what only some of them need is imported where it is used."""
+"""A command's access to the outside: streams, clock, environment, files and ComfyUI servers.
+Servers are queried for their node types only once. Every command imports this module, so modules
+that only some commands need are imported where they are used."""
 
 import difflib
 import logging
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
 
 STANDARD_STREAM = "-"
 FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
-FILE_HELP = "Workflow or prompt JSON, or a picture, video or sound that ComfyUI saved; - is stdin."
-# Pipes can't be mapped into memory, so what comes through one is kept whole.
+FILE_HELP = (
+    "Workflow or prompt JSON, or an image, video or audio file saved by ComfyUI; - is stdin."
+)
+# Pipes can't be mapped into memory, so their content is read completely, up to this limit.
 PIPE_BYTES_MAX = 512 * 1024 * 1024
-TEXT_BYTES_MAX = 4 * 1024 * 1024  # of a graph, a pipeline or a list of workflows
+TEXT_BYTES_MAX = 4 * 1024 * 1024  # limit for a graph, a pipeline or a list of workflows
 NAMES_LOOKED_AT_MAX = 1_000
 NAMES_SHOWN_MAX = 3
 OPENABLE_SUFFIXES = (
@@ -46,7 +49,7 @@ OPENABLE_SUFFIXES = (
 
 
 def open_file(name: str, stdin: BinaryIO) -> "Opened":
-    """The workflow or prompt in a file, or in what comes through stdin."""
+    """Opens the workflow or prompt in a file or in stdin."""
     if name == STANDARD_STREAM:
         with _named("stdin"):
             return _opened(stdin)
@@ -71,11 +74,11 @@ def read_text(path: Path, *, bytes_max: int = TEXT_BYTES_MAX) -> str:
     try:
         return read_file(path, bytes_max=bytes_max).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidInput(f"{path} is not UTF-8 text, and so neither YAML nor JSON") from None
+        raise InvalidInput(f"{path} is not UTF-8 text, so it is neither YAML nor JSON") from None
 
 
 def read_structure(path: Path) -> Any:
-    """What a YAML or JSON file holds."""
+    """Returns the content of a YAML or JSON file."""
     from comfyfleet.api.documents import read_document  # and YAML with it
 
     text = read_text(path)
@@ -84,16 +87,16 @@ def read_structure(path: Path) -> Any:
 
 
 def require_file(path: Path) -> Path:
-    """A file that can be read, or an error that says why it can't."""
+    """Returns the path if the file can be read. Otherwise, raises an error with the reason."""
     with explain_errors(path), path.open("rb"):
         return path
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A reader of that file sees the old content or the new one, never half of either."""
+    """Replaces a file atomically, so that readers see either the old or the new content."""
     with explain_errors(path):
         if path.exists() and not path.is_file():
-            path.write_bytes(data)  # a pipe or a device: there is nothing to replace
+            path.write_bytes(data)  # a pipe or device can't be replaced
             return
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -109,14 +112,15 @@ def _opened(file: BinaryIO) -> "Opened":
     if not _is_mappable(file):
         data = file.read(PIPE_BYTES_MAX + 1)
         if len(data) > PIPE_BYTES_MAX:
-            raise LimitExceeded(f"more than {PIPE_BYTES_MAX:,} bytes came through the pipe")
+            raise LimitExceeded(f"the input from the pipe is larger than {PIPE_BYTES_MAX:,} bytes")
         return open_document(data)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data_in_file:
         return open_document(data_in_file)
 
 
 def _is_mappable(file: BinaryIO) -> bool:
-    """An empty file can't be mapped, and a stream that some program stands for has no number."""
+    """Checks whether a file can be mapped into memory. Empty files and streams without a file
+    descriptor can't."""
     try:
         status = os.fstat(file.fileno())
     except OSError:
@@ -126,7 +130,7 @@ def _is_mappable(file: BinaryIO) -> bool:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Errors about the content of a file say which file."""
+    """Adds the file's name to errors about its content."""
     try:
         yield
     except FleetError as error:
@@ -135,7 +139,8 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def explain_errors(path: Path, *, or_else: str | None = None) -> Iterator[None]:
-    """Errors of the system about a path, in words. `or_else` is the hint where nothing is similar."""
+    """Converts operating system errors about a path to readable errors. `or_else` is the hint if
+    there is no similar name."""
     try:
         yield
     except FileNotFoundError as error:
@@ -144,8 +149,8 @@ def explain_errors(path: Path, *, or_else: str | None = None) -> Iterator[None]:
         raise InvalidInput(f"{path} is a directory", hint=_files_inside(path)) from error
     except PermissionError as error:
         raise InvalidInput(
-            f"{path}: you may not access it",
-            hint=f"Look at its permissions: ls -l {path}",
+            f"{path}: permission denied",
+            hint=f"Check its permissions with: ls -l {path}",
         ) from error
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror or error}") from error
@@ -165,9 +170,9 @@ def _not_found(path: Path, or_else: str | None) -> InvalidInput:
 def _files_inside(path: Path) -> str:
     names = [name for name in _names_in(path) if name.lower().endswith(OPENABLE_SUFFIXES)]
     if not names:
-        return "Name a file that ComfyUI saved: a workflow's JSON, a picture, a video."
+        return "Specify a file saved by ComfyUI: a workflow's JSON, an image or a video."
     shown = ", ".join(str(path / name) for name in names[:NAMES_SHOWN_MAX])
-    return f"Name a file in it, such as {shown}"
+    return f"Specify a file in it, such as {shown}"
 
 
 def _names_in(directory: Path) -> list[str]:
@@ -200,7 +205,8 @@ def read_object_info(path: Path) -> Mapping[str, Any]:
 
 
 def is_object_info(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Some of the entries tell what they take; a server may well have others that are broken."""
+    """Checks whether at least one entry describes its inputs. Other entries may be broken on a
+    working server."""
     entries = value.values() if isinstance(value, dict) else ()
     return any(
         isinstance(entry, dict) and isinstance(entry.get("input"), dict) for entry in entries
@@ -209,7 +215,7 @@ def is_object_info(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 def describe_json(value: Any) -> str:
     if not isinstance(value, dict):
-        return "it is no JSON object"
+        return "it isn't a JSON object"
     if isinstance(value.get("nodes"), list):
         return "it is a workflow"
     if any(isinstance(entry, dict) and "class_type" in entry for entry in value.values()):
@@ -229,14 +235,14 @@ def _unpacked(data: bytes, path: Path) -> bytes:
 
 
 CONNECT_SECONDS_MAX = 5.0
-# A server with many node packs looks through all its model folders before it answers.
+# A server with many node packs searches all its model folders before it responds.
 ANSWER_SECONDS_MAX = 60.0
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 SNIPPET_CHARACTERS_MAX = 60
 
 
 class ServerCache:
-    """Remembers what each server answered."""
+    """Caches the responses of each server."""
 
     def __init__(
         self,
@@ -256,14 +262,14 @@ class ServerCache:
         return answer
 
     def choices(self, url: str, remote: Mapping[str, Any]) -> list[Any]:
-        """The choices of an input that the server keeps under a route of their own."""
+        """Returns the choices of an input for which the server has a separate route."""
         route = str(remote.get("route"))
         answer = self._get(base_url(url), route, remote.get("query_params"))
         key = remote.get("response_key")
-        found = answer.get(key) if key and isinstance(answer, dict) else answer
-        if not isinstance(found, list):
-            raise ServerUnavailable(f"{route} answered with something else than a list")
-        return found
+        choices = answer.get(key) if key and isinstance(answer, dict) else answer
+        if not isinstance(choices, list):
+            raise ServerUnavailable(f"{route} did not respond with a list")
+        return choices
 
     def _get(self, base: str, route: str, params: Any = None) -> Any:
         if (base, route) not in self._answers:
@@ -297,13 +303,13 @@ class ServerCache:
             raise _no_url(base) from error
         except httpx.HTTPError as error:
             raise ServerUnavailable(
-                f"no server answers at {url_without_password(base)}: {describe_network_error(error)}",
+                f"no server responds at {url_without_password(base)}: {describe_network_error(error)}",
                 hint="Is ComfyUI running there? Open that address in a browser.",
             ) from error
 
 
 def base_url(url: str) -> str:
-    """People copy addresses from browsers, with and without the parts that browsers add."""
+    """Normalizes an address. People copy addresses from browsers, with parts that browsers add."""
     scheme, separator, rest = url.strip().rpartition("://")
     address = rest.partition("#")[0].partition("?")[0].rstrip("/")
     address = address.removesuffix("/object_info").removesuffix("/api")
@@ -315,20 +321,20 @@ def base_url(url: str) -> str:
     except ValueError:
         raise _no_url(url) from None
     if address.isdecimal():
-        raise _no_url(url, port=address)  # it would be read as an IP address
+        raise _no_url(url, port=address)  # it would be interpreted as an IP address
     return base
 
 
-def comfyui_folder(given: str | Path) -> Path:
-    """The absolute path of a ComfyUI's folder. Raises InvalidInput if the folder can't be one."""
-    folder = Path(given).expanduser().resolve()
+def comfyui_folder(folder_name: str | Path) -> Path:
+    """Returns the absolute path of a ComfyUI folder. Raises InvalidInput if it isn't one."""
+    folder = Path(folder_name).expanduser().resolve()
     if not (folder / "output").is_dir():
-        raise InvalidInput(f"{folder} has no folder `output`: it is not ComfyUI's folder")
+        raise InvalidInput(f"{folder} is not a ComfyUI folder: it has no folder `output`")
     return folder
 
 
 def url_without_password(url: str) -> str:
-    """The address without a user and password that may stand in it."""
+    """Returns the address without a user name and password."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
 
@@ -342,7 +348,7 @@ async def _json_of(response: "httpx.Response", base: str, deadline: float) -> An
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > ANSWER_BYTES_MAX:
-            raise LimitExceeded(f"{base} answered with more than {ANSWER_BYTES_MAX:,} bytes")
+            raise LimitExceeded(f"{base} responded with more than {ANSWER_BYTES_MAX:,} bytes")
         if time.monotonic() > deadline:
             raise _too_slow(base, None)
     try:
@@ -363,7 +369,7 @@ def _no_url(url: str, *, port: str = "8188") -> InvalidInput:
 def _no_comfyui(base: str, got: str) -> ServerUnavailable:
     return ServerUnavailable(
         f"{base} is not a ComfyUI: asked for its node types, got {got}",
-        hint="Give the address under which ComfyUI's editor opens, such as http://127.0.0.1:8188",
+        hint="Use the address at which ComfyUI's editor opens, such as http://127.0.0.1:8188",
     )
 
 
@@ -371,13 +377,14 @@ def _too_slow(base: str, seconds: float | None) -> ServerUnavailable:
     span = f" within {seconds:g} seconds" if seconds else " in time"
     return ServerUnavailable(
         f"{base} did not answer{span}",
-        hint="It may be busy loading a model: try again.",
+        hint="It may be busy loading a model. Try again.",
     )
 
 
 @dataclass(frozen=True)
 class CliContext:
-    """Results go to `stdout`, so that they can be piped; everything said to people goes to `err`."""
+    """The streams and services of a command. Results go to `stdout`, so that they can be piped.
+    Messages to the user go to `err`."""
 
     stdin: BinaryIO
     stdout: BinaryIO
@@ -388,14 +395,14 @@ class CliContext:
     servers: ServerCache = field(default_factory=ServerCache)
     clock: Callable[[], float] = time.monotonic
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
-    # No larger than the smallest maximum that seeds of nodes have.
+    # Not larger than the smallest maximum of any node's seed.
     new_seed: Callable[[], int] = lambda: secrets.randbelow(2**32)
 
     def say(self, text: str) -> None:
         self._line("", text)
 
     def print_line(self, text: str) -> None:
-        """A result: to stdout, at once."""
+        """Prints a result to stdout immediately."""
         self.stdout.write(f"{text}\n".encode())
         self.stdout.flush()
 
@@ -408,14 +415,15 @@ class CliContext:
             self._line("hint: ", hint, "cyan")
 
     def _line(self, label: str, text: str, style: str = "") -> None:
-        # Log lines that wait to be written together were said before.
+        # Write buffered log lines first, because they precede this line.
         for handler in logging.getLogger().handlers:
             handler.flush()
-        # One line each, however long: other programs read them, and terminals wrap by themselves.
+        # Print one line per message, regardless of its length: other programs read them, and
+        # terminals wrap lines.
         self.err.print(Text.assemble((label, style), printable(text)), soft_wrap=True)
 
 
-# A command asks for it as its last argument; it is no option.
+# A command requests it as its last argument. It isn't a command line option.
 InjectedContext: TypeAlias = Annotated[CliContext, Parameter(parse=False)]
 
 
@@ -426,13 +434,14 @@ def process_context() -> CliContext:
         out=Console(),
         err=Console(stderr=True),
         environ=os.environ,
-        # The editor writes dates in local time, and so the file names of a person's runs.
+        # The editor formats dates in local time, so the file names of runs use local time as well.
         now=lambda: datetime.now().astimezone(),
     )
 
 
 def printable(text: str) -> str:
-    """Titles come from files of others: what would move the cursor is shown as a question mark."""
+    """Replaces unprintable characters with question marks, because titles come from other people's
+    files and could move the cursor."""
     return "".join(
         character if character.isprintable() or character == "\n" else "?" for character in text
     )

@@ -1,5 +1,5 @@
-"""A control plane as commands call it: the SDK's client driven from synchronous code, without retries, and with errors
-that say what to do next."""
+"""Access to a control plane for commands: drives the SDK's client from synchronous code, without
+retries, and adds hints to errors."""
 
 import asyncio
 import difflib
@@ -40,15 +40,15 @@ ADMIN_BASE, PUBLIC_BASE = "api/admin", "api"
 ADMIN_KEY_HINT = (
     "It was printed when the control plane first started, or is the value of "
     f"COMFYFLEET_ADMIN_KEY there: export {KEY}=… If it is lost, `comfyfleet db new-admin-key` there "
-    "makes another."
+    "creates a new one."
 )
-PUBLIC_KEY_HINT = f"It is an API key of yours, not an operator's: export {KEY}=cf_…"
+PUBLIC_KEY_HINT = f"Use your own API key, not an operator's: export {KEY}=cf_…"
 LOCAL_HINT = (
-    f"Set {KEY} to an API key of yours (cf_…). Only the user who started `comfyfleet up` on this machine needs none; "
+    f"Set {KEY} to your API key (cf_…). Only the user who started `comfyfleet up` on this machine doesn't need one; "
     f"on macOS and Windows, {URL} must then be the address with /k/ that it prints."
 )
 OUTPUT = Group("Output", sort_key=9)
-# Which lists there are, and by which field people name what is in them.
+# The available lists, with the field that names each entry.
 NAME_FIELDS = {
     "workflows": "slug",
     "effects": "slug",
@@ -58,7 +58,7 @@ NAME_FIELDS = {
 }
 NAMES_SHOWN_MAX = 5
 _NAMED = re.compile(rf"/{ADMIN_BASE}/([^/]+)/([^/]+)")
-# In the address that `comfyfleet up` prints where programs can't do without a key.
+# Part of the address that `comfyfleet up` prints on systems where programs need a key.
 KEY_PATH = "/k/"
 _KEY_IN_PATH = re.compile(rf"{KEY_PATH}[^/]+")
 T = TypeVar("T")
@@ -67,7 +67,7 @@ T = TypeVar("T")
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True)
 class ApiOptions:
-    """How every command of `admin` asks, and how it tells."""
+    """Connection and output options shared by all `admin` commands."""
 
     url: Annotated[
         str | None,
@@ -85,7 +85,8 @@ API_DEFAULTS = ApiOptions()
 def connect(
     options: ApiOptions, context: CliContext, *, base: str = ADMIN_BASE
 ) -> Iterator["ApiSession"]:
-    """The key comes from the environment only: arguments of a process can be seen by others."""
+    """Opens a session. The key is read only from the environment, because other users can see a
+    process's arguments."""
     from comfyfleet.client import Client, Patience
 
     url = base_url(options.url or context.environ.get(URL) or URL_DEFAULT)
@@ -95,9 +96,11 @@ def connect(
         hint = PUBLIC_KEY_HINT if base == PUBLIC_BASE else ADMIN_KEY_HINT
         raise AccessDenied(f"{KEY} is not set", hint=hint)
     if url.startswith("http://") and host not in THIS_MACHINE:
-        context.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
+        context.warn(
+            f"the key is sent to {host} unencrypted; use https:// outside a private network"
+        )
     with asyncio.Runner() as runner:
-        # Somebody sits there and waits: they try again, or a command that waits does.
+        # The user is waiting. They or a waiting command can retry.
         client = Client(url, key, patience=Patience(attempts_max=1))
         try:
             yield ApiSession(runner, client, base, options, context)
@@ -106,7 +109,8 @@ def connect(
 
 
 class ApiSession:
-    """One control plane. `run` awaits a call of `client`; the others give JSON objects as they came."""
+    """A session with a control plane. `run` awaits a call of `client`. The other methods return
+    unmodified JSON objects."""
 
     def __init__(
         self,
@@ -123,7 +127,7 @@ class ApiSession:
         self._base = base
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """What it returns. Raises its errors with hints for people."""
+        """Returns the result of a call. Adds hints to its errors."""
         try:
             return self._runner.run(call)
         except (FleetError, httpx.TransportError) as error:
@@ -133,30 +137,31 @@ class ApiSession:
             raise explained from error
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Each as it comes. `source` is closed at the end, or when nobody reads on."""
+        """Yields items as they arrive. `source` is closed at the end, or when the caller stops
+        reading."""
         done = object()
 
         async def following() -> Any:
             return await anext(source, done)
 
         try:
-            while (each := self.run(following())) is not done:
-                yield each
+            while (item := self.run(following())) is not done:
+                yield item
         finally:
             self._runner.run(source.aclose())
 
     def tell(
         self,
         answer: Mapping[str, Any],
-        *said: str,
+        *messages: str,
         line: str | None = None,
         then: str | None = None,
     ) -> None:
-        """What was done, and a `line` that is the result; with --json the answer."""
+        """Prints messages, and `line` as the result. With --json, prints the answer instead."""
         if self.options.as_json:
             print_json(answer, self.context)
             return
-        for text in said:
+        for text in messages:
             self.context.say(text)
         if line is not None:
             self.context.print_line(line)
@@ -172,13 +177,14 @@ class ApiSession:
         none: str,
         older: str | None = None,
     ) -> None:
-        """The entries under `name` as a table, and by which option there are more; with --json the answer."""
+        """Prints the entries under `name` as a table, and the option that shows the next page. With
+        --json, prints the answer instead."""
         if self.options.as_json:
             print_json(answer, self.context)
             return
         print_rows(answer[name], columns, self.context, none=none)
         if older and answer.get("next"):
-            self.context.say(f"older ones: {older} {answer['next']}")
+            self.context.say(f"next page: {older} {answer['next']}")
 
     def get(self, *path: object, **query: Any) -> dict[str, Any]:
         return self._ask("GET", path, params=query)
@@ -196,17 +202,17 @@ class ApiSession:
         self._ask("DELETE", path)
 
     def pages(self, name: str, *path: object, limit: int, **query: Any) -> list[dict[str, Any]]:
-        """The first `limit` entries of a list that the API gives page by page, under `name`."""
-        found: list[dict[str, Any]] = []
+        """Returns the first `limit` entries of a paginated list under `name`."""
+        entries: list[dict[str, Any]] = []
         before = None
-        while len(found) < limit:
-            most = min(limit - len(found), PAGE_ENTRIES_MAX)
+        while len(entries) < limit:
+            most = min(limit - len(entries), PAGE_ENTRIES_MAX)
             page = self.get(*path, **query, before=before, limit=most)
-            found += page[name]
+            entries += page[name]
             before = page.get("next")
             if before is None:
                 break
-        return found
+        return entries
 
     def lines(self, *path: object, **query: Any) -> Iterator[str]:
         return self.iterate(self.client.calls.lines(Call("GET", self.route(path), params=query)))
@@ -228,59 +234,63 @@ class ApiSession:
         return _KEY_IN_PATH.sub(KEY_PATH + "…", url)
 
     def _explained(self, error: Exception) -> Exception:
-        """By what the SDK's error came of: no answer, or an answer that refuses."""
+        """Converts an SDK error to an error with a hint, depending on whether the server was
+        unreachable or rejected the request."""
         cause = error if isinstance(error, httpx.TransportError) else error.__cause__
         if isinstance(cause, httpx.TimeoutException):
             return ServerUnavailable(f"{self._url} did not answer in time")
         if isinstance(cause, httpx.TransportError):
             return ServerUnavailable(
-                f"no control plane answers at {self._url}: {describe_network_error(cause)}",
-                hint=f"Is it running? comfyfleet up starts one; {URL} says where it is.",
+                f"no control plane responds at {self._url}: {describe_network_error(cause)}",
+                hint=f"Is it running? Start one with comfyfleet up, or set {URL} to its address.",
             )
         if isinstance(cause, httpx.HTTPStatusError) and isinstance(error, FleetError):
             return self._with_closest(explain_refusal(error, cause.response), cause.request)
         return error
 
     def _with_closest(self, error: FleetError, request: httpx.Request) -> FleetError:
-        """What there is in place of what is not there: `workflows/negativ` is close to `negative`."""
+        """Adds the closest existing names to a "not found" error: `workflows/negativ` is close to
+        `negative`."""
         if "hint" in error.details:
             return error
         named = _NAMED.search(request.url.raw_path.decode().partition("?")[0])
         kind, name = map(unquote, named.groups()) if named else ("", "")
         is_no_id = error.message == "tenant_id: must be an id (a UUID)"
-        # What is missing may be something else than what the address names.
+        # The missing item may differ from the one in the address.
         is_missing = isinstance(error, NotFound) and kind.removesuffix("s") in error.message
         if kind not in NAME_FIELDS or not (is_missing or is_no_id):
             return error
-        message = f"there is no tenant {name}: it is named by its id" if is_no_id else error.message
+        message = f"there is no tenant {name}; use the tenant's id" if is_no_id else error.message
         names = self._names_of(kind)
         close = difflib.get_close_matches(name, names, n=NAMES_SHOWN_MAX)
-        shown_names = ", ".join(names[each] for each in close or list(names)[:NAMES_SHOWN_MAX])
+        shown_names = ", ".join(
+            names[name_found] for name_found in close or list(names)[:NAMES_SHOWN_MAX]
+        )
         if not shown_names:
             return NotFound(message, **error.details)
-        hint = f"Did you mean: {shown_names}?" if close else f"There are: {shown_names}"
+        hint = f"Did you mean: {shown_names}?" if close else f"Available: {shown_names}"
         return NotFound(message, **{**error.details, "hint": hint})
 
     def _names_of(self, kind: str) -> dict[str, str]:
-        """What people may have meant, and how it is written."""
+        """Returns the names that a user may have meant, and the way each is displayed."""
         try:
-            found = self.get(kind)[kind]
+            entries = self.get(kind)[kind]
         except (FleetError, KeyError):
             return {}
         field = NAME_FIELDS[kind]
         if kind != "tenants":
-            return {str(each[field]): str(each[field]) for each in found}
-        return {str(each[field]): f"{each['id']} ({each[field]})" for each in found}
+            return {str(entry[field]): str(entry[field]) for entry in entries}
+        return {str(entry[field]): f"{entry['id']} ({entry[field]})" for entry in entries}
 
 
 def explain_refusal(error: FleetError, response: httpx.Response) -> FleetError:
-    """The same error with a hint what to do, if there is one."""
+    """Returns the same error, with a hint if there is one."""
     if error_fields(response) is None:
         return _no_control_plane(response)
     hint = error.details.get("hint") or _hint(response)
     if isinstance(error, InsufficientTokens):
-        wanted, balance = error.details["required_tokens"], error.details["balance"]
-        hint = f"It takes {wanted} tokens, and the balance is {balance}."
+        required, balance = error.details["required_tokens"], error.details["balance"]
+        hint = f"This requires {required} tokens, and your balance is {balance}."
     if hint:
         error.details = {**error.details, "hint": hint}
     return error
@@ -290,17 +300,17 @@ def _hint(response: httpx.Response) -> str | None:
     is_admins = f"/{ADMIN_BASE}/" in response.url.path
     if response.status_code == httpx.codes.UNAUTHORIZED and not is_admins:
         has_key = "authorization" in response.request.headers
-        return f"{KEY} must be an API key of yours: cf_…" if has_key else LOCAL_HINT
+        return f"{KEY} must be your API key (cf_…)" if has_key else LOCAL_HINT
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        what = "an operator's, or the one that the control plane printed at its first start"
-        return f"{KEY} must be {what if is_admins else 'an API key of yours: cf_…'}"
+        what = "an operator's key, or the key that the control plane printed when it first started"
+        return f"{KEY} must be {what if is_admins else 'your API key (cf_…)'}"
     if response.status_code == httpx.codes.FORBIDDEN and not is_admins:
         key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
-        return None if key.startswith("cf_") else f"{KEY} must be an API key of yours: cf_…"
+        return None if key.startswith("cf_") else f"{KEY} must be your API key (cf_…)"
     if after := response.headers.get("retry-after"):
         return f"Try again in {after} s."
     if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
-        return "The control plane's log has the cause under that id."
+        return "The cause is in the control plane's log under that id."
     return None
 
 
@@ -309,6 +319,6 @@ def _no_control_plane(response: httpx.Response) -> UnexpectedAnswer:
     where = _KEY_IN_PATH.sub(KEY_PATH + "…", where)
     beginning = response.text[:BEGINNING_CHARACTERS]
     return UnexpectedAnswer(
-        f"{where} is no control plane: it answered {response.status_code} with {beginning!r}",
+        f"{where} isn't a control plane: it responded {response.status_code} with {beginning!r}",
         hint=f"{URL} must be the address that comfyfleet serve or up has printed.",
     )

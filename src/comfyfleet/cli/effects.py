@@ -1,4 +1,5 @@
-"""`comfyfleet effects`, `jobs` and `wallet`: what customers do, over the customers' API."""
+"""`comfyfleet effects`, `jobs` and `wallet`: the commands for customers, which use the public
+API."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -44,33 +45,33 @@ def list_effects(
 ) -> None:
     """List the published effects with their prices."""
     with control(options, context) as plane:
-        found = plane.run(plane.client.effects(text))
-    rows = [effect.model_dump(mode="json") for effect in found]
+        effects = plane.run(plane.client.effects(text))
+    rows = [effect.model_dump(mode="json") for effect in effects]
     if options.as_json:
         print_json({"effects": rows}, context)
         return
     shown = [{**row, "takes": (row["takes"] or {}).get("kind")} for row in rows]
-    print_rows(shown, EFFECT_COLUMNS, context, none="there are no published effects")
+    print_rows(shown, EFFECT_COLUMNS, context, none="there are no matching published effects")
 
 
 @app.command(name="show")
 def show_effect(
     effect: EffectName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Show an effect and the properties that a job may set."""
+    """Show an effect and its properties."""
     with control(options, context) as plane:
-        found = plane.run(plane.client.effect(effect)).model_dump(mode="json")
+        fields = plane.run(plane.client.effect(effect)).model_dump(mode="json")
     if options.as_json:
-        print_json(found, context)
+        print_json(fields, context)
         return
-    properties = (found.get("properties") or {}).get("properties") or {}
-    print_fields({key: found[key] for key in ("slug", "title", "description", "price_tokens")}, context)  # fmt: skip
+    properties = (fields.get("properties") or {}).get("properties") or {}
+    print_fields({key: fields[key] for key in ("slug", "title", "description", "price_tokens")}, context)  # fmt: skip
     rows = [{"property": name, **entry} for name, entry in properties.items()]
     print_rows(
         rows,
         ("property", "kind:x-kind", "default", "minimum", "maximum", "description"),
         context,
-        none="it has no properties",
+        none="the effect has no properties",
     )
 
 
@@ -79,9 +80,7 @@ def run_effect(
     effect: EffectName,
     media: Annotated[
         str | None,
-        Parameter(
-            metavar="FILE", help="The file that the effect takes, or the id of uploaded media."
-        ),
+        Parameter(metavar="FILE", help="The input file, or the id of uploaded media."),
     ] = None,
     /,
     *,
@@ -90,7 +89,7 @@ def run_effect(
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="A property: JSON or a text; @FILE uploads a file. Repeatable.",
+            help="A property's value, as JSON or text; @FILE uploads a file. Repeatable.",
             allow_leading_hyphen=True,
         ),
     ] = (),
@@ -106,10 +105,10 @@ def run_effect(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Submit a job. Prints its id, or with -o the paths of the results.
+    """Submit a job. Prints its id or, with -o, the paths of the results.
 
-    With --wait it ends with exit code 3 if only a person can help, such as when no worker can run the job.
-    """
+    With --wait, exits with 3 if a person must help, for example because no worker can run the
+    job."""
     with control(options, context) as plane:
         with person_needed_if_refused(waits=wait or output is not None):
             handle = _submitted(plane, effect, media, set_)
@@ -140,12 +139,12 @@ def _submitted(
 
 
 def _checked(media: str | None, texts: Sequence[str]) -> tuple[Path | UUID | None, dict[str, Any]]:
-    """All files are checked before the first is uploaded."""
+    """Parses all values and checks all files before the first upload."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise InvalidInput(f"--set {text!r} sets nothing: write --set NAME=VALUE")
+            raise InvalidInput(f"--set {text!r} is invalid; use --set NAME=VALUE")
         is_file = value.startswith("@")
         values[name.strip()] = require_file(Path(value[1:])) if is_file else json_or_text(value)
     return (None if media is None else _media(media)), values
@@ -175,7 +174,7 @@ def _finish(plane: ApiSession, handle: JobHandle, output: Path | None, context: 
 
 
 class JobWait:
-    """Waits for a job, until it has ended or only a person can help."""
+    """Waits for a job until it has ended or a person must help."""
 
     def __init__(
         self,
@@ -199,7 +198,7 @@ class JobWait:
         return self._handle.job
 
     def _look(self) -> Job:
-        return retry_while_away(self._state, self._context, "the job goes on", self._sleep)
+        return retry_while_away(self._state, self._context, "the job continues", self._sleep)
 
     def _state(self) -> Job:
         job = self._plane.run(self._handle.refresh())
@@ -232,35 +231,37 @@ def list_jobs(
     *,
     status: Annotated[str | None, Parameter(help="Only jobs with this status.")] = None,
     limit: Annotated[
-        int, Parameter(validator=validators.Number(gte=1, lte=10_000), help="How many.")
+        int,
+        Parameter(validator=validators.Number(gte=1, lte=10_000), help="Maximum number of jobs."),
     ] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """List your jobs, the newest first."""
+    """List your jobs, newest first."""
     with control(options, context) as plane:
         source = plane.client.jobs(status=status, page_size=min(limit, 100))
-        found = [handle.job for handle in islice(plane.iterate(source), limit)]
-        effects = {} if options.as_json else _effect_names(plane, found)
-    rows = [job.model_dump(mode="json") for job in found]
+        jobs = [handle.job for handle in islice(plane.iterate(source), limit)]
+        effects = {} if options.as_json else _effect_names(plane, jobs)
+    rows = [job.model_dump(mode="json") for job in jobs]
     if options.as_json:
         print_json({"jobs": rows}, context)
     else:
         rows = [
             {**row, "effect": effects.get(job.effect_id)}
-            for job, row in zip(found, rows, strict=True)
+            for job, row in zip(jobs, rows, strict=True)
         ]
-        print_rows(rows, JOB_COLUMNS, context, none="there are no such jobs")
+        print_rows(rows, JOB_COLUMNS, context, none="there are no matching jobs")
 
 
 def _effect_names(plane: ApiSession, jobs: Sequence[Job]) -> dict[UUID | None, str]:
-    """Returns the slugs of the jobs' effects. Customers can't see one that is withdrawn, so its id stands for it."""
-    found: dict[UUID | None, str] = {
+    """Returns the slugs of the jobs' effects. Customers can't see withdrawn effects, so their id is
+    returned instead."""
+    names: dict[UUID | None, str] = {
         job.effect_id: str(job.effect_id) for job in jobs if job.effect_id
     }
-    if found:
-        found |= {effect.id: effect.slug for effect in plane.run(plane.client.effects())}
-    return found
+    if names:
+        names |= {effect.id: effect.slug for effect in plane.run(plane.client.effects())}
+    return names
 
 
 @jobs_app.command(name="show")
@@ -296,7 +297,7 @@ def wait_for_job(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Wait until a job has ended. Exits with 3 if only a person can help."""
+    """Wait until a job has ended. Exits with 3 if a person must help."""
     with control(options, context) as plane:
         _finish(plane, plane.run(plane.client.job(job)), output, context)
 
@@ -315,8 +316,8 @@ def cancel_job(
 def wallet(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Show your balance, and what was added and spent in the last 30 days."""
     with control(options, context) as plane:
-        found = plane.run(plane.client.wallet_summary()).model_dump(mode="json")
+        summary = plane.run(plane.client.wallet_summary()).model_dump(mode="json")
     if options.as_json:
-        print_json(found, context)
+        print_json(summary, context)
     else:
-        print_fields(found, context)
+        print_fields(summary, context)

@@ -1,5 +1,5 @@
-"""`comfyfleet engine`: a ComfyUI server without ComfyUI. For other commands the engine runs in a process of its own:
-what a prompt takes of memory, or breaks, is the engine's."""
+"""`comfyfleet engine`: a ComfyUI-compatible server without ComfyUI. For other commands, the engine
+runs in a separate process, so that a prompt's memory use and crashes don't affect them."""
 
 import contextlib
 import logging
@@ -32,33 +32,37 @@ STOP_SECONDS_MAX = 10.0
 START_SECONDS_MAX = 60.0
 START_LOOK_SECONDS = 0.05
 LISTEN_BACKLOG = 128
-# On Windows, Ctrl-C would reach the engine unless it is set apart.
+# On Windows, Ctrl-C would also reach the engine without a separate process group.
 SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-# It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
+# The engine decodes files from other people, so it must not get the control plane's keys and
+# credentials.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
-# One that ends this soon after its start will do so again: starts are spaced out.
+# A process that ends within this time will probably do so again, so its restarts are delayed.
 SHORT_LIFE_SECONDS = 10.0
 PAUSE_SECONDS_MAX = 30.0
 
 
 @contextlib.contextmanager
 def start_engine_process(environ: Mapping[str, str], data: Path | None = None) -> Iterator[str]:
-    """Its URL, with its key; without `data` its files are gone afterwards.
+    """Starts the engine and yields its URL, which contains its key. Without `data`, its files are
+    deleted afterwards.
 
-    We hold the socket that it serves on: while it starts, or starts again, calls wait.
-    """
+    This process holds the listening socket, so that calls wait while the engine starts or
+    restarts."""
     with contextlib.ExitStack() as stack:
-        kept = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
-        kept.mkdir(parents=True, exist_ok=True)
+        folder = data or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-"))
+        )
+        folder.mkdir(parents=True, exist_ok=True)
         listener = stack.enter_context(_listener())
         key, port = secrets.token_urlsafe(24), listener.getsockname()[1]
         descriptor = listener.fileno() if can_inherit_sockets() else None
         if descriptor is None:
             listener.close()
         where = f"127.0.0.1:{port}" if descriptor is None else str(descriptor)
-        # -P: nothing is imported from the current folder, which may be somebody else's.
-        command = [sys.executable, "-P", "-m", MODULE, where, str(kept.resolve())]
+        # -P prevents imports from the current folder, which may belong to someone else.
+        command = [sys.executable, "-P", "-m", MODULE, where, str(folder.resolve())]
         keeper = _Supervisor(command, descriptor, {**_told(environ), KEY: key})
         stack.callback(keeper.stop)
         keeper.start()
@@ -81,8 +85,8 @@ def _wait_until_it_listens(port: int) -> None:
 
 
 def can_inherit_sockets() -> bool:
-    """Whether a child process can serve on our socket. On Windows it listens on the same port instead, so that
-    calls fail while it starts."""
+    """Checks whether a child process can inherit this process's socket. On Windows it listens on
+    the same port instead, so calls fail while it starts."""
     return sys.platform != "win32"
 
 
@@ -95,7 +99,8 @@ def _told(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _listener() -> socket.socket:
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
+    # asyncio only disables Nagle's algorithm for sockets with an explicit TCP protocol. Otherwise,
+    # it delays each request by 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(LISTEN_BACKLOG)
@@ -103,7 +108,7 @@ def _listener() -> socket.socket:
 
 
 class _Supervisor(threading.Thread):
-    """Starts the process, and starts it again whenever it has ended."""
+    """Starts the process, and restarts it whenever it ends."""
 
     def __init__(
         self, command: list[str], descriptor: int | None, environ: Mapping[str, str]
@@ -124,7 +129,7 @@ class _Supervisor(threading.Thread):
                 return
             is_short = time.monotonic() - began < SHORT_LIFE_SECONDS
             short_lives = short_lives + 1 if is_short else 0
-            log.warning("the built-in engine ended with code %s, and is started again", code)
+            log.warning("the built-in engine ended with code %s and is being restarted", code)
             pause = min(2.0**short_lives, PAUSE_SECONDS_MAX) if short_lives > 1 else 0.0
             if self._stopping.wait(pause):
                 return
@@ -135,7 +140,7 @@ class _Supervisor(threading.Thread):
         self._stopping.set()
         self._end()
         self.join(STOP_SECONDS_MAX)
-        self._end()  # one that was started at this very moment
+        self._end()  # a process that was started at this very moment
 
     def _end(self) -> None:
         self._process.terminate()
@@ -147,7 +152,8 @@ class _Supervisor(threading.Thread):
             self._process.stdin.close()
 
     def _spawned(self) -> subprocess.Popen[bytes]:
-        # Its input ends when we do. Ctrl-C is ours alone: a session of its own does not hear it.
+        # The child's stdin closes when this process ends. A separate session keeps Ctrl-C from
+        # reaching the child.
         return subprocess.Popen(  # noqa: S603
             self._command,
             stdin=subprocess.PIPE,
@@ -169,7 +175,7 @@ Port = Annotated[
 
 
 def require_engine(hint: str = "") -> None:
-    """Raises what to install where the built-in engine can't be imported."""
+    """Raises an error with installation instructions if the built-in engine can't be imported."""
     missing = next((name for name in PACKAGES if find_spec(name) is None), None)
     if missing is not None:
         error = missing_extra("the built-in engine", missing, "engine")
@@ -189,8 +195,8 @@ def engine(
     no_pace: Annotated[
         bool,
         Parameter(
-            help="Run at full speed. Otherwise a large blur lasts up to 2 s, as on a ComfyUI without "
-            "GPU, for trying out clients."
+            help="Run at full speed. Otherwise, a large blur takes up to 2 s, as on ComfyUI without a "
+            "GPU, which is useful for trying out clients."
         ),
     ] = False,
     context: InjectedContext,
@@ -202,7 +208,7 @@ def engine(
 
 
 def _serve(host: str, port: int, data: Path | None, context: CliContext, *, pace: bool) -> None:
-    # Here, so that help and the other commands do without numpy and its friends.
+    # Imported here, so that help and other commands don't need numpy and the other packages.
     from comfyfleet.engine.node import limit_memory, limits_of
     from comfyfleet.engine.nodes import registry
     from comfyfleet.engine.nodes.diagnostics import with_cpu_pace
@@ -215,10 +221,10 @@ def _serve(host: str, port: int, data: Path | None, context: CliContext, *, pace
         nodes = with_cpu_pace(registry()) if pace else registry()
         engine = _engine_in(root, nodes)
         limit_memory(limits_of(context.environ))
-        kept = "" if data else " (until it stops)"
+        note = "" if data else " (until it stops)"
         context.print_line(
             f"Engine at {url_of(listener)}, as ComfyUI {COMFYUI_VERSION} with "
-            f"{len(engine.nodes)} node types\nFiles in {engine.data.root}{kept}"
+            f"{len(engine.nodes)} node types\nFiles in {engine.data.root}{note}"
         )
         serve(engine, listener)
     context.print_line("Stopped")

@@ -1,5 +1,6 @@
-"""Commands that need an extra, by name: `comfyfleet.cli.extras:serve`. Where the extra is not installed, a command that
-says what to install takes the place; so help, completion and all the other commands work without it."""
+"""Commands that require an extra, as `comfyfleet.cli.extras:serve`. If the extra is missing, a
+placeholder command explains what to install. Help, completion and all other commands work without
+the extra."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from comfyfleet.errors import install_line, missing_extra
 
-# Where a command is, and the extras that it needs.
+# The module of each command, and the extras it requires.
 COMMANDS = {
     "serve": ("comfyfleet.cli.serve", "server"),
     "db_app": ("comfyfleet.cli.serve", "server"),
@@ -32,14 +33,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_without_engine(argument: str) -> bool:
-    """Whether this option of `up` makes it start without the built-in engine."""
+    """Checks whether this option of `up` makes it start without the built-in engine."""
     return argument.partition("=")[0] in ("--backend", "--no-worker")
 
 
 def _refusal(name: str, package: str, extras: str) -> Callable[..., None]:
     command = f"comfyfleet {name.removesuffix('_app').removesuffix('_pages')}"
-    needed = f"Not shown: they need {package}, which is not installed. {install_line(extras)}"
-    options = Parameter(name="OPTIONS", allow_leading_hyphen=True, help=needed)
+    help_text = (
+        f"Not shown, because they require {package}, which is not installed. {install_line(extras)}"
+    )
+    options = Parameter(name="OPTIONS", allow_leading_hyphen=True, help=help_text)
 
     def refuse(*arguments: Annotated[str, options]) -> None:
         needs_engine = name == "up" and not any(map(_is_without_engine, arguments))

@@ -1,4 +1,4 @@
-"""`comfyfleet graph`: graphs over the customers' API."""
+"""`comfyfleet graph`: commands for graphs, which use the public API."""
 
 import json
 import time
@@ -72,14 +72,14 @@ _MARKS = {
 
 
 PAUSED = "paused"
-ERRORS_SHOWN_MAX = 3  # of a node
+ERRORS_SHOWN_MAX = 3  # errors shown per node
 
 
 def run_tree(run: GraphRun) -> Tree:
     root = Tree(Text(run_summary(run), style="bold"))
     running: dict[str, list[RunningNodeSeen]] = {}
-    for each in run.progress.running_nodes:
-        running.setdefault(each.node_id, []).append(each)
+    for execution in run.progress.running_nodes:
+        running.setdefault(execution.node_id, []).append(execution)
     seconds = _seconds_by_node(run.executions)
     reused = _reused_by_node(run.executions)
     errors = _errors_by_node(run.executions)
@@ -99,34 +99,34 @@ def run_tree(run: GraphRun) -> Tree:
 
 
 def _seconds_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, float]:
-    """From the first start to the last end; of nodes that have jobs, and once they have ended."""
+    """Returns the seconds from the first start to the last end, for nodes whose jobs have ended."""
     spans: dict[str, list[datetime]] = {}
-    for each in executions:
-        if each.started_at and each.ended_at:
-            spans.setdefault(each.node, []).extend((each.started_at, each.ended_at))
-    return {node: (max(found) - min(found)).total_seconds() for node, found in spans.items()}
+    for execution in executions:
+        if execution.started_at and execution.ended_at:
+            spans.setdefault(execution.node, []).extend((execution.started_at, execution.ended_at))
+    return {node: (max(times) - min(times)).total_seconds() for node, times in spans.items()}
 
 
 def _errors_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, list[str]]:
-    """Returns the different errors of each node, also those that the run continued after."""
-    found: dict[str, dict[str, None]] = {}
+    """Returns the distinct errors of each node, including errors after which the run continued."""
+    errors_by_node: dict[str, dict[str, None]] = {}
     for execution in executions:
         if execution.error:
-            found.setdefault(execution.node, {})[execution.error] = None
-    return {node: list(errors) for node, errors in found.items()}
+            errors_by_node.setdefault(execution.node, {})[execution.error] = None
+    return {node: list(errors) for node, errors in errors_by_node.items()}
 
 
 def _reused_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, list[ReusedFrom]]:
-    found: dict[str, list[ReusedFrom]] = {}
-    for each in executions:
-        if each.reused_from:
-            found.setdefault(each.node, []).append(each.reused_from)
-    return found
+    sources: dict[str, list[ReusedFrom]] = {}
+    for execution in executions:
+        if execution.reused_from:
+            sources.setdefault(execution.node, []).append(execution.reused_from)
+    return sources
 
 
 def _reused(sources: Sequence[ReusedFrom]) -> str:
     if len(sources) > 1:
-        runs = {each.run_id for each in sources if each.run_id}
+        runs = {source.run_id for source in sources if source.run_id}
         return f"{len(sources)} results reused from {counted(len(runs), 'run', 'runs')}"
     (one,) = sources
     if one.job_id is None:
@@ -136,8 +136,9 @@ def _reused(sources: Sequence[ReusedFrom]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Files by their names, texts as they are, everything else as JSON, on one line."""
-    files = list({each["file_id"]: each["filename"] for each in _files_in(value)}.values())
+    """Formats a value on a single line: files by name, strings unchanged, everything else as
+    JSON."""
+    files = list({file["file_id"]: file["filename"] for file in _files_in(value)}.values())
     if files:
         more = f" and {len(files) - FILES_SHOWN_MAX} more" if len(files) > FILES_SHOWN_MAX else ""
         return ", ".join(files[:FILES_SHOWN_MAX]) + more
@@ -165,7 +166,8 @@ def run_summary(run: GraphRun) -> str:
 
 
 def _shown_status(run: GraphRun) -> str:
-    """The API keeps the status of a paused run, such as running; what a person wants to know is that it is paused."""
+    """Returns the displayed status. The API keeps the status of a paused run, such as running, but
+    "paused" is more useful."""
     return PAUSED if run.paused_at and not run.has_ended else str(run.status)
 
 
@@ -181,7 +183,7 @@ def _node(node: NodeSeen, seconds: float | None) -> Text:
 
 def _job(job: RunningNodeSeen) -> Text:
     index = "".join(f"[{number}]" for number in job.index)
-    # Which worker it is, is told only to who has chosen it.
+    # The worker is only shown to users who chose it.
     parts = [
         index,
         (job.backend_id or "runs").removeprefix("worker:"),
@@ -193,18 +195,18 @@ def _job(job: RunningNodeSeen) -> Text:
 
 def _remarks(run: GraphRun) -> Iterator[str]:
     if run.is_expired:
-        yield "its time was up: what went in, came out and was recorded is gone"
+        yield "the run has expired; its inputs, outputs and records were deleted"
     if run.rerun_of:
         node = f" from {run.rerun_of.node}" if run.rerun_of.node else ""
-        yield f"run {run.rerun_of.run_id} again{node}"
-    for each in run.questions:
-        others = f" (backends: {', '.join(each.backends)})" if each.backends else ""
-        picks = f" (--pick 0 to {each.pick_from - 1})" if each.pick_from else ""
-        yield f"{each.node} asks: {each.message}; answer {', '.join(each.choices)}{others}{picks}"
+        yield f"rerun of {run.rerun_of.run_id}{node}"
+    for question in run.questions:
+        others = f" (backends: {', '.join(question.backends)})" if question.backends else ""
+        picks = f" (--pick 0 to {question.pick_from - 1})" if question.pick_from else ""
+        yield f"{question.node} asks: {question.message}; answer {', '.join(question.choices)}{others}{picks}"
     if run.error:
         yield run.error.message
         if run.error.alternatives:
-            yield f"it could run on {', '.join(run.error.alternatives)}"
+            yield f"backends that could run it: {', '.join(run.error.alternatives)}"
 
 
 app = App(name="graph", help=help_texts.GRAPH, help_format="markdown")
@@ -224,7 +226,7 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="The value of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one; @rows.csv or @rows.jsonl is a table: a list of rows.",
+        help="The value of an input node, as JSON or text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one; @rows.csv or @rows.jsonl is a table: a list of rows.",
     ),
 ]
 Watch = Annotated[bool, Parameter(help="Follow the run to its end, as a live tree.")]
@@ -246,66 +248,70 @@ _public = partial(connect, base=PUBLIC_BASE)
 def validate(
     file: File, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Show all problems of a graph, before anything runs."""
+    """Show all problems of a graph before anything runs."""
     document = read_graph(file)
     with _public(options, context) as plane:
         verdict = plane.run(plane.client.graphs.validate(document))
     if options.as_json:
         print_json(verdict, context)
     lines = node_lines(file) if verdict.problems and not options.as_json else {}
-    for each in () if options.as_json else verdict.problems:
-        place = ".".join(filter(None, (each.node, each.port)))
-        where = f"{file.name}:{lines[each.node]}" if each.node in lines else file.name
-        parts = filter(None, (where, place, each.message))
+    for problem in () if options.as_json else verdict.problems:
+        place = ".".join(filter(None, (problem.node, problem.port)))
+        where = f"{file.name}:{lines[problem.node]}" if problem.node in lines else file.name
+        parts = filter(None, (where, place, problem.message))
         context.out.print(": ".join(parts), markup=False, soft_wrap=True)
-    for each in () if options.as_json else verdict.warnings:
-        context.warn(f"{each.node}: {each.message}")
+    for warning in () if options.as_json else verdict.warnings:
+        context.warn(f"{warning.node}: {warning.message}")
     if not verdict.valid:
         many = counted(len(verdict.problems), "problem", "problems")
         raise InvalidInput(f"{file} has {many}")
-    context.say(f"{file} is fine")
+    context.say(f"{file} is valid")
 
 
 @app.command(name="list")
 def list_(
     *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Stored graphs, the newest first."""
+    """List stored graphs, newest first."""
     with _public(options, context) as plane:
-        found = plane.pages("graphs", "graphs", limit=limit)
+        graphs = plane.pages("graphs", "graphs", limit=limit)
     if options.as_json:
-        print_json(found, context)
+        print_json(graphs, context)
     else:
-        none = "no graph is stored: comfyfleet graph run FILE stores one and runs it"
-        print_rows(found, GRAPH_COLUMNS, context, none=none)
+        none = "there are no graphs yet: comfyfleet graph run FILE stores and runs one"
+        print_rows(graphs, GRAPH_COLUMNS, context, none=none)
 
 
 @app.command
 def runs(
     *,
-    graph: Annotated[str | None, Parameter(help="Only its runs; an id or name.")] = None,
+    graph: Annotated[
+        str | None, Parameter(help="Only runs of this graph, given by id or name.")
+    ] = None,
     status: Annotated[
         str | None, Parameter(help="Only runs with this status, such as running or failed.")
     ] = None,
-    rerun_of: Annotated[UUID | None, Parameter(metavar="RUN", help="Only its reruns.")] = None,
+    rerun_of: Annotated[
+        UUID | None, Parameter(metavar="RUN", help="Show only reruns of this run.")
+    ] = None,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Your runs, the newest first."""
+    """List your runs, newest first."""
     with _public(options, context) as plane:
         graph_id = plane.get("graphs", graph)["id"] if graph else None
-        wanted = {"graph_id": graph_id, "status": status, "rerun_of": rerun_of}
-        found = plane.pages("runs", "graph-runs", limit=limit, **wanted)
+        filters = {"graph_id": graph_id, "status": status, "rerun_of": rerun_of}
+        listed = plane.pages("runs", "graph-runs", limit=limit, **filters)
     if options.as_json:
-        print_json(found, context)
+        print_json(listed, context)
     else:
         paused = {"status": PAUSED}
         rows = [
             {**run, **(paused if run.get("paused_at") and not run["ended_at"] else {})}
-            for run in found
+            for run in listed
         ]
-        print_rows(rows, RUN_COLUMNS, context, none="there are no such runs")
+        print_rows(rows, RUN_COLUMNS, context, none="there are no matching runs")
 
 
 @app.command
@@ -325,17 +331,17 @@ def quote(
         inputs = graph_inputs(plane, graph, input)
         if Path(graph).is_file():
             graph = str(plane.run(plane.client.graphs.create(read_graph(Path(graph)))).id)
-        found = plane.run(plane.client.graphs.quote(graph, inputs))
+        estimate = plane.run(plane.client.graphs.quote(graph, inputs))
     if options.as_json:
-        print_json(found, context)
+        print_json(estimate, context)
         return
     fields = {
-        "tokens": _span(found.tokens_min, found.tokens_max),
-        "jobs": _span(found.jobs_min, found.jobs_max),
-        "seconds": _span(round(found.seconds_min), round(found.seconds_max)),
-        "executions": _span(found.executions_min, found.executions_max),
-        "executions_limit": found.executions_limit,
-        "never_timed": ", ".join(found.unknown_durations),
+        "tokens": _span(estimate.tokens_min, estimate.tokens_max),
+        "jobs": _span(estimate.jobs_min, estimate.jobs_max),
+        "seconds": _span(round(estimate.seconds_min), round(estimate.seconds_max)),
+        "executions": _span(estimate.executions_min, estimate.executions_max),
+        "executions_limit": estimate.executions_limit,
+        "never_timed": ", ".join(estimate.unknown_durations),
     }
     print_fields(fields, context)
 
@@ -351,14 +357,14 @@ def run(
     *,
     input: Inputs = (),
     max_tokens: Annotated[
-        int | None, Parameter(help="Spending limit: no job starts that could exceed it.")
+        int | None, Parameter(help="Spending limit. Jobs that could exceed it don't start.")
     ] = None,
     watch: Watch = False,
     output: OutputFolder = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Run a graph; prints the run's id. A file is stored with its first run."""
+    """Run a graph and print the run's id. A file is stored with its first run."""
     with _public(options, context) as plane:
         inputs = graph_inputs(plane, graph, input)
         with person_needed_if_refused(waits=watch or output is not None):
@@ -387,18 +393,18 @@ def _followed(
     return seen
 
 
-def _started(plane: ApiSession, graph: str, **given: Any) -> GraphRunHandle:
+def _started(plane: ApiSession, graph: str, **options: Any) -> GraphRunHandle:
     graphs = plane.client.graphs
     if Path(graph).is_file():
-        return plane.run(graphs.run_document(read_graph(Path(graph)), **given))
-    return plane.run(graphs.run(graph, **given))
+        return plane.run(graphs.run_document(read_graph(Path(graph)), **options))
+    return plane.run(graphs.run(graph, **options))
 
 
 @app.command
 def cancel(
     run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Stop a run and its jobs; jobs that did not complete are refunded."""
+    """Cancel a run and its jobs. Jobs that did not complete are refunded."""
     with _public(options, context) as plane:
         handle = _act(plane, run_id, "cancel")
     _told(handle.run, options, context)
@@ -408,7 +414,7 @@ def cancel(
 def pause(
     run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Pause a run: it starts no more jobs; submitted jobs continue."""
+    """Pause a run. It starts no more jobs, but submitted jobs continue."""
     with _public(options, context) as plane:
         handle = _act(plane, run_id, "pause")
     _told(handle.run, options, context)
@@ -435,7 +441,7 @@ def download(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Save the files that a run made, in their order; prints the paths. Nothing is overwritten."""
+    """Save the output files of a run in order, and print their paths. Nothing is overwritten."""
     with _public(options, context) as plane:
         handle = _run(plane, run_id)
         save_files(plane, handle, output, context)
@@ -447,10 +453,10 @@ def download(
 def delete(
     graph: StoredName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Delete one of your graphs; its runs stay."""
+    """Delete one of your graphs. Its runs are kept."""
     with _public(options, context) as plane:
         plane.run(plane.client.graphs.delete(graph))
-    context.say(f"{graph} is deleted; its runs stay")
+    context.say(f"{graph} is deleted; its runs are kept")
 
 
 def _run(plane: ApiSession, run_id: UUID | str) -> GraphRunHandle:
@@ -463,7 +469,7 @@ def _act(plane: ApiSession, run_id: UUID, act: str, **body: Any) -> GraphRunHand
 
 
 def _require_success(seen: GraphRun) -> None:
-    """Raises PersonNeeded where only a person can help, and RunFailed after other failures."""
+    """Raises PersonNeeded if a person must help, and RunFailed after other failures."""
     if seen.status == "completed":
         return
     if not seen.has_ended and seen.paused_at:
@@ -471,21 +477,21 @@ def _require_success(seen: GraphRun) -> None:
             f"run {seen.id} is paused. Resume it with: comfyfleet graph resume {seen.id}"
         )
     if not seen.has_ended:
-        asked = "; ".join(_question_line(seen.id, question) for question in seen.questions)
+        questions = "; ".join(_question_line(seen.id, question) for question in seen.questions)
         raise PersonNeeded(
-            f"the run waits for an answer: {asked}",
+            f"the run waits for an answer: {questions}",
             hint=f"Then follow it with: comfyfleet graph show {seen.id} --watch",
         )
     if action := _required_action(seen):
         raise PersonNeeded(
             f"{_reason(seen).rstrip('.')}. {action}",
-            hint=f"Retry it, and keep what has completed, with: comfyfleet graph retry {seen.id}",
+            hint=f"Retry it and keep completed results with: comfyfleet graph retry {seen.id}",
         )
     raise RunFailed(_reason(seen))
 
 
 def _required_action(seen: GraphRun) -> str | None:
-    """What a person must do before a failed run can succeed."""
+    """Returns what a person must do before a failed run can succeed."""
     return seen.error.action if seen.error else None
 
 
@@ -502,13 +508,14 @@ def _reason(seen: GraphRun) -> str:
 
 
 def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> GraphRun:
-    """Until it is over. Ctrl-C only stops watching: the run goes on, also while its control plane is away."""
+    """Follows a run until it ends, even while its control plane is unavailable. Ctrl-C only stops
+    watching, and the run continues."""
     changes = RunChanges(handle, context)
 
     def refresh() -> GraphRun:
         return plane.run(handle.refresh())
 
-    look = partial(retry_while_away, refresh, context, "the run goes on", time.sleep)
+    look = partial(retry_while_away, refresh, context, "the run continues", time.sleep)
     with live_display(context.err, run_tree(look())) as live:
         while not handle.run.has_ended and not _is_stuck(handle.run, context):
             try:
@@ -526,21 +533,22 @@ def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> 
 
 
 def _is_stuck(run: GraphRun, context: CliContext) -> bool:
-    """Whether the run is paused, or waits for an answer and nobody is at this command to give one."""
+    """Checks whether the run is paused, or needs an answer that can't be given at this terminal."""
     return run.paused_at is not None or (
         run.status == "waiting_for_user" and not context.err.is_terminal
     )
 
 
 def _as_seen(event: GraphEvent) -> dict[str, Any]:
-    """What an event tells of a run, by the run's fields."""
+    """Returns the fields of a run that an event contains."""
     names = ("status", "nodes", "questions", "paused_at")
     fields = {name: getattr(event, name) for name in names}
     return {**fields, "progress": event}
 
 
 class RunChanges:
-    """Tells what changed, a line each, where no live tree can be shown: in a pipe or in CI."""
+    """Prints each change on a separate line where no live tree can be shown, such as in a pipe or
+    in CI."""
 
     def __init__(self, handle: GraphRunHandle, context: CliContext) -> None:
         self._run_id, self._context = handle.id, context
@@ -570,15 +578,17 @@ def show(
     mermaid: Annotated[bool, Parameter(help="Print it as a Mermaid diagram.")] = False,
     watch: Annotated[bool, Parameter(help="Follow a run to its end.")] = False,
     timeline: Annotated[
-        bool, Parameter(negative="", help="Of a run, the timeline alone; also as JSON.")
+        bool,
+        Parameter(
+            negative="", help="Show only the timeline of a run. Can be combined with --json."
+        ),
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Show a run as a tree with a timeline, or draw a graph (from a file, or as it is stored).
 
-    The timeline shows who waited for what, and the critical path.
-    """
+    The timeline shows what each node waited for, and the critical path."""
     if Path(what).is_file():
         context.out.print(
             draw_mermaid(parse_graph(read_graph(Path(what))).graph), markup=False, soft_wrap=True
@@ -606,7 +616,8 @@ def show(
 
 
 def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline | None:
-    """None of what is no run, or where an older control plane has none."""
+    """Returns the timeline of a run. Returns None for a graph, or if an older control plane has no
+    timelines."""
     try:
         return plane.run(handle.timeline()) if handle else None
     except NotFound:
@@ -614,7 +625,7 @@ def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline |
 
 
 def _found_run(plane: ApiSession, what: str) -> GraphRunHandle | None:
-    """None of what is no run: a graph, perhaps by its name."""
+    """Returns the run with this id. Returns None for anything else, such as a graph's name."""
     try:
         return _run(plane, UUID(what))
     except (ValueError, NotFound):
@@ -642,7 +653,7 @@ def retry(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Continue a failed run; finished results are reused."""
+    """Continue a failed run. Finished results are reused."""
     with _public(options, context) as plane:
         with person_needed_if_refused(waits=watch):
             handle = _act(plane, run_id, "retry", backend=backend, max_tokens=max_tokens)
@@ -656,14 +667,14 @@ def retry(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class _RerunChanges:
-    """What is different from the earlier run."""
+    """The changes to the earlier run."""
 
     start: Annotated[
         str | None,
         Parameter(
             name="--from",
             metavar="NODE",
-            help="Run this node again, and all that depends on it. Without it: what has no result, or has changed.",
+            help="Run this node again, and everything that depends on it. Without it, run only nodes that have no result or have changed.",
         ),
     ] = None
     input: Inputs = ()
@@ -672,11 +683,11 @@ class _RerunChanges:
         Parameter(
             name="--set",
             metavar="NODE.PROPERTY=VALUE",
-            help="A property of a node, for this run only: JSON or a text.",
+            help="A node's property for this run only, as JSON or text.",
         ),
     ] = ()
     version: Annotated[
-        int | None, Parameter(help="The graph's version; default: as it was run.")
+        int | None, Parameter(help="The graph's version; default: that of the earlier run.")
     ] = None
 
 
@@ -690,15 +701,17 @@ def rerun(
     *,
     changes: _RerunChanges = _AS_IT_WAS,
     max_tokens: Annotated[
-        int | None, Parameter(help="Spending limit of the new run; default: that of the earlier.")
+        int | None,
+        Parameter(help="Spending limit of the new run; default: that of the earlier run."),
     ] = None,
     watch: Watch = False,
     output: OutputFolder = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Start a new run that keeps results of one that is over; prints its id. What is kept is not paid again."""
-    values = dict(split_named(each, "--set", "NODE.PROPERTY=VALUE") for each in changes.set_)
+    """Start a new run that reuses the results of a finished one, and print its id. Reused results
+    are not charged again."""
+    values = dict(split_named(text, "--set", "NODE.PROPERTY=VALUE") for text in changes.set_)
     with _public(options, context) as plane:
         earlier = _run(plane, run_id)
         new = earlier.rerun(
@@ -722,12 +735,17 @@ def rerun(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class _Question:
-    """Which question is answered."""
+    """Selects the question to answer."""
 
-    node: Annotated[str | None, Parameter(help="The node that asks; needed if several do.")] = None
-    index: Annotated[tuple[int, ...], Parameter(help="The item that asks.")] = ()
+    node: Annotated[
+        str | None, Parameter(help="The node to answer; required if several nodes have questions.")
+    ] = None
+    index: Annotated[tuple[int, ...], Parameter(help="The index of the item to answer.")] = ()
     for_all: Annotated[
-        bool, Parameter(name="--all", negative="", help="The same for every item of the node.")
+        bool,
+        Parameter(
+            name="--all", negative="", help="Give the same answer for all items of the node."
+        ),
     ] = False
 
 
@@ -746,20 +764,20 @@ def answer(
     question: _Question = _ONLY_QUESTION,
     backend: Annotated[str | None, Parameter(metavar="WHO", help="worker:ID.")] = None,
     pick: Annotated[
-        tuple[int, ...], Parameter(help="With approve: which of the pictures, counted from 0.")
+        tuple[int, ...], Parameter(help="With approve, the images to pick, counted from 0.")
     ] = (),
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Answer a node that asks: whose backend is offline, or that wants an approval."""
+    """Answer a node's question about an offline backend or an approval."""
     if choice == "backend" and backend is None:
         raise InvalidInput(
-            "the answer backend needs --backend WHO",
-            hint=f"comfyfleet graph show {run_id} lists those that could run it.",
+            "the answer `backend` requires --backend WHO",
+            hint=f"List the backends that could run it with: comfyfleet graph show {run_id}",
         )
     with _public(options, context) as plane:
-        said = {**asdict(question), "choice": choice, "backend": backend, "picked": pick or None}
-        handle = _act(plane, run_id, "answer", **said)
+        body = {**asdict(question), "choice": choice, "backend": backend, "picked": pick or None}
+        handle = _act(plane, run_id, "answer", **body)
     _told(handle.run, options, context)
 
 

@@ -1,4 +1,4 @@
-"""Inputs of graphs from the command line: values, files to upload, and tables."""
+"""Reads inputs of graphs from the command line: values, files to upload, and tables."""
 
 import json
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from comfyfleet.errors import InvalidInput
 def split_named(text: str, option: str = "--input", form: str = "NAME=VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidInput(f"{option} {text}: it must be {form}")
+        raise InvalidInput(f"{option} {text} is invalid; use {form}")
     return name, value
 
 
-def graph_inputs(plane: ApiSession, graph: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """Reads all tables before anything is uploaded."""
-    named = dict(map(split_named, given))
+def graph_inputs(plane: ApiSession, graph: str, assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the inputs of a graph. All tables are read before anything is uploaded."""
+    named = dict(map(split_named, assignments))
     _require_marks(plane, graph, named)
     tables: dict[str, Any] = {}
     if any(map(_is_table, named.values())):
@@ -41,7 +41,7 @@ def graph_inputs(plane: ApiSession, graph: str, given: tuple[str, ...]) -> dict[
 
 
 def _require_marks(plane: ApiSession, graph: str, named: Mapping[str, str]) -> None:
-    """Raises InvalidInput if an input takes a file and gets the path of one without the @."""
+    """Raises InvalidInput if an input accepts a file and its value is a file path without the @."""
     paths = {name: text for name, text in named.items() if text[:1] != "@" and _is_file(text)}
     if not paths:
         return
@@ -50,7 +50,7 @@ def _require_marks(plane: ApiSession, graph: str, named: Mapping[str, str]) -> N
         node = nodes.get(name)
         if isinstance(node, InputNode) and _takes_file(node):
             raise InvalidInput(
-                f"--input {name}={text}: a file is written with @",
+                f"--input {name}={text}: put @ before a file's path",
                 hint=f"To upload it: --input {name}=@{text}",
             )
 
@@ -58,7 +58,8 @@ def _require_marks(plane: ApiSession, graph: str, named: Mapping[str, str]) -> N
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # a text that is too long for a path, or has a null character
+    # a string that is too long for a path, or that contains a NUL character
+    except (OSError, ValueError):
         return False
 
 
@@ -77,29 +78,32 @@ def graph_document(plane: ApiSession, graph: str) -> dict[str, Any]:
 
 
 def _table(path: Path, node: InputNode) -> list[Any]:
-    """A list of rows; of an input that takes a list of plain values, the cells of the only column."""
+    """Returns the rows of a table. For an input that accepts a list of plain values, returns the
+    cells of the only column."""
     kind = node.value_type.removesuffix("[]")
     if node.columns or kind == "any":
         return rows_from(path, node.columns)
     names = {name for row in rows_from(path) for name in row}
     if len(names) > 1:
-        raise InvalidInput(f"{node.id} takes {node.value_type}: {path} must have one column")
-    return [each for row in rows_from(path, dict.fromkeys(names, kind)) for each in row.values()]
+        raise InvalidInput(
+            f"{path} must have exactly one column, because {node.id} takes {node.value_type}"
+        )
+    return [cell for row in rows_from(path, dict.fromkeys(names, kind)) for cell in row.values()]
 
 
 def _with_uploads(plane: ApiSession, table: Any) -> Any:
     if isinstance(table, Path):
         return _uploaded(plane, table)
     if isinstance(table, list):
-        return [_with_uploads(plane, each) for each in table]
+        return [_with_uploads(plane, item) for item in table]
     if isinstance(table, dict):
-        return {name: _with_uploads(plane, each) for name, each in table.items()}
+        return {name: _with_uploads(plane, inner) for name, inner in table.items()}
     return table
 
 
 def _value(plane: ApiSession, text: str) -> Any:
     if text.startswith("@"):
-        names = [each.removeprefix("@") for each in text.split(",")]
+        names = [part.removeprefix("@") for part in text.split(",")]
         files = [_uploaded(plane, Path(name)) for name in names if name]
         return files if len(names) > 1 else files[0]
     return json_or_text(text)
@@ -119,26 +123,27 @@ def _uploaded(plane: ApiSession, path: Path) -> str:
 
 
 def node_lines(path: Path) -> dict[str, int]:
-    """Returns the line of each node of a graph in a file, by the id under which problems name it."""
-    found: dict[str, int] = {}
+    """Returns the line of each node of a graph in a file. The keys are the ids used in validation
+    problems."""
+    lines: dict[str, int] = {}
     try:
-        _collect_lines(yaml.compose(read_text(path), Loader=yaml.SafeLoader), "", found)
-    except yaml.YAMLError:  # JSON with tabs; the document itself can be read
+        _collect_lines(yaml.compose(read_text(path), Loader=yaml.SafeLoader), "", lines)
+    except yaml.YAMLError:  # JSON with tabs, which is readable in other ways
         return {}
-    return found
+    return lines
 
 
-def _collect_lines(node: yaml.Node | None, prefix: str, found: dict[str, int]) -> None:
+def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int]) -> None:
     fields = _fields(node)
     nodes = fields.get("nodes")
     for entry in nodes.value if isinstance(nodes, yaml.SequenceNode) else ():
         inside = _fields(entry)
         if isinstance(name := inside.get("id"), yaml.ScalarNode):
             node_id = f"{prefix}{name.value}"
-            found.setdefault(node_id, entry.start_mark.line + 1)
+            lines.setdefault(node_id, entry.start_mark.line + 1)
             if (body := inside.get("do")) is not None:
-                found.setdefault(f"{node_id}/do", body.start_mark.line + 1)
-                _collect_lines(body, f"{node_id}/", found)
+                lines.setdefault(f"{node_id}/do", body.start_mark.line + 1)
+                _collect_lines(body, f"{node_id}/", lines)
 
 
 def _fields(node: yaml.Node | None) -> dict[str, yaml.Node]:
@@ -147,7 +152,7 @@ def _fields(node: yaml.Node | None) -> dict[str, yaml.Node]:
 
 
 def read_graph(path: Path) -> dict[str, Any]:
-    found = read_structure(path)
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{path} is no graph")
-    return found
+    graph = read_structure(path)
+    if not isinstance(graph, dict):
+        raise InvalidInput(f"{path} isn't a graph")
+    return graph

@@ -1,4 +1,4 @@
-"""Graph runs as people look into them: `graph show` as a timeline, `graph compare`, `graph draw`."""
+"""Reports on graph runs: the timeline in `graph show`, `graph compare` and `graph draw`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ TIME_CELLS = 10
 WAIT_CELLS = 24
 BAR_CELLS_MIN = 10
 STEPS_SHOWN_MAX = 40
-STEP_PART_MIN = 0.005  # of the critical path; what is shorter is not worth a line
+STEP_PART_MIN = 0.005  # fraction of the critical path; shorter steps are not listed
 _BARS = {
     SpanKind.RUNNING: ("█", "blue", "ran"),
     SpanKind.QUEUED: ("░", "dim", "waited for a worker"),
@@ -60,17 +60,18 @@ _WAITS = {
 
 
 def timeline_lines(timeline: RunTimeline, width: int) -> Iterator[Text]:
-    """A line for each node, then the critical path; as wide as the terminal, or 80 cells in a pipe."""
+    """Yields a line for each node, then the critical path. The lines are as wide as the terminal,
+    or 80 cells in a pipe."""
     if not timeline.nodes:
         return
     width = min(width, WIDTH_MAX)
-    names = min(NAME_CELLS_MAX, max(len(_shown_name(each)) for each in timeline.nodes))
+    names = min(NAME_CELLS_MAX, max(len(_shown_name(node)) for node in timeline.nodes))
     cells = max(BAR_CELLS_MIN, width - 2 - names - 1 - TIME_CELLS - 1 - WAIT_CELLS - 1)
     end = took(timeline.seconds)
     scale = f"0 s{end:>{cells - 3}}"
     yield Text(f"  {'':{names}} {scale} {'ran':>{TIME_CELLS}} waited for", style="dim")
-    for each in timeline.nodes:
-        yield _row(each, timeline.seconds, names, cells)
+    for node in timeline.nodes:
+        yield _row(node, timeline.seconds, names, cells)
     yield Text.assemble(("  " + ", ".join(_legend(timeline)), "dim"))
     yield from _path_lines(timeline)
 
@@ -94,16 +95,17 @@ def _row(node: NodeTimeline, seconds: float, names: int, cells: int) -> Text:
 
 
 def bar_of(spans: Sequence[TimelineSpan], seconds: float, cells: int) -> list[tuple[str, str]]:
-    """One sign for each cell: what filled most of it. What is shorter than a cell is seen anyway."""
+    """Returns one sign per cell: the kind of span that fills most of the cell. Spans shorter than a
+    cell remain visible."""
     signs = [(" ", "")] * cells
     filled = [0.0] * cells
-    for each in spans:
-        sign, style, _ = _BARS.get(each.kind, ("█", "", ""))
-        first = min(cells - 1, int(each.start / seconds * cells)) if seconds else 0
-        last = min(cells - 1, int(each.end / seconds * cells)) if seconds else 0
+    for span in spans:
+        sign, style, _ = _BARS.get(span.kind, ("█", "", ""))
+        first = min(cells - 1, int(span.start / seconds * cells)) if seconds else 0
+        last = min(cells - 1, int(span.end / seconds * cells)) if seconds else 0
         for cell in range(first, last + 1):
             start, end = cell * seconds / cells, (cell + 1) * seconds / cells
-            part = min(end, each.end) - max(start, each.start)
+            part = min(end, span.end) - max(start, span.start)
             if part > filled[cell]:
                 signs[cell], filled[cell] = (sign, style), part
     return signs
@@ -126,31 +128,31 @@ def _waited(node: NodeTimeline) -> str:
 
 def _longest_wait(seconds: KindSeconds, executions: int = 1) -> str:
     waits = {kind: getattr(seconds, kind.value) / max(1, executions) for kind in _WAITS}
-    kind = max(waits, key=lambda each: waits[each])
+    kind = max(waits, key=lambda wait_kind: waits[wait_kind])
     return f"{_WAITS[kind]} {took(waits[kind])}" if waits[kind] >= 0.05 else ""
 
 
 def _legend(timeline: RunTimeline) -> Iterator[str]:
-    found = {span.kind for node in timeline.nodes for span in node.spans}
+    kinds = {span.kind for node in timeline.nodes for span in node.spans}
     for kind, (sign, _, meaning) in _BARS.items():
-        if kind in found:
+        if kind in kinds:
             yield f"{sign} {meaning}"
     yield "* on the critical path"
 
 
 def _path_lines(timeline: RunTimeline) -> Iterator[Text]:
-    total = sum(each.end - each.start for each in timeline.critical_path)
+    total = sum(step.end - step.start for step in timeline.critical_path)
     least = total * STEP_PART_MIN
-    steps = [each for each in timeline.critical_path if each.end - each.start > least]
+    steps = [step for step in timeline.critical_path if step.end - step.start > least]
     if not steps:
         return
     yield Text(f"critical path, {took(total)}:", style="bold")
-    shown = sorted(steps, key=lambda each: each.start - each.end)[:STEPS_SHOWN_MAX]
-    for each in sorted(shown, key=lambda each: each.start):
-        yield Text(f"  {_step(each)}")
-    left = timeline.critical_total - len(timeline.critical_path) + len(steps) - len(shown)
-    if left:
-        yield Text(f"  and {left} shorter steps", style="dim")
+    shown = sorted(steps, key=lambda step: step.start - step.end)[:STEPS_SHOWN_MAX]
+    for step in sorted(shown, key=lambda step: step.start):
+        yield Text(f"  {_step(step)}")
+    hidden = timeline.critical_total - len(timeline.critical_path) + len(steps) - len(shown)
+    if hidden:
+        yield Text(f"  and {hidden} shorter steps", style="dim")
 
 
 def _step(step: CriticalStep) -> str:
@@ -161,8 +163,8 @@ def _step(step: CriticalStep) -> str:
         for kind in _WAITS
         if getattr(step.seconds, kind.value) >= 0.05
     ]
-    told = ", ".join(filter(None, parts))
-    return f"{name}  {took(step.end - step.start)}{f' ({told})' if told else ''}"
+    details = ", ".join(filter(None, parts))
+    return f"{name}  {took(step.end - step.start)}{f' ({details})' if details else ''}"
 
 
 def took(seconds: float) -> str:
@@ -184,7 +186,7 @@ def print_timeline(timeline: RunTimeline | None, context: CliContext) -> None:
         context.out.print(line, soft_wrap=True)
 
 
-# Two runs
+# Comparing two runs
 
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The id of a run.")]
 
@@ -195,37 +197,36 @@ def compare(
     /,
     *,
     everything: Annotated[
-        bool, Parameter(name="--all", negative="", help="Also what is the same.")
+        bool, Parameter(name="--all", negative="", help="Also show equal values.")
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show two runs side by side: inputs, graph, versions, prices, times and outputs.
+    """Compare two runs: inputs, graphs, versions, prices, times and outputs.
 
-    Only what is different is shown. Files are compared by their content; times that differ by less than a
-    tenth count as the same.
-    """
+    Only differences are shown. Files are compared by content. Times that differ by less than a
+    tenth count as equal."""
     with _public(options, context) as plane:
-        found = plane.run(plane.client.graphs.compare(run_a, run_b, with_same=everything))
+        comparison = plane.run(plane.client.graphs.compare(run_a, run_b, with_same=everything))
     if options.as_json:
-        print_json(found, context)
+        print_json(comparison, context)
     else:
-        print_comparison(found, context)
+        print_comparison(comparison, context)
 
 
-def print_comparison(found: RunComparison, context: CliContext) -> None:
+def print_comparison(comparison: RunComparison, context: CliContext) -> None:
     listing = TextTable(["what", "name", "a", "b"])
-    for each in found.values:
-        mark = "= " if each.is_same else ""
-        cells = (_cell(each.a), _cell(each.b))
-        listing.add(f"{mark}{each.section}", printable(each.name), *cells)
-    for name, run in (("a", found.a), ("b", found.b)):
+    for value in comparison.values:
+        mark = "= " if value.is_same else ""
+        cells = (_cell(value.a), _cell(value.b))
+        listing.add(f"{mark}{value.section}", printable(value.name), *cells)
+    for name, run in (("a", comparison.a), ("b", comparison.b)):
         context.say(f"{name}: {_run_line(run)}")
     if listing.rows:
         listing.print_on(context.out)
-    if found.left_out:
-        context.say(f"{found.left_out:,} more are not shown")
-    context.say(f"{found.different:,} different, {found.same:,} the same")
+    if comparison.left_out:
+        context.say(f"{comparison.left_out:,} more are not shown")
+    context.say(f"{comparison.different:,} different, {comparison.same:,} the same")
 
 
 def _cell(value: str | None) -> Text:
@@ -233,13 +234,13 @@ def _cell(value: str | None) -> Text:
 
 
 def _run_line(run: ComparedRun) -> str:
-    name = run.name or "a graph whose name is gone"
+    name = run.name or "a graph without a name"
     expired = "; its values have expired" if run.is_expired else ""
     at = exact_time(run.created_at)
     return printable(f"{run.id}, {name} v{run.graph_version}, {run.status}, {at}{expired}")
 
 
-# A picture
+# Drawing
 
 
 def draw(
@@ -253,16 +254,16 @@ def draw(
         Parameter(
             name=["--output", "-o"],
             metavar="FILE",
-            help="Where to write it; default: it is printed.",
+            help="The file to write; default: print to stdout.",
         ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Draw a graph as SVG; of a run, with the states of its nodes."""
+    """Draw a graph as SVG. For a run, include the states of its nodes."""
     marks: Mapping[str, NodeMark] = {}
     if output is not None and output.suffix.lower() not in ("", ".svg"):
-        raise InvalidInput(f"{output}: a graph is drawn as SVG; name a file like {output.stem}.svg")
+        raise InvalidInput(f"{output} isn't an SVG file; use a name like {output.stem}.svg")
     if Path(what).is_file():
         document = read_structure(Path(what))
     else:
@@ -283,18 +284,19 @@ def draw(
 
 
 def stored_graph(plane: ApiSession, what: str) -> Graph:
-    """A graph by its id or name, where a file or a run might have been meant."""
+    """Returns a graph by its id or name. The error mentions files and runs, which the user may have
+    meant."""
     try:
         return plane.run(plane.client.graphs.get(what))
     except NotFound:
         raise NotFound(
             f"there is no file, graph or run {what}",
-            hint="comfyfleet graph list and comfyfleet graph runs show what is stored",
+            hint="List graphs with comfyfleet graph list, and runs with comfyfleet graph runs",
         ) from None
 
 
 def _drawn(plane: ApiSession, what: str) -> tuple[Any, Mapping[str, NodeMark]]:
-    """The document of a graph, or that of a run with the states of its nodes."""
+    """Returns the document of a graph. For a run, also returns the states of its nodes."""
     try:
         run_id = UUID(what)
         answer = plane.get("graph-runs", run_id, document=True, executions=1_000)

@@ -1,9 +1,9 @@
-"""Help of the commands that are imported only when they run."""
+"""Help texts of the commands that are imported only when they run."""
 
-RUN = """Run a workflow and save what it makes.
+RUN = """Run a workflow and save its results.
 
-Input files that the workflow names and that are in its folder are uploaded, and so are those that you
-give. Without --server and --cloud the built-in engine runs it, if it has every node type. The paths of
+Uploads the files that you specify, and input files that the workflow names if they are in its folder.
+Without --server and --cloud, the built-in engine runs the workflow if it has all node types. The paths of
 the results go to stdout; progress and messages go to stderr. Ctrl-C cancels the run on the server.
 
 ```
@@ -15,10 +15,10 @@ comfyfleet run flow.json --count 4 --seed random
 comfyfleet run flow.json --server gpu1:8188 --detach
 ```
 
-`comfyfleet inspect FILE` shows what can be set.
+`comfyfleet inspect FILE` shows the values that can be set.
 """
 
-INSPECT = """Show a workflow's inputs, outputs and requirements, and what a server lacks of them.
+INSPECT = """Show a workflow's inputs, outputs and requirements, and what is missing on a server.
 
 ```
 comfyfleet inspect cat.png
@@ -27,7 +27,7 @@ comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @ts
 ```
 """
 
-CONVERT = """Turn a workflow into the prompt that ComfyUI's own editor would send.
+CONVERT = """Convert a workflow to the prompt that ComfyUI's own editor would send.
 
 The prompt goes to stdout as JSON; messages go to stderr.
 
@@ -38,12 +38,12 @@ comfyfleet convert flow.json --prompt "a fox" --seed 7 --bypass Upscale
 curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
 ```
 
-`comfyfleet inspect FILE` shows what can be set.
+`comfyfleet inspect FILE` shows the values that can be set.
 """
 
-WATCH = """Follow a run that was started before, and save what it makes.
+WATCH = """Follow a run that was started earlier, and save its results.
 
-With several servers it finds the one that has the run. Ctrl-C only stops watching: the run continues.
+With several servers, finds the one that has the run. Ctrl-C only stops watching: the run continues.
 
 ```
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
@@ -52,20 +52,20 @@ comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
 
 ENGINE = """Serve the built-in CPU engine, which speaks ComfyUI's protocol.
 
-Any ComfyUI client can use it: it validates, queues, executes and caches prompts as a ComfyUI
-does, for nodes that need no model and no GPU. Ctrl-C (or SIGTERM) stops it in order.
+Any ComfyUI client can use it. It validates, queues, executes and caches prompts like ComfyUI
+does, for nodes that need neither a model nor a GPU. Ctrl-C (or SIGTERM) stops it cleanly.
 """
 
 SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.
 
-Without settings it stores its databases (SQLite) and files in a folder. With
-`COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL` any
-number of control planes share PostgreSQL and S3; bring the databases up to date first, with
-`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`; without it a key is generated at the first start
+Without settings, it stores its databases (SQLite) and files in a folder. With
+`COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL`, any
+number of control planes can share PostgreSQL and S3. Upgrade the databases first with
+`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`; without it, a key is generated at the first start
 and printed once.
 
-One process uses one core. `--processes N`, on PostgreSQL, runs N of them behind the port: one that dies is
-restarted, SIGHUP replaces them one by one while the others serve, SIGTERM stops all in order.
+One process uses one core. `--processes N`, on PostgreSQL, runs N of them behind the same port. A process that dies is
+restarted, SIGHUP replaces the processes one by one without downtime, and SIGTERM stops all of them cleanly.
 
 ```
 comfyfleet serve --data /var/lib/comfyfleet
@@ -76,21 +76,21 @@ comfyfleet serve --host 0.0.0.0 --processes 4
 
 WORKER = """Run jobs of a fleet on a ComfyUI, or on Comfy Cloud.
 
-It connects to the control plane, the file store and its ComfyUI; no connection to it is needed. The fleet's
-secret is in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
-once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it sends a heartbeat.
+It connects to the control plane, the file storage and its ComfyUI, and needs no incoming connections. The fleet's
+secret is in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is the number of concurrent
+prompts, and `COMFYFLEET_HEARTBEAT_SECONDS` (30) is the time between heartbeats.
 
-While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. Killed
-and started again, it continues what still runs. On SIGTERM, Ctrl-C and a spot notice it finishes what
-ends in the time that is left, and requeues the rest. Revoked by an operator, it stops its run and exits with 77.
+While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. After
+a crash and restart, it continues runs that are still active. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
+can end in the remaining time, and requeues the rest. If an operator revokes it, it stops its run and exits with 77.
 
-One ComfyUI leaves a large GPU mostly idle. With `--comfyui-command` this command starts ComfyUI itself,
-and with `--per-gpu` several on each GPU: each has the next port, its own folder and name (`gpu-1`, `gpu-2`),
-and is one worker of the fleet. `auto` adds one while jobs wait and the GPU has free memory, keeps it if more jobs
-a minute are finished, and removes one when there is too little to do or memory ran out.
+One ComfyUI leaves a large GPU mostly idle. With `--comfyui-command`, this command starts ComfyUI itself,
+and with `--per-gpu` it starts several on each GPU. Each one has the next port, its own folder and its own name (`gpu-1`, `gpu-2`),
+and is one worker of the fleet. `auto` adds one while jobs are waiting and the GPU has free memory, keeps it if more jobs
+per minute are finished, and removes one when there is too little work or the memory ran out.
 
 ```
-export COMFYFLEET_FLEET_SECRET=…     # as `comfyfleet admin fleets create gpus` showed it
+export COMFYFLEET_FLEET_SECRET=…     # printed by `comfyfleet admin fleets create gpus`
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188
 comfyfleet worker --control https://fleet.example.com --fleet cloud --cloud
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188 \\
@@ -101,12 +101,12 @@ comfyfleet worker --control https://fleet.example.com --fleet gpus --per-gpu aut
 ```
 """
 
-DB = "Upgrade the databases to the newest schema, or show their schema."
+DB = "Upgrade the databases to the newest schema, show their schema, or replace secrets."
 
-ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the ledger, the audit.
+ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the ledger and the audit log.
 
-`COMFYFLEET_URL` is its address, `COMFYFLEET_KEY` is the admin key that it printed at its first
-start. `--json` prints JSON instead of tables.
+`COMFYFLEET_URL` is its address, `COMFYFLEET_KEY` is the admin key that it printed when it first
+started. `--json` prints JSON instead of tables.
 
 ```
 comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
@@ -118,11 +118,11 @@ comfyfleet admin dispatches why 12
 ```
 """
 
-UP = """Run everything in one process: control plane, a worker, and a backend for it.
+UP = """Run everything in one process: the control plane, a worker, and a backend.
 
-No services, no settings: SQLite and files in one folder, and the built-in CPU engine unless a
-ComfyUI is given. Each registered workflow that the backends can run is assigned
-automatically. With the same folder it continues where it stopped.
+It needs no services and no settings. It uses SQLite and files in one folder, and the built-in CPU engine unless a
+ComfyUI is specified. Each registered workflow that the backends can run is assigned
+automatically. With the same folder, it continues where it stopped.
 
 ```
 comfyfleet up
@@ -130,13 +130,13 @@ comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
 COMFYUI_BASE_URL=http://127.0.0.1:8188 comfyfleet up
 ```
 
-Your own programs on this machine need no key, and you pay nothing. The pages open with an address that signs in
-once; `comfyfleet open` prints another.
+Your own programs on this machine need no key, and jobs are free of charge. The web pages open with an address that signs in
+once. `comfyfleet open` prints a new one.
 """
 
-UPLOAD = """Upload files as media of yours. Prints the id of each, a line each.
+UPLOAD = """Upload files as your media. Prints one id per line.
 
-Graphs, pipelines and effects take the id where they take a file.
+Graphs, pipelines and effects accept the id in place of a file.
 
 ```
 comfyfleet upload photo.png
@@ -144,10 +144,10 @@ comfyfleet pipeline run portraits.yaml --set photo=$(comfyfleet upload photo.png
 ```
 """
 
-OPEN = """Open the pages of a running `comfyfleet up` in a browser, signed in as its owner.
+OPEN = """Open the web pages of a running `comfyfleet up` in a browser, signed in as its owner.
 
-Prints an address that signs in once. `up` prints such an address at each start; this command prints another, for
-instance when a browser's session has expired. It must run as a user who may write to the folder of `up`.
+Prints an address that signs in once. `up` prints such an address at each start. This command prints a new one, for
+example when a browser's session has expired. It must run as a user with write access to the folder of `up`.
 
 ```
 comfyfleet open
@@ -155,7 +155,7 @@ comfyfleet open --data /srv/comfyfleet --no-open
 ```
 """
 
-GRAPH = """Run graphs: workflows of workflows, over all backends of the fleet.
+GRAPH = """Run graphs: workflows made from workflows, on all backends of the fleet.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key (`cf_…`).
 Graphs are JSON or YAML files.
@@ -172,7 +172,7 @@ comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend w
 ```
 """
 
-PIPELINE = """Runs that make candidates step by step, day and night: create, run, judge, export.
+PIPELINE = """Pipelines generate candidates step by step, around the clock: create, run, judge, export.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 
@@ -185,7 +185,7 @@ comfyfleet pipeline export RUN -o results
 ```
 """
 
-EFFECTS = """Apply effects, as customers do: list, show, run.
+EFFECTS = """Apply effects as a customer: list, show, run.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 
@@ -196,7 +196,7 @@ comfyfleet effects run soften photo.png --set size=320 -o results
 ```
 """
 
-JOBS = """Your jobs: list, show, wait, cancel.
+JOBS = """Manage your jobs: list, show, wait, cancel.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 
@@ -210,7 +210,7 @@ comfyfleet jobs cancel JOB
 
 WALLET = "Show your balance, and what was added and spent in the last 30 days."
 
-WEBHOOKS = """Webhooks that are called when jobs and runs end: list, send a test message.
+WEBHOOKS = """Manage webhooks that are called when jobs and runs end: list, send a test message.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 
@@ -220,7 +220,7 @@ comfyfleet webhooks test WEBHOOK
 ```
 """
 
-TRIGGERS = """Schedules and incoming webhooks that start graphs and pipelines: create, list, fire, pause.
+TRIGGERS = """Manage schedules and incoming webhooks that start graphs and pipelines: create, list, fire, pause.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 

@@ -1,5 +1,5 @@
-"""Waiting for jobs: looks at them until each has ended, also while the control plane is away; and a display that changes
-in place on a terminal and is written once elsewhere."""
+"""Waits for jobs until all have ended, even while the control plane is unavailable. Also provides a
+display that updates in place on a terminal, and is printed once elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ class UpdatableDisplay(Protocol):
 
 
 class _FinalDisplay:
-    """Keeps what was shown last."""
+    """Stores the last content of the display."""
 
     def __init__(self, shown: RenderableType | None) -> None:
         self.shown = shown
@@ -53,9 +53,10 @@ def live_display(
 
 PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 5.0
-# So that thousands of jobs are not all asked for at each look: the oldest end first.
+# Jobs polled at a time, so that thousands of jobs are not all polled. The oldest usually end first.
 POLLED_JOBS_MAX = 20
-AWAY_SECONDS_MAX = 300.0  # that a control plane, or its database, may be gone while one waits
+# how long a control plane or its database may be unavailable during a wait
+AWAY_SECONDS_MAX = 300.0
 
 
 def retry_while_away(
@@ -64,7 +65,7 @@ def retry_while_away(
     what: str,
     sleep: Callable[[float], None],
 ) -> T:
-    """The answer, even if nobody can give it for a while: what is waited for doesn't end by that."""
+    """Polls until the control plane responds. Short outages don't end the wait."""
     deadline = context.clock() + AWAY_SECONDS_MAX
     was_told = False
     while True:
@@ -74,12 +75,12 @@ def retry_while_away(
             if context.clock() > deadline:
                 raise
             if not was_told:
-                context.warn(f"{error.message}; {what}, trying again")
+                context.warn(f"{error.message}; {what}, retrying")
                 was_told = True
             sleep(PAUSE_SECONDS)
 
 
-# What a person must do after an error that ends a wait at once.
+# What a person must do after an error that ends a wait immediately.
 _REMEDIES = {
     "insufficient_tokens": "Add tokens to the wallet, then try again.",
     "workflow_withdrawn": "Ask the operator to offer the workflow again, or use another one.",
@@ -88,7 +89,7 @@ _REMEDIES = {
 
 @contextmanager
 def person_needed_if_refused(*, waits: bool) -> Iterator[None]:
-    """Raises PersonNeeded instead of errors that only a person can solve, in a command that waits."""
+    """For commands that wait, replaces errors that only a person can resolve with PersonNeeded."""
     try:
         yield
     except FleetError as error:
@@ -100,7 +101,7 @@ def person_needed_if_refused(*, waits: bool) -> Iterator[None]:
 
 @dataclass
 class JobWaiter:
-    """Looks at the jobs until each has ended."""
+    """Polls jobs until all have ended."""
 
     plane: ApiSession
     context: CliContext
@@ -129,21 +130,21 @@ class JobWaiter:
                     description=f"{len(self.ended)} of {len(ids)}",
                     now=printable(now),
                 )
-                # Nothing moved: the next look can wait a little longer.
+                # Without progress, the next poll can wait a little longer.
                 moved = len(self.ended) > before
                 pause = PAUSE_SECONDS if moved else min(pause * 1.2, PAUSE_SECONDS_MAX)
                 if len(self.ended) < len(ids):
                     self.sleep(pause)
-        return [self.ended[each] for each in ids]
+        return [self.ended[job_id] for job_id in ids]
 
     def _look(self, ids: Sequence[str]) -> tuple[float, str]:
-        """Percents done in all, and what the first that is not done does."""
-        open_ = [each for each in ids if each not in self.ended][:POLLED_JOBS_MAX]
+        """Returns the total percentage, and the current state of the first unfinished job."""
+        open_ = [job_id for job_id in ids if job_id not in self.ended][:POLLED_JOBS_MAX]
         percents, now = 0.0, ""
         helpless: list[dict[str, Any]] = []
         for job_id in open_:
             get = partial(self.plane.get, "jobs", job_id, tenant_id=self.tenant)
-            job = retry_while_away(get, self.context, "jobs go on", self.sleep)
+            job = retry_while_away(get, self.context, "the jobs continue", self.sleep)
             if job["status"] in ENDED:
                 self.ended[job_id] = job
                 continue
@@ -160,7 +161,8 @@ class JobWaiter:
         return len(self.ended) * 100 + percents, now
 
     def _needs_person(self, job: dict[str, Any]) -> bool:
-        """Whether the job has had no worker that can run it for as long as its answer says."""
+        """Checks whether the job has had no suitable worker for the time that the control plane
+        allows."""
         seconds = job.get("person_needed_after")
         if seconds is None:
             self._stuck_since.pop(job["id"], None)

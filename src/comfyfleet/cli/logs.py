@@ -1,4 +1,4 @@
-"""Log lines of commands that stay: for people on a terminal, as JSON anywhere else."""
+"""Logs of long-running commands: readable text on a terminal, JSON elsewhere."""
 
 import asyncio
 import json
@@ -16,16 +16,18 @@ from comfyfleet.log_context import current_ids
 
 LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
-    Parameter(help="What is logged to stderr: text on a terminal, JSON lines otherwise."),
+    Parameter(
+        help="The level of messages on stderr, which are text on a terminal and JSON lines otherwise."
+    ),
 ]
 ACCESS = "comfyfleet.access"
 DELAY_SECONDS = 0.05
 LINES_MAX = 1_000
-# What a pipe takes whole, however full it is.
+# The size up to which writes to a pipe are atomic.
 WRITE_BYTES_MAX: int = getattr(select, "PIPE_BUF", 512)
-# What every record has; the rest was given with `extra`.
+# Fields of every record. Others were passed in `extra`.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What they say below a warning, only their authors want to know.
+# Their messages below a warning are only useful to their developers.
 _NOISY_LOGGERS = (
     "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
     "uvicorn", "websockets",
@@ -43,11 +45,12 @@ def set_up_logs(level: str, err: Console) -> None:
 
 
 class BufferedLines(logging.StreamHandler[IO[str]]):
-    """Lines below a warning are written a moment later, several at once: each write wakes the reader.
+    """Delays lines below a warning briefly and writes several at a time, because each write wakes
+    the reader.
 
-    A warning is written at once, with all that came before it; so is what a thread without an event
-    loop says. The end of the process writes the rest; only a kill can lose lines, those of a moment.
-    """
+    A warning is written immediately, with all lines before it. So are messages from a thread
+    without an event loop. The remaining lines are written at exit. Only a kill can lose lines, and
+    only the most recent ones."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
@@ -84,7 +87,8 @@ class BufferedLines(logging.StreamHandler[IO[str]]):
 
 
 def _together(lines: Iterable[str]) -> Iterator[str]:
-    """Several processes may write to one pipe: a longer text of one could stand within a line of another."""
+    """Combines lines into writes of limited size. Several processes may write to the same pipe, and
+    larger writes could be interleaved."""
     some: list[str] = []
     size = 0
     for line in lines:
@@ -99,7 +103,7 @@ def _together(lines: Iterable[str]) -> Iterator[str]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line, with the ids of what was being done."""
+    """Formats a record as one JSON object per line, with the ids of the current operation."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -119,13 +123,13 @@ class ConsoleFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s%(ids)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        # What an access line gives beside is in its message already.
-        given = current_ids() if record.name == ACCESS else _ids(record)
-        ids = " ".join(f"{name}={value}" for name, value in given.items())
+        # An access log line already contains its extra fields in the message.
+        ids_by_name = current_ids() if record.name == ACCESS else _ids(record)
+        ids = " ".join(f"{name}={value}" for name, value in ids_by_name.items())
         record.ids = f"  [{ids}]" if ids else ""
         return super().format(record)
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    given = {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
-    return {**current_ids(), **given}
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+    return {**current_ids(), **extra}

@@ -1,4 +1,5 @@
-"""Entry point: one file per command group, errors of ours become one line and exit code 1."""
+"""The entry point. There is one file per command group. Known errors become a single line and exit
+code 1."""
 
 import os
 import sys
@@ -21,16 +22,16 @@ from comfyfleet.cli.context import CliContext, InjectedContext, process_context
 from comfyfleet.errors import FleetError, InvalidInput, PersonNeeded, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-PERSON_NEEDED = 3  # a command that waits has nothing left to wait for
-REVOKED = 77  # a worker that an operator has sent away: to start it again is of no use
+PERSON_NEEDED = 3  # the result of a wait that can't succeed without a person
+REVOKED = 77  # an operator revoked the worker, so restarting it is useless
 
 
 def _default_in_help(value: object) -> str | None:
-    """That a switch is off, or nothing is given, goes without saying."""
+    """Returns the default for the help. Leaves out disabled switches and empty values."""
     return None if value is None or value is False or value == () else str(value)
 
 
-# In this order, not by the alphabet: what a newcomer needs comes first.
+# In order of importance for new users.
 CORE = Group("Core commands", sort_key=1)
 MORE = Group("More on one machine", sort_key=2)
 PRODUCTION = Group("In production", sort_key=3)
@@ -48,7 +49,8 @@ app = App(
     default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
 app["--help"].group = app["--version"].group = (ABOUT,)
-# By name: a command is imported when it runs. What they import takes longer than a conversion.
+# Commands are registered by name and imported when they run, because the imports take longer than a
+# conversion.
 app.command("comfyfleet.cli.run:run", help=help_texts.RUN, group=CORE, sort_key=1)
 app.command("comfyfleet.cli.workflow:inspect", help=help_texts.INSPECT, group=CORE, sort_key=2)
 app.command("comfyfleet.cli.workflow:convert", help=help_texts.CONVERT, group=CORE, sort_key=3)
@@ -99,11 +101,12 @@ def show_help(
     *command: Annotated[str, Parameter(help="A command, such as: admin workflows register.")],
     context: InjectedContext,
 ) -> None:
-    """Show what a command does; the same as its --help."""
+    """Show the help of a command, like its --help option."""
     unknown = app.parse_commands(command)[2]
     if unknown:
         raise InvalidInput(
-            f"there is no command {' '.join(command)}", hint="comfyfleet help shows what there is"
+            f"there is no command {' '.join(command)}",
+            hint="List all commands with: comfyfleet help",
         )
     app.help_print(command, console=context.out)
 
@@ -128,7 +131,9 @@ def completion(
     ```
     """
     if install:
-        context.say(f"wrote {app.install_completion(shell=shell)}; it counts in the next {shell}")
+        context.say(
+            f"wrote {app.install_completion(shell=shell)}; it takes effect in the next {shell}"
+        )
     else:
         context.print_line(app.generate_completion(shell=shell))
 
@@ -137,9 +142,9 @@ def main() -> None:
     sys.exit(run(sys.argv[1:], process_context()))
 
 
-# What lists the ids that commands of a group take.
+# The command that lists the ids used by a group's commands.
 ID_LISTS = {"graph": "graph runs"}
-# Other names of the option for the address of a ComfyUI, and ours by command.
+# Common names of the option for ComfyUI's address, and the actual option of each command.
 ADDRESS_OPTIONS = frozenset({"--url", "--host", "--address", "--base-url", "--comfyui-url"})
 ADDRESS_OPTION_OF = {
     "convert": "--server",
@@ -151,28 +156,29 @@ ADDRESS_OPTION_OF = {
 
 
 def _usage_problem(error: CycloptsError) -> tuple[str, str]:
-    """The message, and what to do next."""
+    """Returns the message for a usage error, and a hint."""
     chain = tuple(error.command_chain or ())
     listing = ID_LISTS.get(chain[0]) if chain else None
     if isinstance(error, CoercionError) and error.target_type is UUID and listing and error.token:
         message = f"{error.token.value!r:.80} is not an id"
-        return message, f"comfyfleet {listing} shows the ids that there are"
+        return message, f"List the ids with: comfyfleet {listing}"
     return _usage_message(error, chain), " ".join(
-        ("comfyfleet", *chain, "--help shows what there is")
+        ("comfyfleet", *chain, "--help lists the options")
     )
 
 
 def _usage_message(error: CycloptsError, chain: Sequence[str]) -> str:
     ours = ADDRESS_OPTION_OF.get(chain[0]) if chain else None
     if isinstance(error, UnknownOptionError) and ours:
-        given = error.token.keyword or error.token.value
-        if given in ADDRESS_OPTIONS:
-            return f"Unknown option: {given}. Did you mean {ours}?"
+        option = error.token.keyword or error.token.value
+        if option in ADDRESS_OPTIONS:
+            return f"Unknown option: {option}. Did you mean {ours}?"
     return str(error)
 
 
 def run(arguments: Sequence[str], context: CliContext) -> int:
-    """The exit code of one command. The only place that catches our errors."""
+    """Runs a command and returns its exit code. Only this function catches the application's
+    errors."""
     try:
         command, bound, asked_for = app.parse_args(
             arguments,
@@ -204,6 +210,7 @@ def _exit_code(error: FleetError) -> int:
 
 
 def _reader_is_gone() -> int:
-    """`comfyfleet … | head`: nothing can be written any more, not even when Python shuts down."""
+    """Handles a closed pipe, as in `comfyfleet … | head`. Output is discarded, because even
+    Python's shutdown could not write it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED

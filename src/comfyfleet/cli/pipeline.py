@@ -1,4 +1,5 @@
-"""`comfyfleet pipeline`: pipelines over the customers' API, and a run's candidates exported as files."""
+"""`comfyfleet pipeline`: commands for pipelines, which use the public API, and the export of a
+run's candidates as files."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +46,12 @@ CANDIDATE_COLUMNS = (
 )
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.5, 5.0
 JUDGEMENT = "waiting_for_judgement"
-PAGE_MAX = 100  # candidates that are asked for at once
+PAGE_MAX = 100  # candidates per request
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
 Run = Annotated[str, Parameter(help="The run's id.")]
 Candidates = Annotated[
-    tuple[str, ...], Parameter(metavar="CANDIDATE", help="Ids, as tree shows them.", negative=())
+    tuple[str, ...],
+    Parameter(metavar="CANDIDATE", help="The ids of candidates, as listed by `tree`.", negative=()),
 ]
 Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 
@@ -62,7 +64,7 @@ def create(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Register a pipeline. Prints its id, or all of its problems at once."""
+    """Register a pipeline. Prints its id, or all of its problems."""
     with control(options, context) as plane:
         answer = _made(plane, pipeline_document(plane, document, context))
     for warning in answer.warnings:
@@ -80,24 +82,26 @@ def _made(plane: ApiSession, document: Mapping[str, Any] | str) -> Pipeline:
         problems = error.details.get("problems", ())
         if not problems:
             raise
-        lines = [f"{each['step']}.{each['field']}: {each['message']}" for each in problems]
+        lines = [
+            f"{problem['step']}.{problem['field']}: {problem['message']}" for problem in problems
+        ]
         many = counted(len(lines), "problem", "problems")
-        told = "".join(f"\n  {line.lstrip('.: ')}" for line in lines)
-        raise InvalidInput(f"the pipeline has {many}:{told}") from None
+        listed = "".join(f"\n  {line.lstrip('.: ')}" for line in lines)
+        raise InvalidInput(f"the pipeline has {many}:{listed}") from None
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunStartOptions:
-    """What a run is started with."""
+    """The parameters of a new run."""
 
-    base: Annotated[int, Parameter(metavar="N", help="Candidates of the first step.")] = 1
+    base: Annotated[int, Parameter(metavar="N", help="Number of candidates in the first step.")] = 1
     variables: Annotated[
         tuple[str, ...],
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="A variable; values are read as JSON, and @FILE uploads a file.",
+            help="A variable's value, as JSON or text; @FILE uploads a file. Repeatable.",
         ),
     ] = ()
     folder: Annotated[
@@ -113,7 +117,7 @@ class RunStartOptions:
     until: Annotated[
         datetime | None,
         Parameter(
-            metavar="TIME", help="Submit nothing after this time: 2026-05-01T06:00, in local time."
+            metavar="TIME", help="Submit no jobs after this local time, such as 2026-05-01T06:00."
         ),
     ] = None
 
@@ -135,30 +139,31 @@ class RunStartOptions:
 @app.command
 def run(
     pipeline: Annotated[
-        str, Parameter(help="A pipeline's id or name, or a file, which is created first.")
+        str, Parameter(help="A pipeline's id or name, or a file to create it from.")
     ],
     /,
     *,
-    given: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
-    wait: Annotated[bool, Parameter(help="Show the progress until nothing is left to do.")] = False,
+    start: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
+    wait: Annotated[
+        bool, Parameter(help="Show the progress until there is nothing left to do.")
+    ] = False,
     export_to: Annotated[
         Path | None,
         Parameter(
             name=["--export", "--follow"],
             metavar="DIR",
-            help="Wait, and write the pictures to this folder while they are made; then an index and a contact sheet.",
+            help="Wait, and save images to this folder as they are completed, then an index and a contact sheet.",
         ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Start a run. Prints its id.
+    """Start a run and print its id.
 
-    A step's `workflow` may be the path of a workflow file, relative to the pipeline's file. Under `comfyfleet up` its
-    user needs no key and registers nothing.
-    """
+    A step's `workflow` may be the path of a workflow file, relative to the pipeline's file. With
+    `comfyfleet up`, its user needs no key and doesn't have to register anything."""
     with control(options, context) as plane:
-        body = given.body(plane)
+        body = start.body(plane)
         if Path(pipeline).is_file():
             pipeline = str(_made(plane, pipeline_document(plane, Path(pipeline), context)).id)
         elif Path(pipeline).suffix in DOCUMENT_SUFFIXES:
@@ -177,12 +182,13 @@ def run(
 
 
 def pipeline_document(plane: ApiSession, file: Path, context: CliContext) -> dict[str, Any] | str:
-    """A pipeline's document in which workflow files are registered for this user."""
+    """Returns a pipeline's document. Registers the workflow files in it for this user, and replaces
+    their paths."""
     text = read_text(file)
     document = read_document(text)
     works = list(_works_of(document))
     if not any(is_workflow_file(work.get("workflow")) for work in works):
-        return text  # problems are reported with the text as it was written
+        return text  # return the original text, so that problems refer to it
     slugs: dict[str, str] = {}
     for work in works:
         name = work.get("workflow")
@@ -203,7 +209,8 @@ def _works_of(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_workflow_file(name: object) -> bool:
-    """Slugs have no slash, and no ending that ComfyUI's files have."""
+    """Checks whether a name is a file path. Slugs have no slash, and no file extension used by
+    ComfyUI."""
     return isinstance(name, str) and ("/" in name or name.lower().endswith(OPENABLE_SUFFIXES))
 
 
@@ -212,7 +219,9 @@ def _registered(plane: ApiSession, file: Path, context: CliContext) -> str:
     document = opened.workflow if opened.workflow is not None else opened.prompt
     answer = plane.post("local", "workflows", name=file.stem, document=document)
     properties = ", ".join(answer["properties"])
-    context.say(f"{file} is the workflow {answer['slug']}, with the properties {properties}")
+    context.say(
+        f"{file} is registered as workflow {answer['slug']}, with the properties {properties}"
+    )
     return str(answer["slug"])
 
 
@@ -221,11 +230,14 @@ def status(
     run: Run,
     /,
     *,
-    follow: Annotated[bool, Parameter(help="Show changes until nothing is left to do.")] = False,
+    follow: Annotated[
+        bool, Parameter(help="Show changes until there is nothing left to do.")
+    ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """The progress of a run: per step how many are wanted, made, approved, in flight and failed."""
+    """Show the progress of a run. For each step, shows how many candidates are needed, made,
+    approved, in flight and failed."""
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
         if follow:
@@ -244,15 +256,15 @@ def _watch(
     context: CliContext,
     folder: ExportFolder | None = None,
 ) -> PersonNeeded | None:
-    """Waits until nothing is left that the run could do by itself, and writes candidates as they are made.
+    """Waits until the run has nothing left to do without a person, and saves candidates as they are
+    completed.
 
-    Returns what a person must do, if that is why the run rests.
-    """
+    Returns what a person must do, if that is why the run stopped."""
     look = partial(
         retry_while_away,
         lambda: plane.run(handle.refresh()),
         context,
-        "the run goes on",
+        "the run continues",
         time.sleep,
     )
     seen: PipelineRun | None = None
@@ -270,7 +282,7 @@ def _watch(
                 seen, seconds = run, LOOK_SECONDS
             needed = person_needed(run, context.clock() - troubled_at)
             if needed and run.trouble and not is_checked:
-                # Somebody may have solved the problem since the control plane last looked.
+                # The problem may have been resolved since the control plane's last check.
                 is_checked = True
                 if _check_again(plane, run):
                     continue
@@ -282,8 +294,8 @@ def _watch(
 
 
 def _check_again(plane: ApiSession, run: PipelineRun) -> bool:
-    """Asks the control plane to check the run's trouble now. Returns False if this key or an older control plane
-    doesn't allow that."""
+    """Requests an immediate check of the run's problem. Returns False if this key or an older
+    control plane doesn't support that."""
     try:
         plane.post("pipeline-runs", str(run.id), "check")
     except (Forbidden, NotFound):
@@ -292,12 +304,13 @@ def _check_again(plane: ApiSession, run: PipelineRun) -> bool:
 
 
 def person_needed(run: PipelineRun, troubled_seconds: float) -> PersonNeeded | None:
-    """What only a person can do for a run; None while it works, and at its end."""
+    """Returns what a person must do for a run. Returns None while the run is active, and at its
+    end."""
     seconds = run.trouble_seconds
     if run.trouble and seconds is not None and troubled_seconds >= seconds:
-        remedy = NO_WORKER_REMEDY if seconds else "Solve this"
+        remedy = NO_WORKER_REMEDY if seconds else "Resolve this problem"
         return PersonNeeded(
-            f"run {run.id} can't go on: {run.trouble.rstrip('.')}. {remedy}; the run then continues by itself",
+            f"run {run.id} can't continue: {run.trouble.rstrip('.')}. {remedy}; the run then continues automatically",
             hint=f"Follow it with: comfyfleet pipeline status {run.id} --follow",
         )
     if not run.is_resting:
@@ -330,11 +343,11 @@ def _made_count(run: PipelineRun) -> int:
 
 
 def _tell_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
-    """A terminal shows the trouble all the time; a log would show nothing until the end. A terminal is also told
-    how to answer what the run asks."""
+    """Prints changes. A terminal always shows the problem, but a log would show nothing until the
+    end. On a terminal, also prints how to answer the run's question."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
-        context.warn(f"run {run.id} waits: {run.trouble}")
+        context.warn(f"run {run.id} is waiting: {run.trouble}")
     was_asked = before is not None and before.reason == JUDGEMENT
     if run.reason == JUDGEMENT and not was_asked and context.err.is_terminal:
         context.say(_judgement_line(run))
@@ -350,7 +363,7 @@ def render_board(run: PipelineRun) -> Group:
 
 
 def _judges(run: PipelineRun) -> Iterator[str]:
-    """What the judge of each step does, and what is left to it and to people."""
+    """Yields each step's judge, with its thresholds and the number of remaining candidates."""
     for step in run.steps:
         if step.judge is None:
             continue
@@ -362,16 +375,16 @@ def _judges(run: PipelineRun) -> Iterator[str]:
             )
             if score is not None
         ]
-        left = f"{step.unjudged} left to judge, {step.waiting} left to people"
-        yield f"{step.name}: {step.judge.name} {', '.join(decides)}; {left}"
+        remaining = f"{step.unjudged} left to judge, {step.waiting} need a person"
+        yield f"{step.name}: {step.judge.name} {', '.join(decides)}; {remaining}"
 
 
 def _figures(run: PipelineRun) -> Iterator[str]:
     yield f"{run.status}{': ' + run.reason if run.reason else ''}"
     if run.pause_reason:
-        yield f"paused because: {run.pause_reason}"
+        yield f"pause reason: {run.pause_reason}"
     if run.trouble:
-        yield f"trouble: {run.trouble}"
+        yield f"problem: {run.trouble}"
     if run.success_rate is not None:
         yield f"{run.success_rate:.0%} succeeded"
     yield counted(run.tokens, "token", "tokens")
@@ -384,31 +397,33 @@ def _figures(run: PipelineRun) -> Iterator[str]:
 def list_(
     *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Registered pipelines, the newest first."""
+    """List registered pipelines, newest first."""
     with control(options, context) as plane:
-        found = plane.pages("pipelines", "pipelines", limit=limit)
+        pipelines = plane.pages("pipelines", "pipelines", limit=limit)
     if options.as_json:
-        print_json(found, context)
+        print_json(pipelines, context)
     else:
-        none = "no pipeline is registered: comfyfleet pipeline create FILE"
-        print_rows(found, ("id", "name", "created_at"), context, none=none)
+        none = "there are no pipelines yet: comfyfleet pipeline create FILE"
+        print_rows(pipelines, ("id", "name", "created_at"), context, none=none)
 
 
 @app.command
 def runs(
     *,
-    pipeline: Annotated[str | None, Parameter(help="Only its runs; an id or name.")] = None,
+    pipeline: Annotated[
+        str | None, Parameter(help="Only runs of this pipeline, given by id or name.")
+    ] = None,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Your runs, the newest first."""
+    """List your runs, newest first."""
     with control(options, context) as plane:
-        found = plane.pages("runs", "pipeline-runs", limit=limit, pipeline_id=pipeline)
+        listed = plane.pages("runs", "pipeline-runs", limit=limit, pipeline_id=pipeline)
     if options.as_json:
-        print_json(found, context)
+        print_json(listed, context)
     else:
-        print_rows(found, RUN_COLUMNS, context, none="there are no such runs")
+        print_rows(listed, RUN_COLUMNS, context, none="there are no matching runs")
 
 
 @app.command
@@ -419,10 +434,10 @@ def delete(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Delete a pipeline; its runs continue."""
+    """Delete a pipeline. Its runs continue."""
     with control(options, context) as plane:
         plane.run(plane.client.pipelines.delete(pipeline))
-    context.say(f"{pipeline} is deleted; its runs stay")
+    context.say(f"{pipeline} is deleted; its runs continue")
 
 
 @app.command
@@ -434,7 +449,7 @@ def approve(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Approve candidates: they get their children in the next step."""
+    """Approve candidates, so that they get children in the next step."""
     _judge(run, candidates, "approve", options, context)
 
 
@@ -447,7 +462,7 @@ def reject(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Reject candidates: they get no more children."""
+    """Reject candidates, so that they get no more children."""
     _judge(run, candidates, "reject", options, context)
 
 
@@ -481,12 +496,12 @@ def _judge(
     run_id: str, candidates: Sequence[str], act: str, options: ApiOptions, context: CliContext
 ) -> None:
     with control(options, context) as plane:
-        for each in candidates:
-            answer = plane.post("pipeline-runs", run_id, "candidates", each, act)
+        for candidate in candidates:
+            answer = plane.post("pipeline-runs", run_id, "candidates", candidate, act)
             if options.as_json:
                 print_json(answer, context)
             else:
-                context.say(f"{each} is {answer['status']}")
+                context.say(f"{candidate} is {answer['status']}")
 
 
 @app.command
@@ -506,11 +521,16 @@ def pair(
     if options.as_json:
         print_json(answer, context)
         return
-    found = answer["candidates"]
-    print_rows(found, ("id", "step", "score", "path"), context, none="there are no two to compare")
-    if found:
+    compared = answer["candidates"]
+    print_rows(
+        compared,
+        ("id", "step", "score", "path"),
+        context,
+        none="there are not enough candidates to compare",
+    )
+    if compared:
         context.say(
-            f"comfyfleet pipeline vote {run} {found[0]['id']} {found[1]['id']}: the first won"
+            f"comfyfleet pipeline vote {run} {compared[0]['id']} {compared[1]['id']}: the first won"
         )
 
 
@@ -524,7 +544,7 @@ def vote(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Vote for the better of two candidates of a step."""
+    """Vote for the better of two candidates of the same step."""
     with control(options, context) as plane:
         answer = plane.post(
             "pipeline-runs", run, "vote", winner=winner, loser=loser, id=context.new_id()
@@ -537,13 +557,13 @@ def vote(
 
 @app.command
 def cancel(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Cancel a run and its jobs; its candidates stay."""
+    """Cancel a run and its jobs. Its candidates are kept."""
     _act(run, "cancel", options, context)
 
 
 @app.command
 def pause(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Submit no more jobs; submitted jobs continue."""
+    """Pause a run. It submits no more jobs, but submitted jobs continue."""
     _act(run, "pause", options, context)
 
 
@@ -559,7 +579,7 @@ def _act(run_id: str, act: str, options: ApiOptions, context: CliContext) -> Non
     if options.as_json:
         print_json(answer, context)
     else:
-        context.say(f"The run is {answer['status']}")
+        context.say(f"the run is {answer['status']}")
 
 
 @app.command
@@ -577,7 +597,7 @@ def retry(
     if options.as_json:
         print_json(answer, context)
     else:
-        context.say(f"{counted(len(answer['jobs']), 'job is', 'jobs are')} made again")
+        context.say(f"{counted(len(answer['jobs']), 'job is', 'jobs are')} retried")
 
 
 @app.command
@@ -589,7 +609,8 @@ def candidates(
         int | None, Parameter(help="Only candidates of this step; the first is 0.")
     ] = None,
     status: Annotated[
-        str | None, Parameter(help="Only those that are approved, winner, active or rejected.")
+        str | None,
+        Parameter(help="Only candidates with this status: approved, winner, active or rejected."),
     ] = None,
     sort: Annotated[
         CandidateSort, Parameter(help="By age, by judgement, or by the score of the judge.")
@@ -598,28 +619,32 @@ def candidates(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Candidates with their scores, and who judged them."""
+    """List candidates with their scores, and who judged them."""
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
-        wanted = handle.candidates(
+        matching = handle.candidates(
             step=step, status=status, sort=sort, page_size=min(limit, PAGE_MAX)
         )
-        found = [each.model_dump(mode="json") for each in islice(plane.iterate(wanted), limit)]
+        listed = [
+            candidate.model_dump(mode="json")
+            for candidate in islice(plane.iterate(matching), limit)
+        ]
     if options.as_json:
-        print_json(found, context)
+        print_json(listed, context)
     else:
-        rows = [{**each, "judge_score": _exact(each["judge_score"])} for each in found]
-        print_rows(rows, CANDIDATE_COLUMNS, context, none="there are no such candidates")
+        rows = [{**entry, "judge_score": _exact(entry["judge_score"])} for entry in listed]
+        print_rows(rows, CANDIDATE_COLUMNS, context, none="there are no matching candidates")
 
 
 def _exact(score: float | None) -> str | None:
-    """In as many digits as thresholds may have: 0.366 is not 0.4, below which a judge rejects."""
+    """Formats a score with as many digits as thresholds can have. For example, 0.366 must not
+    appear as 0.4 if 0.4 is a threshold."""
     return None if score is None else f"{score:g}"
 
 
 @app.command
 def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Parents and children, with scores and judgements."""
+    """Show candidates as a tree of parents and children, with scores and judgements."""
     with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "tree")
     if options.as_json:
@@ -657,11 +682,12 @@ def export(
         str | None,
         Parameter(
             metavar="STATUS",
-            help="Only candidates with this status: approved, winner, active or rejected.",
+            help="Export only candidates with this status: approved, winner, active or rejected.",
         ),
     ] = None,
     follow: Annotated[
-        bool, Parameter(help="Write candidates while they are made, until nothing is left to do.")
+        bool,
+        Parameter(help="Save candidates as they are completed, until there is nothing left to do."),
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -680,10 +706,10 @@ def export(
 def _export(files: ExportFolder, context: CliContext) -> None:
     done, status = files.finish(), files.status
     if not done.candidates:
-        made = sum(step.made for step in files.handle.run.steps)
-        which = f"none of its {counted(made, 'candidate', 'candidates')} has the status {status}"
+        count = sum(step.made for step in files.handle.run.steps)
+        which = f"none of its {counted(count, 'candidate', 'candidates')} has the status {status}"
         raise RunFailed(
-            f"nothing to export: {which if status and made else 'the run has no candidates yet'}"
+            f"nothing to export: {which if status and count else 'the run has no candidates yet'}"
         )
     context.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {files.folder}")
     context.say(f"Index: {done.index_file}")
@@ -691,19 +717,20 @@ def _export(files: ExportFolder, context: CliContext) -> None:
         context.say(f"Contact sheet: {done.sheet_file}")
     else:
         hint = pillow_missing().details["hint"]
-        context.warn(f"there is no contact sheet, as Pillow isn't installed. {hint}")
+        context.warn(f"no contact sheet was created, because Pillow isn't installed. {hint}")
 
 
 @app.command
 def prompt(
     run: Run,
-    candidate: Annotated[str, Parameter(help="A candidate's id, as tree shows it.")],
+    candidate: Annotated[str, Parameter(help="A candidate's id, as listed by `tree`.")],
     /,
     *,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Print the prompt that made a candidate, as JSON. For the user of `comfyfleet up` only."""
+    """Print the prompt that generated a candidate, as JSON. Only for the user of `comfyfleet
+    up`."""
     with control(options, context) as plane:
-        found = plane.get("pipeline-runs", run, "candidates", candidate)
-        print_json(plane.get("local", "jobs", found["job_id"], "prompt")["prompt"], context)
+        details = plane.get("pipeline-runs", run, "candidates", candidate)
+        print_json(plane.get("local", "jobs", details["job_id"], "prompt")["prompt"], context)

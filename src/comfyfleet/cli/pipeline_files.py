@@ -1,4 +1,5 @@
-"""A pipeline run's candidates as files: written while the run makes them, with an index and a contact sheet."""
+"""Saves a pipeline run's candidates as files while the run generates them, with an index and a
+contact sheet."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 INDEX, SHEET = "index.json", "contact-sheet.png"
 CELL_PIXELS, GAP_PIXELS, LABEL_PIXELS = 192, 8, 14
 COLUMNS_MAX = 8
-PICTURES_MAX = 2000  # on one sheet
+PICTURES_MAX = 2000  # limit for one sheet
 PAPER, INK = (24, 24, 27), (228, 228, 231)
 
 
 class ExportedFiles(NamedTuple):
     candidates: int
     index_file: Path
-    sheet_file: Path | None  # None without Pillow
+    sheet_file: Path | None  # None if Pillow isn't installed
 
 
 @dataclass
 class ExportFolder:
-    """A folder on this machine that gets a run's candidates, below the run's target folder."""
+    """A local folder for a run's candidates, which are saved under the run's target folder."""
 
     plane: ApiSession
     handle: PipelineRunHandle
@@ -41,14 +42,15 @@ class ExportFolder:
     _written: set[str] = field(default_factory=set)
 
     def write_new(self) -> list[tuple[Candidate, Path]]:
-        """Writes the candidates whose files aren't there in their size yet; returns all of them."""
-        found = []
+        """Saves the candidates that have no local file of the right size yet. Returns all
+        candidates."""
+        candidates = []
         for candidate in self.plane.iterate(self.handle.candidates(status=self.status)):
             path = path_inside(self.folder, candidate.path)
             if candidate.path not in self._written:
                 self._write(candidate, path)
-            found.append((candidate, path))
-        return found
+            candidates.append((candidate, path))
+        return candidates
 
     def _write(self, candidate: Candidate, path: Path) -> None:
         is_there = path.exists() and path.stat().st_size == candidate.size
@@ -57,7 +59,7 @@ class ExportFolder:
         self._written.add(candidate.path)
 
     def finish(self) -> "ExportedFiles":
-        """Writes what is missing, the index, and the contact sheet where Pillow is installed."""
+        """Saves missing files, the index and, if Pillow is installed, the contact sheet."""
         pictures = self.write_new()
         rows = [
             {
@@ -77,7 +79,8 @@ class ExportFolder:
         return ExportedFiles(len(rows), index, sheet)
 
     def _index_files(self) -> tuple[Path, Path]:
-        """Returns the paths of the index and the sheet; with the run's id if another run has them."""
+        """Returns the paths of the index and the sheet. Their names contain the run's id if another
+        run has already used the default names."""
         index, sheet = self.folder / INDEX, self.folder / SHEET
         if not index.exists() or str(self.handle.id) in index.read_text("utf-8"):
             return index, sheet
@@ -86,11 +89,11 @@ class ExportFolder:
 
 
 def path_inside(folder: Path, path: str) -> Path:
-    """Where a candidate is written. The control plane names the path, so it must not lead out of the folder, not
-    even by a symbolic link."""
+    """Returns the local path of a candidate. The path from the control plane must not lead out of
+    the folder, not even through a symbolic link."""
     target = candidate_path(folder, path)
     if not target.parent.resolve().is_relative_to(folder.resolve()) or target.is_symlink():
-        raise InvalidInput(f"{target} leads out of {folder} by a symbolic link")
+        raise InvalidInput(f"{target} leads out of {folder} through a symbolic link")
     return target
 
 
@@ -105,7 +108,7 @@ def pillow_missing() -> FleetError:
 def write_sheet(
     pictures: Sequence[tuple[Candidate, Path]], steps: Sequence[str], sheet: Path
 ) -> None:
-    """Step by step, each picture small, with its score and how it was judged."""
+    """Draws the sheet step by step: a small image of each candidate, with its score and status."""
     from PIL import Image, ImageDraw
 
     rows = [row for number in range(len(steps)) for row in _rows(pictures, number)]
@@ -129,14 +132,14 @@ def write_sheet(
 
 
 def _plain(label: str) -> str:
-    """The font that comes with Pillow has no more letters."""
+    """Replaces letters that Pillow's built-in font doesn't have."""
     return label.encode("latin-1", "replace").decode("latin-1")
 
 
 def _rows(
     pictures: Sequence[tuple[Candidate, Path]], number: int
 ) -> Iterator[tuple[int, list[tuple[Candidate, Path]]]]:
-    mine = [each for each in pictures[:PICTURES_MAX] if each[0].step == number]
+    mine = [pair for pair in pictures[:PICTURES_MAX] if pair[0].step == number]
     for start in range(0, len(mine), COLUMNS_MAX):
         yield number, mine[start : start + COLUMNS_MAX]
 

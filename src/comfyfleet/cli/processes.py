@@ -1,9 +1,8 @@
 """The processes of `comfyfleet serve --processes N`.
 
-The parent accepts connections and hands each to the process with the fewest. A process that dies is
-started again. SIGHUP replaces all of them, one after another: each new one gets connections before
-the old one stops. The first of them runs the sweeps that only one process needs to run.
-"""
+The parent accepts connections and passes each one to the process with the fewest. It restarts a
+process that dies. SIGHUP replaces all processes, one after another: each new process gets
+connections before the old one stops. The first process runs the sweeps that must run only once."""
 
 import asyncio
 import json
@@ -30,21 +29,21 @@ from comfyfleet.settings import Settings
 
 logger = logging.getLogger(__name__)
 PROCESSES_MAX = 64
-# A start takes seconds on an idle machine, and minutes on one that is overloaded.
+# A start takes seconds on an idle machine, and minutes on an overloaded one.
 SLOW_START_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
-# One that lived for so long did not fail at its start: it is started again at once.
+# A process that ran at least this long did not fail at its start, and is restarted immediately.
 STEADY_SECONDS = 30.0
 BACK_OFF_SECONDS_MAX = 30.0
 
 
 @dataclass(frozen=True)
 class ChildOptions:
-    """What a process is told by its parent: as JSON, in an option that nobody else uses."""
+    """The options that a child process gets from its parent, as JSON in an internal option."""
 
-    number: int  # no other living process has the same
-    url: str  # where the parent listens
-    line: int  # file descriptor of the line to the parent; it ends when the parent does
+    number: int  # unique among the living processes
+    url: str  # the address on which the parent listens
+    line: int  # file descriptor of the connection to the parent; it closes when the parent ends
     folder: str
     is_first: bool
     greets: bool
@@ -56,22 +55,24 @@ class ChildOptions:
 
 def check_processes(processes: int, settings: Settings, data: Path) -> None:
     if not 1 <= processes <= PROCESSES_MAX:
-        raise InvalidInput(f"--processes must be from 1 to {PROCESSES_MAX}, not {processes}")
+        raise InvalidInput(f"--processes must be between 1 and {PROCESSES_MAX}, not {processes}")
     if processes == 1:
         return
     if files := locations_from(settings, data).sqlite_files():
         raise InvalidInput(
-            f"--processes {processes} needs PostgreSQL: {files[0]} is SQLite, which one process serves",
-            hint="Set COMFYFLEET_CENTRAL_DATABASE_URL and COMFYFLEET_TENANT_DATABASE_URLS, or leave "
-            "--processes out.",
+            f"--processes {processes} requires PostgreSQL: {files[0]} is SQLite, which supports only one process",
+            hint="Set COMFYFLEET_CENTRAL_DATABASE_URL and COMFYFLEET_TENANT_DATABASE_URLS, or omit "
+            "--processes.",
         )
     if sys.platform == "win32":
-        raise InvalidInput("--processes needs a system that can hand sockets to other processes")
+        raise InvalidInput(
+            "--processes isn't supported on Windows, which can't pass sockets to other processes"
+        )
 
 
 @asynccontextmanager
 async def connected_parent(child: ChildOptions, stop: asyncio.Event) -> AsyncIterator[ParentLine]:
-    """In the child: the source of its connections. The parent's end stops it, too."""
+    """Yields the child's source of connections. The child also stops when the parent ends."""
     loop = asyncio.get_running_loop()
     line = ParentLine(socket.socket(fileno=child.line), stop)
     line.start()
@@ -91,9 +92,8 @@ class _Running:
     began: float = field(default_factory=monotonic)
 
     async def is_ready(self, stop: asyncio.Event) -> bool:
-        """Waits until it is ready; False if it ends first, or is to stop. A start that takes long is
-        logged, but never given up: another one would take as long.
-        """
+        """Waits until the process is ready. Returns False if it ends first or must stop. A slow
+        start is logged but never aborted, because another start would take as long."""
         waits = {
             asyncio.create_task(wait())
             for wait in (self.process.wait, self.line.ready.wait, stop.wait)
@@ -114,18 +114,19 @@ class _Running:
             self.process.send_signal(number)
 
     async def ended(self) -> None:
-        """It has been asked to; what doesn't is killed."""
+        """Waits for the process to end. Kills it if it takes too long."""
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self.process.wait()
         except TimeoutError:
-            logger.warning("process %d does not end: it is killed", self.number)
+            logger.warning("process %d did not end in time and is killed", self.number)
             self.signal(signal.SIGKILL)
             await self.process.wait()
 
 
 class ProcessSupervisor:
-    """`arguments` are those of the command, without what a child is told by us."""
+    """Runs and replaces the processes. `arguments` are the command's arguments, without those for
+    children."""
 
     def __init__(
         self,
@@ -142,19 +143,20 @@ class ProcessSupervisor:
         self._folder = folder
         self._count = count
         self._places: dict[int, _Running] = {}
-        self._living: dict[int, _Running] = {}  # by number; also those that take or hand over
-        self._numbers: set[int] = set()  # of those, and of what is being started
+        # by number, including processes that are starting or being replaced
+        self._living: dict[int, _Running] = {}
+        self._numbers: set[int] = set()  # numbers of living and starting processes
         self._starting: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, stop: asyncio.Event, again: asyncio.Event) -> None:
-        """Until `stop`. Whenever `again` is set, all are replaced."""
+        """Runs until `stop` is set. Whenever `again` is set, replaces all processes."""
         self._stop = stop
         keepers: list[asyncio.Task[None]] = []
         try:
             await self._begin()
-            keepers = [asyncio.create_task(self._keep(each)) for each in range(self._count)]
+            keepers = [asyncio.create_task(self._keep(place)) for place in range(self._count)]
             keepers.append(asyncio.create_task(self._replace_when(again)))
             await stop.wait()
         finally:
@@ -165,14 +167,15 @@ class ProcessSupervisor:
             await self._end()
 
     async def _begin(self) -> None:
-        """Starts the first alone, so that an error in the settings is reported once. No connection is
-        accepted before all are ready: connections stay where they were accepted."""
+        """Starts the first process alone, so that an error in the settings is reported only once.
+        Accepts no connections before all processes are ready, because connections don't move
+        between processes."""
         await self._first_start(0)
         await asyncio.gather(*map(self._first_start, range(1, self._count)))
         for running in self._places.values():
             self._dispatcher.add(running.line)
         self._dispatcher.open()
-        logger.info("%d processes serve", self._count)
+        logger.info("%d processes are serving", self._count)
 
     async def _first_start(self, place: int) -> None:
         running = self._places[place] = await self._started(place, greets=place == 0)
@@ -180,7 +183,9 @@ class ProcessSupervisor:
             raise ServerUnavailable(f"process {running.number} ended before it was ready")
 
     async def _started(self, place: int, *, greets: bool = False) -> _Running:
-        number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._numbers)
+        number = next(
+            candidate for candidate in range(PROCESSES_MAX * 2) if candidate not in self._numbers
+        )
         self._numbers.add(number)
         try:
             running = await self._started_as(number, place, greets=greets)
@@ -203,7 +208,7 @@ class ProcessSupervisor:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    # -P: nothing is imported from the current folder, which may be somebody else's.
+                    # -P prevents imports from the current folder, which may belong to someone else.
                     *(sys.executable, "-P", "-m", "comfyfleet", *self._arguments),
                     *("--child", json.dumps(asdict(child))),
                     pass_fds=(child.line,),
@@ -212,11 +217,11 @@ class ProcessSupervisor:
         except OSError:
             ours.close()
             raise
-        logger.info("process %d has the pid %d", number, process.pid)
+        logger.info("started process %d with pid %d", number, process.pid)
         return _Running(number, process, ChildLine(ours, self._dispatcher.remove))
 
     def _forget(self, running: _Running) -> None:
-        """Another may have its number, and goes on with its counters."""
+        """Removes a process, so that another one can use its number and continue its counters."""
         running.line.drain()
         self._dispatcher.remove(running.line)
         running.line.close()
@@ -231,16 +236,20 @@ class ProcessSupervisor:
             code = await running.process.wait()
             self._forget(running)
             if self._places[place] is not running:
-                continue  # it was replaced
+                continue  # it has been replaced
             failures = 1 if monotonic() - running.began > STEADY_SECONDS else failures + 1
             delay = min(2.0 ** (failures - 1) - 1, BACK_OFF_SECONDS_MAX)
             logger.error(
-                "process %d ended with %d; another is started in %g s", running.number, code, delay
+                "process %d ended with exit code %d; restarting in %g s",
+                running.number,
+                code,
+                delay,
             )
             await self._start_instead_of(running, place, delay)
 
     async def _start_instead_of(self, ended: _Running, place: int, delay: float) -> None:
-        """Unless it is replaced meanwhile. A machine that can start no process now may later."""
+        """Restarts a process, unless it has been replaced. Retries if the machine can't start
+        processes now."""
         while self._places[place] is ended:
             await asyncio.sleep(delay)
             async with self._one_at_a_time:
@@ -250,7 +259,8 @@ class ProcessSupervisor:
             delay = BACK_OFF_SECONDS_MAX
 
     def _serving_when_ready(self, new: _Running) -> None:
-        """Gives it connections as soon as it is ready; if it ends first, another is started."""
+        """Passes connections to the process as soon as it is ready. If it ends first, another one
+        is started."""
 
         async def serve_when_ready() -> None:
             if await new.is_ready(self._stop):
@@ -264,18 +274,18 @@ class ProcessSupervisor:
         try:
             return await self._started(place)
         except OSError as error:
-            logger.warning("no process can be started: %s", error)
+            logger.warning("a process could not be started: %s", error)
             return None
 
     async def _replace_when(self, again: asyncio.Event) -> None:
         while True:
             await again.wait()
             again.clear()
-            logger.info("SIGHUP received: %d processes are replaced, one by one", self._count)
+            logger.info("SIGHUP received: replacing %d processes one by one", self._count)
             if await self._replace_all():
                 logger.info("all processes were replaced")
             else:
-                logger.warning("not all processes were replaced; the others stay")
+                logger.warning("not all processes were replaced; the remaining ones continue")
 
     async def _replace_all(self) -> bool:
         for place in range(self._count):
@@ -285,13 +295,14 @@ class ProcessSupervisor:
         return True
 
     async def _replace(self, place: int) -> bool:
-        """The new one serves before the old one stops; if it never does, the old one stays."""
+        """Starts a new process before stopping the old one. If the new one never gets ready, the
+        old one continues."""
         old, new = self._places[place], await self._started_if_possible(place)
         if new is None:
             return False
         if not await new.is_ready(self._stop):
             logger.error(
-                "process %d ended before it was ready: the restart is given up", new.number
+                "process %d ended before it was ready; the replacement is aborted", new.number
             )
             new.signal(signal.SIGTERM)
             await new.ended()
@@ -309,11 +320,11 @@ class ProcessSupervisor:
 
     async def _end(self) -> None:
         living = list(self._living.values())
-        for each in living:
-            each.signal(signal.SIGTERM)
-        await asyncio.gather(*(each.ended() for each in living))
-        for each in living:
-            self._forget(each)
+        for process in living:
+            process.signal(signal.SIGTERM)
+        await asyncio.gather(*(process.ended() for process in living))
+        for process in living:
+            self._forget(process)
 
 
 async def serve_in_processes(

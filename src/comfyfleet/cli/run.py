@@ -1,5 +1,5 @@
-"""`comfyfleet run` and `comfyfleet watch`: any workflow file, with options and the rows of a table, made into prompts and
-run to its results."""
+"""`comfyfleet run` and `comfyfleet watch`: convert a workflow file to prompts, with options and the
+rows of a table, and run them."""
 
 import asyncio
 import csv
@@ -94,19 +94,20 @@ CSV_BYTES_MAX = 64 * 1024 * 1024
 ROWS_MAX = 100_000
 ROW_PROBLEMS_MAX = 20
 SHORTHAND_NAMES = {name: one.name for one in SHORTHANDS for name in (one.name, *one.aliases)}
-EXAMPLE = "The first row names what is set, such as: prompt,seed,3.steps"
+EXAMPLE = "The first row must contain column names, such as: prompt,seed,3.steps"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """`number` counts from 1, as people count; `usual` are shorthands, `named` are `node.input`."""
+    """A row of the table. `number` starts at 1. `usual` contains shorthands, and `named` contains
+    `node.input` values."""
 
     number: int
     usual: Mapping[str, str]
     named: Mapping[str, str]
 
 
-SINGLE_ROW = BatchRow(1, {}, {})  # a run that changes nothing
+SINGLE_ROW = BatchRow(1, {}, {})  # a run without changes
 
 
 def read_rows(path: Path) -> tuple[BatchRow, ...]:
@@ -120,24 +121,24 @@ def read_rows(path: Path) -> tuple[BatchRow, ...]:
 
 
 def parse_rows(text: str) -> tuple[BatchRow, ...]:
-    """An empty cell leaves the value as the file has it, an empty row is no run."""
+    """Parses the rows. An empty cell keeps the file's value, and an empty row is skipped."""
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = [name.strip() for name in next(lines, [])]
         _check(columns)
         cells = [line for line in lines if any(cell.strip() for cell in line)]
     except csv.Error as error:
-        raise InvalidInput(f"line {lines.line_num} is no CSV: {error}") from error
+        raise InvalidInput(f"line {lines.line_num} isn't valid CSV: {error}") from error
     if not cells:
         raise InvalidInput("there are no rows")
     if len(cells) > ROWS_MAX:
-        raise LimitExceeded(f"{len(cells):,} rows, at most {ROWS_MAX:,}")
+        raise LimitExceeded(f"there are {len(cells):,} rows, more than the limit of {ROWS_MAX:,}")
     return tuple(_row(number, columns, line) for number, line in enumerate(cells, 1))
 
 
 def _check(columns: list[str]) -> None:
     if not any(columns):
-        raise InvalidInput("the first row names no columns")
+        raise InvalidInput("the first row has no column names")
     for name in columns:
         if not name:
             raise InvalidInput("a column has no name")
@@ -146,7 +147,7 @@ def _check(columns: list[str]) -> None:
             raise InvalidInput(f"column {name!r} is neither node.input nor one of {known}")
     twice = {name for name in columns if columns.count(name) > 1}
     if twice:
-        raise InvalidInput(f"two columns are named {sorted(twice)[0]!r}")
+        raise InvalidInput(f"two columns have the name {sorted(twice)[0]!r}")
 
 
 def _row(number: int, columns: list[str], line: list[str]) -> BatchRow:
@@ -163,14 +164,14 @@ def _media(what: str) -> Parameter:
     return Parameter(
         group=USUAL_VALUES,
         metavar="FILE",
-        help=f"Local file for the one loader of {what}; it is uploaded.",
+        help=f"Local file to upload for the only loader of {what}.",
     )
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunShorthands(ShorthandOptions):
-    """As for `convert`, but files are local ones, and `--batch` is the name of a CSV file."""
+    """The shorthands of `convert`, but with local files, and with a CSV file as `--batch`."""
 
     must_fit: ClassVar[bool] = True
     batch: Annotated[str | None, shorthand("batch", "batch-size")] = None
@@ -195,7 +196,7 @@ class ValueOptions:
     usual: RunShorthands = RunShorthands()
 
     def settings(self) -> SettingOptions:
-        """Without the files: they are uploaded first."""
+        """Returns the settings without files, which are uploaded first."""
         return SettingOptions(self.set_, replace(self.usual, **dict.fromkeys(MEDIA)))
 
     def media(self) -> dict[str, Path]:
@@ -208,7 +209,7 @@ class RunConversion:
     unknown: Annotated[
         Literal["drop", "keep"] | None,
         Parameter(
-            help="Leave out nodes of types that the server lacks, or send them as the editor does. By default they are an error.",
+            help="Leave out nodes of unknown types, or send them like the editor does. By default, they are an error.",
         ),
     ] = None
     reachable_only: Annotated[
@@ -216,7 +217,9 @@ class RunConversion:
     ] = False
     seed_rng: Annotated[
         int | None,
-        Parameter(metavar="N", help="Choose among {a|b} in texts the same way each time."),
+        Parameter(
+            metavar="N", help="Seed for choices such as {a|b} in texts, to make them reproducible."
+        ),
     ] = None
 
     def options(self) -> ConversionOptions:
@@ -231,7 +234,7 @@ class RunConversion:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ChangeOptions:
-    """All that makes another prompt of the same file."""
+    """All options that change the prompt of a file."""
 
     values: ValueOptions = ValueOptions()
     switches: SwitchOptions = NO_SWITCHES
@@ -264,7 +267,7 @@ def prepare_prompt(
     )
     lines = download_lines(missing_models(opened, known.object_info, converted))
     for line in lines:
-        context.warn(f"{target.name} lacks the model {line}")
+        context.warn(f"{target.name} doesn't have the model {line}")
     return RunRequest(
         shown,
         inputs.uploads,
@@ -277,12 +280,12 @@ def prepare_prompt(
 
 
 def input_folder(file: str) -> Path | None:
-    """What comes through a pipe has no neighbours."""
+    """Returns the folder in which input files are searched. A pipe has none."""
     return None if file == STANDARD_STREAM else Path(file).parent
 
 
 def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliContext) -> RunRequest:
-    """Files are looked for from the folder of the CSV file."""
+    """Applies a row to the base request. Files are relative to the folder of the CSV file."""
     files = {
         name: folder / cell
         for name, cell in row.named.items()
@@ -296,9 +299,9 @@ def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliConte
     require_all_set(edit)
     prompt = _warned(edit, context)
     prompt = _warned(set_values(prompt, base.object_info, named, exposed=base.exposed), context)
-    given = [GivenFile(name, path) for name, path in files.items()]
+    files_given = [GivenFile(name, path) for name, path in files.items()]
     own = find_inputs(
-        prompt, base.object_info, given=given, media=media, beside=None, exposed=base.exposed
+        prompt, base.object_info, given=files_given, media=media, beside=None, exposed=base.exposed
     ).uploads
     shown = with_uploaded_names(prompt, base.object_info, [(one, one.path.name) for one in own])
     return replace(base, prompt=shown, uploads=(*_not_replaced(base.uploads, shown, base), *own))
@@ -307,11 +310,10 @@ def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliConte
 def check_rows(
     base: RunRequest, rows: Sequence[BatchRow], folder: Path, context: CliContext
 ) -> list[str]:
-    """Raises InvalidInput for cells that fit nowhere, before the first row runs.
+    """Checks all rows before the first one runs. Raises InvalidInput for cells that don't fit.
 
-    Returns the names of the files that are missing in some row.
-    """
-    silent = replace(context, err=Console(quiet=True))  # the warnings follow when a row runs
+    Returns the names of files that are missing in some row."""
+    silent = replace(context, err=Console(quiet=True))  # warnings are shown later, when a row runs
     problems, missing = list[str](), dict[str, None]()
     for row in rows:
         try:
@@ -323,9 +325,7 @@ def check_rows(
     if problems:
         more = len(problems) - ROW_PROBLEMS_MAX
         rest = [f"… and {more} more"] if more > 0 else []
-        raise InvalidInput(
-            "\n".join([*problems[:ROW_PROBLEMS_MAX], *rest]), hint="Nothing was run."
-        )
+        raise InvalidInput("\n".join([*problems[:ROW_PROBLEMS_MAX], *rest]), hint="No row was run.")
     return list(missing)
 
 
@@ -336,21 +336,23 @@ def with_seeds(
     values: ValueOptions,
     context: CliContext,
 ) -> tuple[BatchRow, ...]:
-    """Each row `count` times, each time with another seed: else a server answers with what it made
-    before. A seed that is set by its node's name, or by the row, stays."""
+    """Repeats each row `count` times with different seeds, because a server would otherwise return
+    cached results. Doesn't change a seed that is set by node or by the row."""
     if len(rows) * count > ROWS_MAX:
-        raise LimitExceeded(f"{len(rows) * count:,} runs, at most {ROWS_MAX:,}")
+        raise LimitExceeded(
+            f"there would be {len(rows) * count:,} runs, more than the limit of {ROWS_MAX:,}"
+        )
     free = _has_free_seed(base, values)
     if not free:
-        context.warn("no seed is free to be changed: every run gets the same")
+        context.warn("there is no seed to change, so every run uses the same one")
     first = values.usual.seed
-    made: list[BatchRow] = []
+    repeated: list[BatchRow] = []
     for row in rows:
         for step in range(count):
             seed = int(first) + step if first and first.isdecimal() else context.new_seed()
             usual = {"seed": str(seed), **row.usual} if free else row.usual
-            made.append(replace(row, number=len(made) + 1, usual=usual))
-    return tuple(made)
+            repeated.append(replace(row, number=len(repeated) + 1, usual=usual))
+    return tuple(repeated)
 
 
 def _has_free_seed(base: RunRequest, values: ValueOptions) -> bool:
@@ -367,7 +369,7 @@ def _has_free_seed(base: RunRequest, values: ValueOptions) -> bool:
 def _not_replaced(
     uploads: tuple[FileUpload, ...], prompt: Prompt, base: RunRequest
 ) -> Iterator[FileUpload]:
-    """An upload is for the inputs that still hold what they held before the row was applied."""
+    """Yields the uploads for inputs that the row did not change."""
     for upload in uploads:
         places = [
             place
@@ -402,7 +404,8 @@ def _runnable(
 
 
 def _still_missing(base: RunRequest, work: RunRequest) -> Iterator[str]:
-    """Yields the names of missing files for which a row uploads no other file and sets no other name."""
+    """Yields the names of missing files for which a row neither uploads another file nor sets
+    another name."""
     uploaded = {place for upload in work.uploads for place in upload.places}
     for file in base.missing_files:
         if any(
@@ -417,8 +420,8 @@ def _still_missing(base: RunRequest, work: RunRequest) -> Iterator[str]:
 def _tell_missing(names: Iterable[str], target: RunTarget, context: CliContext) -> None:
     for name in dict.fromkeys(names):
         context.warn(
-            f"{name} neither lies beside the file nor is on {target.name}; "
-            "give one with --image, --video, --audio or --input NAME=FILE"
+            f"{name} is neither in the file's folder nor on {target.name}; "
+            "specify one with --image, --video, --audio or --input NAME=FILE"
         )
 
 
@@ -430,7 +433,7 @@ def _warned(edit: Edit, context: CliContext) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """How the run of a row ended: `error` is None if it succeeded."""
+    """The result of a row's run. `error` is None if it succeeded."""
 
     number: int
     seconds: float
@@ -440,7 +443,8 @@ class RowResult:
 
 
 class BatchRun:
-    """A row that fails does not stop the others; what has ended is kept, also if the rest is given up."""
+    """Runs all rows. A failed row doesn't stop the others. Finished results are kept, even if the
+    rest is aborted."""
 
     def __init__(
         self,
@@ -462,8 +466,8 @@ class BatchRun:
             self._reporter.row(row.number, len(self._rows), self.unit)
             began = self._context.clock()
             with self._noting(row, began):
-                made = await session.run(prepare_row(base, row, self._folder, self._context))
-                paths, shown = map(str, made.paths), (value.spoken for value in made.values)
+                results = await session.run(prepare_row(base, row, self._folder, self._context))
+                paths, shown = map(str, results.paths), (value.spoken for value in results.values)
                 seconds = self._context.clock() - began
                 self.ended.append(RowResult(row.number, seconds, tuple(paths), tuple(shown)))
 
@@ -492,7 +496,8 @@ class BatchRun:
 
 
 def batch_table(ended: Sequence[RowResult], unit: str) -> TextTable:
-    """Files and shown texts have a column each, so that a script can read the files."""
+    """Formats the results. Files and shown texts have separate columns, so that a script can read
+    the files."""
     with_shown = ("shown",) if any(row.shown for row in ended) else ()
     listing = TextTable((unit, "seconds", "result", *with_shown), right=(unit, "seconds"))
     for row in ended:
@@ -514,12 +519,12 @@ class ResultOptions:
         Parameter(
             name=["--output-dir", "-o"],
             metavar="DIR",
-            help="Folder for the results. Nothing in it is overwritten: names are numbered.",
+            help="Folder for the results. Existing files are not overwritten; new names are numbered.",
         ),
     ] = Path("output")
-    as_json: Annotated[
-        bool, Parameter(name="--json", help="Print one JSON object per event, for programs.")
-    ] = False
+    as_json: Annotated[bool, Parameter(name="--json", help="Print one JSON object per event.")] = (
+        False
+    )
 
 
 RESULT_DEFAULTS = ResultOptions()
@@ -532,8 +537,8 @@ class ModeOptions:
         str | None,
         Parameter(
             metavar="CSV",
-            help="Run once per row. Columns are named as values are set: prompt, seed, 3.steps, image. "
-            "A number is the batch size, as for convert.",
+            help="Run once per row. Column names are the names used to set values: prompt, seed, 3.steps, image. "
+            "A number sets the batch size, like for convert.",
         ),
     ] = None
     count: Annotated[
@@ -541,14 +546,15 @@ class ModeOptions:
         Parameter(
             metavar="N",
             validator=validators.Number(gte=1, lte=ROWS_MAX),
-            help="Run so many times, each time with a new seed; with --seed N with N, N+1, N+2 …",
+            help="Run this many times, each time with a new seed. With --seed N, the seeds are N, N+1, N+2 …",
         ),
     ] = 1
     detach: Annotated[
-        bool, Parameter(help="Print the id of the run and return; comfyfleet watch ID re-attaches.")
+        bool,
+        Parameter(help="Print the run's id and return. Follow it later with: comfyfleet watch ID"),
     ] = False
     dry_run: Annotated[
-        bool, Parameter(help="Print the prompt and what would be uploaded, and run nothing.")
+        bool, Parameter(help="Print the prompt and the files to upload, without running it.")
     ] = False
 
 
@@ -603,7 +609,7 @@ def _run(
 
 @contextmanager
 def _errors_as_events(results: ResultOptions, context: CliContext) -> Iterator[None]:
-    """With --json, writes the error that ends the command as the last event, whenever it happens."""
+    """With --json, writes an error that ends the command as the last event."""
     try:
         yield
     except FleetError as error:
@@ -613,7 +619,7 @@ def _errors_as_events(results: ResultOptions, context: CliContext) -> Iterator[N
 
 
 def _with_batch_size(way: ModeOptions, changes: ChangeOptions) -> tuple[ModeOptions, ChangeOptions]:
-    """`--batch 4` is what `inspect` names and `convert` takes: the size, not a file."""
+    """Handles `--batch 4` as the batch size, as in `inspect` and `convert`, not as a file name."""
     if way.batch is None or not way.batch.isdecimal():
         return way, changes
     usual = replace(changes.values.usual, batch=way.batch)
@@ -627,24 +633,27 @@ def reporter_for(results: ResultOptions, title: str, context: CliContext) -> Rep
     return LiveDisplay(context, title) if context.err.is_terminal else PlainLines(context)
 
 
-def print_results(made: RunResults, target: RunTarget, context: CliContext) -> None:
-    """The paths alone on stdout, or the values alone where there is no file: to be piped."""
-    for each in made.values if made.paths else ():
-        context.say(f"node {each.node_id}: {each.spoken}")
-    results = made.paths or [each.spoken for each in made.values]
+def print_results(outcome: RunResults, target: RunTarget, context: CliContext) -> None:
+    """Prints only the paths to stdout, or only the values if there are no files, so that they can
+    be piped."""
+    for value in outcome.values if outcome.paths else ():
+        context.say(f"node {value.node_id}: {value.spoken}")
+    results = outcome.paths or [value.spoken for value in outcome.values]
     for result in results:
         context.stdout.write(f"{result}\n".encode())
     context.stdout.flush()
-    files = counted(len(made.paths), "file", "files")
-    if made.values:
-        files += ", " + counted(len(made.values), "value", "values")
-    skipped = f", {counted(made.skipped, 'preview', 'previews')} not saved" if made.skipped else ""
-    context.say(f"done in {made.seconds:.1f} s on {target.name}: {files}{skipped}")
+    files = counted(len(outcome.paths), "file", "files")
+    if outcome.values:
+        files += ", " + counted(len(outcome.values), "value", "values")
+    skipped = (
+        f", {counted(outcome.skipped, 'preview', 'previews')} not saved" if outcome.skipped else ""
+    )
+    context.say(f"done in {outcome.seconds:.1f} s on {target.name}: {files}{skipped}")
 
 
 @dataclass(frozen=True)
 class _RunCommand:
-    """What is done with the prompt once it is known, and where."""
+    """Runs or shows the prepared prompt on a target."""
 
     target: RunTarget
     results: ResultOptions
@@ -654,7 +663,7 @@ class _RunCommand:
 
     @property
     def folder(self) -> Path:
-        """Of the CSV file."""
+        """The folder of the CSV file."""
         return Path(self.way.batch).parent if self.way.batch else Path()
 
     def tell(self, base: RunRequest) -> None:
@@ -671,9 +680,9 @@ class _RunCommand:
     def run(self, base: RunRequest, title: str) -> None:
         self._tell_missing(_still_missing(base, base))
         with reporter_for(self.results, title, self.context) as reporter:
-            made = asyncio.run(self._made(base, reporter))
+            outcome = asyncio.run(self._made(base, reporter))
         if not self.results.as_json:
-            print_results(made, self.target, self.context)
+            print_results(outcome, self.target, self.context)
 
     def run_batch(self, base: RunRequest, title: str) -> None:
         self._tell_missing(check_rows(base, self.rows, self.folder, self.context))
@@ -684,7 +693,7 @@ class _RunCommand:
             with reporter:
                 asyncio.run(self._batch(batch, base, reporter))
         finally:
-            # Also after Ctrl-C: the rows before have results.
+            # Also after Ctrl-C, because earlier rows have results.
             if not self.results.as_json:
                 batch_table(batch.ended, batch.unit).print_on(self.context.out)
         batch.check()
@@ -698,7 +707,7 @@ class _RunCommand:
         for run_id in asyncio.run(self._left(base, reporter)):
             if not self.results.as_json:
                 self.context.stdout.write(f"{run_id}\n".encode())
-                self.context.say(f"watch it with: comfyfleet watch {run_id} {self.target.options}")
+                self.context.say(f"follow it with: comfyfleet watch {run_id} {self.target.options}")
         self.context.stdout.flush()
 
     def _tell_missing(self, names: Iterable[str]) -> None:
@@ -727,14 +736,14 @@ class _RunCommand:
 
 def _nobody_to_leave_it_with() -> InvalidInput:
     return InvalidInput(
-        "--detach needs a server: the built-in engine ends with this command",
-        hint="Add --server URL. `comfyfleet engine` serves the built-in engine for longer.",
+        "--detach requires a server, because the built-in engine ends with this command",
+        hint="Add --server URL. To keep the built-in engine running, use `comfyfleet engine`.",
     )
 
 
 def watch(
     run_id: Annotated[
-        str, Parameter(metavar="ID", help="The run's id, as `comfyfleet run --detach` printed it.")
+        str, Parameter(metavar="ID", help="The run's id, as printed by `comfyfleet run --detach`.")
     ],
     /,
     *,
@@ -752,12 +761,12 @@ def _watch(run_id: str, where: TargetOptions, results: ResultOptions, context: C
     targets = remote_targets(where, context)
     with reporter_for(results, run_id[:8], context) as reporter:
         try:
-            target, made = asyncio.run(_finished(run_id, targets, reporter, results, context))
+            target, outcome = asyncio.run(_finished(run_id, targets, reporter, results, context))
         except KeyboardInterrupt:
-            context.say(f"no longer watched; run {run_id} goes on")
+            context.say(f"no longer watched; run {run_id} continues")
             raise
     if not results.as_json:
-        print_results(made, target, context)
+        print_results(outcome, target, context)
 
 
 async def _finished(
@@ -769,17 +778,18 @@ async def _finished(
 ) -> tuple[RunTarget, RunResults]:
     for target in targets:
         async with aclosing(target.connect()) as backend:
-            # A cloud has another id for it than we gave, and is asked alone: no search for it.
+            # A cloud uses its own run ids and is the only target, so there is nothing to search.
             if len(targets) > 1 and await backend.adopt(run_id) is None:
                 continue
             session = RunSession(backend, target, reporter, results.output_dir, context)
             plan = await _plan(backend, run_id)
             return target, await session.finish(run_id, plan, again=True)
     names = ", ".join(target.name for target in targets)
-    raise RunLost(f"no run {run_id} is known to {names}", hint="Is it the right --server?")
+    raise RunLost(f"run {run_id} was not found on {names}", hint="Is it the right --server?")
 
 
 async def _plan(backend: Backend, run_id: str) -> NodePlan:
-    """The nodes and their names, where the server tells what it was given; a cloud doesn't."""
-    found = await backend.submitted_prompt(run_id) if isinstance(backend, ComfyServer) else None
-    return NodePlan({}) if found is None else plan_from_outputs(*found)
+    """Returns the run's nodes and their names. Empty for Comfy Cloud, which doesn't return the
+    submitted prompt."""
+    submitted = await backend.submitted_prompt(run_id) if isinstance(backend, ComfyServer) else None
+    return NodePlan({}) if submitted is None else plan_from_outputs(*submitted)

@@ -1,5 +1,5 @@
-"""One run from its local files to its saved outputs, and where it runs: the least busy of some servers, Comfy Cloud, or
-the built-in engine."""
+"""Runs a workflow, from its local files to its saved outputs. Also selects where it runs: the least
+busy of several servers, Comfy Cloud, or the built-in engine."""
 
 import asyncio
 import contextlib
@@ -71,15 +71,17 @@ STEM_CHARACTERS_MAX = 120
 SUFFIX_CHARACTERS_MAX = 16
 FOLDERS_MAX = 16
 SAME_NAMES_MAX = 100_000
-# What ComfyUI appends to be unique in its own folder: cat_00012_.png, clip_00003-audio.mp4.
+# The counter that ComfyUI appends to make a name unique in its folder: cat_00012_.png,
+# clip_00003-audio.mp4.
 _COUNTER = re.compile(r"_\d{5}_?(?=$|-)")
-# Names that tell nothing: previews of ComfyUI, and the hashes under which a cloud keeps files.
+# Names without meaning: ComfyUI's previews, and the hashes used by a cloud as file names.
 _TELLS_NOTHING = re.compile(r"ComfyUI_temp_[a-z]{5}|[0-9a-f]{32,}")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*]+')
 
 
 def readable_name(filename: str, *, node_name: str | None = None) -> str:
-    """`cat_00012_.png` is `cat.png`; whatever a server says, the name stays inside its folder."""
+    """Returns a readable file name: `cat_00012_.png` becomes `cat.png`. The name can't lead out of
+    its folder, regardless of the server's name."""
     base = filename.replace("\\", "/").rpartition("/")[2]
     stem, dot, suffix = base.rpartition(".")
     if not stem:
@@ -92,14 +94,15 @@ def readable_name(filename: str, *, node_name: str | None = None) -> str:
 
 
 def readable_folder(subfolder: str) -> Path:
-    """`shots\\day 1` is `shots/day 1`; whatever a server says, it stays inside."""
+    """Returns a safe folder: `shots\\day 1` becomes `shots/day 1`. It can't lead out of its parent,
+    regardless of the server's name."""
     parts = (_UNSAFE.sub("_", part).strip(" .") for part in re.split(r"[\\/]", subfolder))
-    kept = [part[:STEM_CHARACTERS_MAX] for part in parts if part]
-    return Path(*kept[:FOLDERS_MAX])
+    names = [part[:STEM_CHARACTERS_MAX] for part in parts if part]
+    return Path(*names[:FOLDERS_MAX])
 
 
 def numbered_names(name: str) -> Iterator[str]:
-    """`cat.png`, `cat-2.png`, `cat-3.png` …"""
+    """Yields `cat.png`, `cat-2.png`, `cat-3.png` and so on."""
     yield name
     path = Path(name)
     for number in count(2):
@@ -107,18 +110,18 @@ def numbered_names(name: str) -> Iterator[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Known before the run and not after it: whether results can be saved there. Leaves nothing."""
+    """Checks before a run whether results can be saved in a folder. Leaves nothing behind."""
     lineage = (folder, *folder.absolute().parents)
     missing = list(takewhile(lambda path: not path.exists(), lineage))
     existing = lineage[len(missing)]
     if not existing.is_dir():
-        raise InvalidInput(f"{existing} is no folder, so results can't be saved into {folder}")
+        raise InvalidInput(f"{existing} isn't a folder, so results can't be saved in {folder}")
     try:
         _try_to_write(folder)
     except OSError as error:
         raise InvalidInput(
-            f"results can't be saved into {folder}: {error.strerror or error}",
-            hint="Name another: -o DIR",
+            f"results can't be saved in {folder}: {error.strerror or error}",
+            hint="Specify another folder: -o DIR",
         ) from error
     finally:
         for path in missing:
@@ -127,14 +130,15 @@ def check_folder(folder: Path) -> None:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Only trying tells: a folder may be read-only, full, or one in which nothing can be made."""
+    """Creates a temporary file. Only this reveals whether the folder is read-only or full, or
+    doesn't allow new files."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def reserve_name(folder: Path, name: str) -> Path:
-    """A new empty file in that folder: once made, no other run can take its name."""
+    """Creates a new empty file in the folder, so that no other run can use its name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for candidate, _ in zip(numbered_names(name), range(SAME_NAMES_MAX), strict=False):
@@ -146,11 +150,11 @@ def reserve_name(folder: Path, name: str) -> Path:
             return path
     except OSError as error:
         raise InvalidInput(f"{folder}: {error.strerror or error}") from error
-    raise LimitExceeded(f"{folder} has {SAME_NAMES_MAX:,} files named like {name}")
+    raise LimitExceeded(f"{folder} has {SAME_NAMES_MAX:,} files with names like {name}")
 
 
 def find_equal_file(path: Path, name: str) -> Path | None:
-    """A file of that name with the same content, numbered lower."""
+    """Returns an existing file with the same content and a lower number."""
     for candidate in islice(numbered_names(name), SAME_NAMES_MAX):
         other = path.with_name(candidate)
         if other == path:
@@ -168,7 +172,7 @@ PLACES_SHOWN_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file for an input that is named as `node.input`, or by its own name if no other has it."""
+    """A file for an input given as `node.input`, or only by the input's name if that is unique."""
 
     name: str
     path: Path
@@ -176,7 +180,7 @@ class GivenFile:
 
 @dataclass(frozen=True, slots=True)
 class FileUpload:
-    """`places` take the name under which the backend has it."""
+    """A file to upload. The inputs in `places` are set to the name that the backend gives it."""
 
     path: Path
     places: tuple[Place, ...]
@@ -187,7 +191,7 @@ class FileUpload:
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A file that the workflow names, which is neither here nor known to the server."""
+    """A file that the workflow names, and that exists neither locally nor on the server."""
 
     name: str
     places: tuple[Place, ...]
@@ -203,7 +207,7 @@ def parse_given_file(text: str) -> GivenFile:
     name, equals, path = text.partition("=")
     if not equals or not name.strip() or not path:
         raise InvalidInput(
-            f"--input {text!r} gives no file: write NAME=FILE, such as image=cat.png or 3.image=cat.png"
+            f"--input {text!r} is invalid; use NAME=FILE, such as image=cat.png or 3.image=cat.png"
         )
     return GivenFile(name.strip(), Path(path))
 
@@ -217,33 +221,34 @@ def find_inputs(
     beside: Path | None,
     exposed: Sequence[ExposedInput] = (),
 ) -> FileInputs:
-    """Files given by name or kind, and those that the prompt names and that lie in `beside`."""
-    found = inspect(Opened("json", None, prompt), object_info)
+    """Returns the files to upload: those given by name or kind, and those that the prompt names and
+    that exist in `beside`."""
+    inspection = inspect(Opened("json", None, prompt), object_info)
     places: dict[Place, Path] = {}
     for kind, path in media.items():
         for place in _places_of_kind(prompt, object_info, kind):
             places[place] = require_file(path)
-    for each in given:
-        path = require_file(each.path)
-        if "." in each.name:
-            named_places = find_input(prompt, object_info, each.name, exposed)
+    for given_file in given:
+        path = require_file(given_file.path)
+        if "." in given_file.name:
+            named_places = find_input(prompt, object_info, given_file.name, exposed)
         else:
-            named_places = (_file_place(found, each.name),)
+            named_places = (_file_place(inspection, given_file.name),)
         places.update(dict.fromkeys(named_places, path))
-    named = list(_files_named(found, places))
+    named = list(_files_named(inspection, places))
     local = {name: _inside(beside, name) for name, _, _ in named}
     places |= {place: lies for name, place, _ in named if (lies := local[name])}
     missing: dict[str, tuple[Place, ...]] = {}
     for name, place, present in named:
         if local[name] is None and present is False:
             missing[name] = (*missing.get(name, ()), place)
-    return FileInputs(_grouped(places), tuple(MissingFile(*each) for each in missing.items()))
+    return FileInputs(_grouped(places), tuple(MissingFile(*entry) for entry in missing.items()))
 
 
 def with_uploaded_names(
     prompt: Prompt, object_info: Mapping[str, Any], names: Iterable[tuple[FileUpload, str]]
 ) -> Prompt:
-    """The prompt with the names under which the backend has the files."""
+    """Returns the prompt with the backend's names of the files."""
     assignments = [
         Assignment(_address(place), name) for upload, name in names for place in upload.places
     ]
@@ -256,47 +261,47 @@ def is_file_place(
     address: str,
     exposed: Sequence[ExposedInput] = (),
 ) -> bool:
-    """Whether that input takes a file that can be uploaded."""
+    """Checks whether an input accepts a file that can be uploaded."""
     places = find_input(prompt, object_info, address, exposed)
-    found = inspect(Opened("json", None, prompt), object_info)
-    return any(Place(one.node.id, one.input or "") in places for one in _takes_files(found))
+    inspection = inspect(Opened("json", None, prompt), object_info)
+    return any(Place(one.node.id, one.input or "") in places for one in _takes_files(inspection))
 
 
 def _places_of_kind(prompt: Prompt, object_info: Mapping[str, Any], kind: str) -> tuple[Place, ...]:
     places = shorthand_places(prompt, object_info, kind)
     if not places:
-        raise InvalidInput(f"--{kind}: no node of the workflow loads one")
+        raise InvalidInput(f"--{kind}: the workflow has no node that loads this kind of file")
     values = [prompt[place.node_id]["inputs"].get(place.input) for place in places]
     if any(value != values[0] for value in values):
         shown = ", ".join(f"{_address(p)} (now {v})" for p, v in zip(places, values, strict=True))
         raise InvalidInput(
-            f"--{kind}: several could be meant: {shown}",
-            hint=f"Name one: --input {_address(places[0])}=FILE",
+            f"--{kind}: there are several matching inputs: {shown}",
+            hint=f"Specify one: --input {_address(places[0])}=FILE",
         )
     return places
 
 
-def _file_place(found: Inspection, name: str) -> Place:
-    files = [Place(one.node.id, one.input or "") for one in _takes_files(found)]
+def _file_place(inspection: Inspection, name: str) -> Place:
+    files = [Place(one.node.id, one.input or "") for one in _takes_files(inspection)]
     places = [place for place in files if place.input == name]
     if len(places) == 1:
         return places[0]
-    problem = "several inputs have that name" if places else "no input for a file has that name"
-    shown = ", ".join(map(_address, (places or files)[:PLACES_SHOWN_MAX])) or "there is none"
+    problem = "several inputs have that name" if places else "no file input has that name"
+    shown = ", ".join(map(_address, (places or files)[:PLACES_SHOWN_MAX])) or "none"
     raise InvalidInput(
-        f"--input {name}: {problem}; inputs that take files: {shown}",
-        hint="Name one as NODE.INPUT=FILE, where NODE is its id or title.",
+        f"--input {name}: {problem}; file inputs: {shown}",
+        hint="Specify one as NODE.INPUT=FILE, where NODE is its id or title.",
     )
 
 
-def _takes_files(found: Inspection) -> Iterator[Any]:
-    return (one for one in found.takes if one.role == "file" and one.input is not None)
+def _takes_files(inspection: Inspection) -> Iterator[Any]:
+    return (one for one in inspection.takes if one.role == "file" and one.input is not None)
 
 
 def _files_named(
-    found: Inspection, settled: Mapping[Place, Path]
+    inspection: Inspection, settled: Mapping[Place, Path]
 ) -> Iterator[tuple[str, Place, bool | None]]:
-    for file in found.files:
+    for file in inspection.files:
         if file.kind != "input" or not file.active or file.name.endswith(OTHER_ANNOTATIONS):
             continue
         for address in file.addresses:
@@ -306,7 +311,8 @@ def _files_named(
 
 
 def _inside(folder: Path | None, name: str) -> Path | None:
-    """Only what lies in the folder: a workflow of others must not fetch files from anywhere else."""
+    """Returns a file only if it is inside the folder, so that workflows from other people can't
+    upload other files."""
     if folder is None:
         return None
     path = folder / name.removesuffix(INPUT_ANNOTATION).replace("\\", "/")
@@ -318,11 +324,11 @@ def _inside(folder: Path | None, name: str) -> Path | None:
 
 
 def _grouped(places: Mapping[Place, Path]) -> tuple[FileUpload, ...]:
-    """A file that several inputs name is uploaded once."""
+    """Groups the inputs by file, so that a file used by several inputs is uploaded only once."""
     by_path: dict[Path, tuple[Place, ...]] = {}
     for place, path in places.items():
         by_path[path] = (*by_path.get(path, ()), place)
-    return tuple(FileUpload(path, found) for path, found in by_path.items())
+    return tuple(FileUpload(path, inputs) for path, inputs in by_path.items())
 
 
 def _address(place: Place) -> str:
@@ -340,11 +346,13 @@ BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 RUN_SECONDS_MAX = 7 * 24 * 3600.0
 SILENCE_SECONDS_MAX = 300.0
-FIRST_LOOK_SECONDS = 0.5  # people want to know soon how many prompts are ahead of theirs
+# short, because users want to see soon how many prompts are ahead of theirs
+FIRST_LOOK_SECONDS = 0.5
 
 
 def _positive_seconds(_type: object, value: float | None) -> None:
-    """Raises ValueError, which is wrong usage, as for the other options."""
+    """Raises ValueError for an invalid number, which is reported as a usage error, as for other
+    options."""
     if value is not None and not 0 < value < float("inf"):
         raise ValueError("Use a number of seconds above 0.")
 
@@ -357,7 +365,7 @@ class TargetOptions:
         Parameter(
             group=WHERE,
             metavar="URL",
-            help=f"Address of a running ComfyUI. Repeatable: the least busy takes it. By default that in ${SERVER_VARIABLE}.",
+            help=f"Address of a running ComfyUI. Repeatable; the least busy one runs the prompt. Default: ${SERVER_VARIABLE}.",
         ),
     ] = ()
     cloud: Annotated[
@@ -366,15 +374,15 @@ class TargetOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Longest silence: a run that shows no progress for so long is given up. By default 300."),
+        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Give up a run that shows no progress for this long. Default: 300."),
     ] = None  # fmt: skip
     max_retries: Annotated[
         int | None,
-        Parameter(group=PATIENCE, metavar="N", validator=validators.Number(gte=0, lte=RETRIES_MAX), help="Attempts after a broken connection. By default $COMFYUI_MAX_RETRIES, or 3."),
+        Parameter(group=PATIENCE, metavar="N", validator=validators.Number(gte=0, lte=RETRIES_MAX), help="Retries after a broken connection. Default: $COMFYUI_MAX_RETRIES, or 3."),
     ] = None  # fmt: skip
     poll_interval: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="How often to look at a silent server. By default $COMFYUI_POLL_INTERVAL, or 5."),
+        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Seconds between polls while a server sends nothing. Default: $COMFYUI_POLL_INTERVAL, or 5."),
     ] = None  # fmt: skip
 
 
@@ -383,7 +391,8 @@ ANY_TARGET = TargetOptions()
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """`options` name it to `comfyfleet watch`; without them it is gone when this process ends."""
+    """A place to run. `options` identify it for `comfyfleet watch`. None means that it ends with
+    this process."""
 
     name: str
     options: str | None
@@ -406,14 +415,14 @@ def open_target(options: TargetOptions, context: CliContext) -> Iterator[RunTarg
 
 
 def remote_targets(options: TargetOptions, context: CliContext) -> list[RunTarget]:
-    """Those that outlive this process, for runs that were left alone."""
+    """Returns the targets that keep running after this process exits, for detached runs."""
     limits = limits_from_options(options, context)
     if options.cloud:
         return [cloud_target(limits, context)]
     targets = [server_target(url, limits) for url in server_urls(options, context)]
     if not targets:
         raise InvalidInput(
-            "no server is named, and the built-in engine ends with the command that started it",
+            "no server given; runs on the built-in engine end with the command that started them",
             hint=f"Add --server http://127.0.0.1:8188, or set {SERVER_VARIABLE}, or add --cloud.",
         )
     return targets
@@ -426,7 +435,7 @@ def limits_from_options(options: TargetOptions, context: CliContext) -> BackendL
         limits,
         first_look_seconds=FIRST_LOOK_SECONDS,
         job_seconds=RUN_SECONDS_MAX,
-        # A run may take long as long as it shows that it goes on.
+        # A run may take any time, as long as it makes progress.
         stall_seconds=options.timeout or SILENCE_SECONDS_MAX,
         poll_seconds=options.poll_interval or limits.poll_seconds,
         max_retries=retries,
@@ -455,8 +464,8 @@ def cloud_target(limits: BackendLimits, context: CliContext) -> RunTarget:
     settings = replace(cloud_settings(context.environ), limits=limits)
     if not settings.key:
         raise InvalidInput(
-            f"Comfy Cloud wants a key, and {KEY_VARIABLE} is not set",
-            hint="Make one at https://platform.comfy.org/profile/api-keys",
+            f"Comfy Cloud requires a key, and {KEY_VARIABLE} is not set",
+            hint="Create one at https://platform.comfy.org/profile/api-keys",
         )
 
     def types(opened: Opened, context: CliContext) -> KnownTypes:
@@ -471,7 +480,7 @@ async def _cloud_node_types(settings: CloudSettings) -> Mapping[str, Any]:
 
 
 def find_least_busy(urls: Sequence[str], limits: BackendLimits, context: CliContext) -> str:
-    """Of those that answer; of equally busy ones the first."""
+    """Returns the least busy server that responds. The first one wins a tie."""
     if len(urls) == 1:
         return urls[0]
     impatient = replace(limits, max_retries=0, answer_seconds=QUEUE_SECONDS_MAX)
@@ -479,11 +488,11 @@ def find_least_busy(urls: Sequence[str], limits: BackendLimits, context: CliCont
     answering: dict[str, int] = {}
     for url, length in zip(urls, lengths, strict=True):
         if isinstance(length, FleetError):
-            context.warn(f"{url_without_password(url)} is left out: {length.message}")
+            context.warn(f"{url_without_password(url)} is skipped: {length.message}")
         else:
             answering[url] = length
     if not answering:
-        raise ServerUnavailable(f"none of {len(urls)} servers answers")
+        raise ServerUnavailable(f"none of {len(urls)} servers responds")
     chosen = min(answering, key=answering.__getitem__)
     context.say(
         f"{url_without_password(chosen)} is the least busy: {counted(answering[chosen], 'prompt', 'prompts')} in its queue"
@@ -505,31 +514,33 @@ async def _queue_length(url: str, limits: BackendLimits) -> int | FleetError:
 
 @contextlib.contextmanager
 def _built_in_url(environ: Mapping[str, str]) -> Iterator[str]:
-    require_engine(". Or name a ComfyUI: --server http://127.0.0.1:8188")
+    require_engine(". Or specify a ComfyUI: --server http://127.0.0.1:8188")
     with start_engine_process(environ) as url:
         yield url
 
 
-# How it ended is known: there is nothing to go back to.
+# The run's end is known, so there is nothing to resume.
 FINAL_ERRORS = (RunFailed, PromptRefused, RunLost)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A prompt and what it needs; `workflow` is written into the pictures, as the editor does."""
+    """A prompt and the data it needs. `workflow` is embedded in the images, as the editor does."""
 
     prompt: Prompt
     uploads: tuple[FileUpload, ...]
     object_info: Mapping[str, Any]
     workflow: Mapping[str, Any] | None
-    exposed: tuple[ExposedInput, ...] = ()  # what its subgraphs show, for values set later
+    # inputs exposed by its subgraphs, for values that are set later
+    exposed: tuple[ExposedInput, ...] = ()
     missing_models: tuple[str, ...] = ()  # each with its download address
     missing_files: tuple[MissingFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """What came out. `skipped` are previews, left on the server because there are real outputs."""
+    """The results of a run. `skipped` is the number of previews that were left on the server,
+    because there are real outputs."""
 
     paths: tuple[Path, ...]
     values: tuple[OutputValue, ...]
@@ -538,7 +549,7 @@ class RunResults:
 
 
 class RunSession:
-    """Runs on one backend, told to one reporter."""
+    """Runs prompts on a backend and reports their progress."""
 
     def __init__(
         self,
@@ -556,30 +567,32 @@ class RunSession:
         self._names: dict[Path, str] = {}
 
     async def run(self, work: RunRequest) -> RunResults:
-        """Raises CancelledError once the run is cancelled on the backend, too."""
+        """Runs a prompt and saves its results. If it is cancelled, raises CancelledError after the
+        run was cancelled on the backend."""
         prompt = await self._upload_and_submit(work)
         prompt_id, run_id = self._context.new_id(), None
         try:
             run_id = await self._submit(work, prompt, prompt_id)
             return await self.finish(run_id, plan_run(prompt, work.object_info))
         except asyncio.CancelledError:
-            # In a flow of its own: this one is being cancelled.
+            # A separate task, because this one is being cancelled.
             await asyncio.create_task(self._cancel(prompt_id, run_id))
             raise
         except FleetError as error:
             raise self._with_resume_hint(error, prompt_id, run_id) from error
 
     async def leave(self, work: RunRequest) -> str:
-        """Submit it and let it go on alone."""
+        """Submits a prompt and lets it run on its own."""
         return await self._submit(work, await self._upload_and_submit(work), self._context.new_id())
 
     async def finish(self, run_id: str, plan: NodePlan, *, again: bool = False) -> RunResults:
-        """`again`: its results may have been saved before; a file that is there is not saved twice."""
+        """Waits for a run and saves its results. With `again`, results that were saved before are
+        not saved twice."""
         began = self._context.clock()
         await self._follow(run_id, plan)
         outputs = await self._backend.outputs(run_id)
-        kept = [file for file in outputs.files if file.folder != "temp"]
-        files = kept or list(outputs.files)
+        final_files = [file for file in outputs.files if file.folder != "temp"]
+        files = final_files or list(outputs.files)
         names = output_names(files, plan)
         paths = [await self._save(file, names.get(file.node_id), again) for file in files]
         for value in outputs.values:
@@ -593,7 +606,7 @@ class RunSession:
         return with_uploaded_names(work.prompt, work.object_info, names) if names else work.prompt
 
     async def _upload(self, path: Path) -> str:
-        """Once for all rows of a batch."""
+        """Uploads a file once for all rows of a batch. Returns its name on the backend."""
         if path not in self._names:
             self._names[path] = (await self._backend.upload(path)).value
             self._reporter.uploaded(path, self._names[path])
@@ -631,7 +644,7 @@ class RunSession:
             return None
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise InvalidInput(f"{path} can't be written: {error.strerror}") from error
+            raise InvalidInput(f"{path} could not be written: {error.strerror}") from error
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -642,22 +655,21 @@ class RunSession:
         return path
 
     async def _cancel(self, prompt_id: str, run_id: str | None) -> None:
-        """Without a run's id it may have been submitted or not: the backend is asked."""
+        """Cancels a run. Without a run id, it is unknown whether the prompt was submitted, so the
+        backend is queried."""
         place = self._target.name
         try:
-            found = None if run_id else await self._backend.adopt(prompt_id)
-            run_id = run_id or (found.run_id if found else prompt_id)
+            adopted = None if run_id else await self._backend.adopt(prompt_id)
+            run_id = run_id or (adopted.run_id if adopted else prompt_id)
             outcome = await self._backend.cancel(run_id)
         except FleetError as error:
-            self._context.warn(
-                f"whether it was cancelled on {place} is not certain: {error.message}"
-            )
+            self._context.warn(f"the run on {place} may not have been cancelled: {error.message}")
             return
         self._context.say(
             {
                 Cancellation.CANCELLED: f"cancelled on {place}: run {run_id}",
                 Cancellation.ENDED_BEFORE: f"run {run_id} had ended on {place} before it could be cancelled",
-                Cancellation.NOT_FOUND: f"interrupted; {place} has no such run",
+                Cancellation.NOT_FOUND: f"interrupted; the run was not found on {place}",
             }[outcome]
         )
 
@@ -670,17 +682,18 @@ class RunSession:
         if self._target.options is None:
             if not isinstance(error, RunStalled | RunTimedOut):
                 return error
-            hint = "--timeout SECONDS allows more time."
+            hint = "Use --timeout SECONDS to allow more time."
         else:
-            found = run_id or prompt_id
-            hint = f"Look after it with: comfyfleet watch {found} {self._target.options}"
+            resumable = run_id or prompt_id
+            hint = f"Follow it with: comfyfleet watch {resumable} {self._target.options}"
         return type(error)(error.message, **{**error.details, "hint": hint})
 
 
 def output_names(files: Sequence[OutputFile], plan: NodePlan) -> dict[str, str]:
-    """Of the nodes that made them; those of equal titles are told apart by their ids."""
+    """Returns names for outputs by node: the node's title, with its id if several nodes have the
+    same title."""
     titles = {
-        each.node_id: plan.names[each.node_id] for each in files if each.node_id in plan.names
+        file.node_id: plan.names[file.node_id] for file in files if file.node_id in plan.names
     }
     counts = Counter(titles.values())
     return {
@@ -690,7 +703,7 @@ def output_names(files: Sequence[OutputFile], plan: NodePlan) -> dict[str, str]:
 
 
 def require_success(end: End | None, plan: NodePlan, run_id: str) -> None:
-    """Raises RunFailed unless it succeeded."""
+    """Raises RunFailed unless the run succeeded."""
     match end:
         case Succeeded():
             return
@@ -698,7 +711,7 @@ def require_success(end: End | None, plan: NodePlan, run_id: str) -> None:
             raise RunFailed(_failure(plan, node_id, node_type, message), run_id=run_id)
         case Cancelled():
             raise RunFailed("the run was cancelled on the server", run_id=run_id)
-    raise UnexpectedAnswer(f"run {run_id} has no end")
+    raise UnexpectedAnswer(f"run {run_id} ended without a result")
 
 
 def _failure(plan: NodePlan, node_id: str | None, node_type: str | None, message: str) -> str:

@@ -1,5 +1,5 @@
-"""`comfyfleet serve` and `comfyfleet db`: the control plane, in one process or in several behind one port, and its
-databases."""
+"""`comfyfleet serve` and `comfyfleet db`: the control plane, in one process or in several behind
+one port, and its databases."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ PRIVATE = 0o077
 NOTE_SECONDS = 1.0
 KEY_CHARACTERS_MIN = 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-NEW_KEY_HINT = "if it is lost, stop this and run: comfyfleet db new-admin-key"
+NEW_KEY_HINT = "if it is lost, stop the control plane and run: comfyfleet db new-admin-key"
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Data = Annotated[
     Path,
@@ -90,12 +90,12 @@ def serve(
     port: Port = 8000,
     data: Data = DATA,
     no_loops: Annotated[
-        bool, Parameter(help="Serve without sweeps; another control plane must run them.")
+        bool, Parameter(help="Don't run sweeps. Another control plane must run them.")
     ] = False,
     processes: Annotated[
         int,
         Parameter(
-            help="Number of processes behind the one port, on PostgreSQL; SIGHUP restarts them in turn."
+            help="Number of processes behind the port. Requires PostgreSQL. SIGHUP restarts them one by one."
         ),
     ] = 1,
     log_level: LogLevel = "info",
@@ -140,7 +140,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
         plane = await stack.enter_async_context(open_control_plane(settings, data, utc_now))
-        # First of all: a key that was made is shown this once, whatever goes wrong after.
+        # Must come first: a new key is shown only once, even if something fails later.
         print_greeting(plane, listener_url(listener), context)
         if with_loops:
             await stack.enter_async_context(run_sweeps(build_sweeps(plane)))
@@ -156,7 +156,8 @@ def _serve_as(
     with_loops: bool,
     context: CliContext,
 ) -> None:
-    """One of several processes: its parent has listened, and warned of what there is to warn of."""
+    """Serves as one of several processes. The parent already listens, and has already printed the
+    warnings."""
     use_process_number(child.number)
     os.umask(PRIVATE)
     with bind_ids(process=child.number):
@@ -194,7 +195,7 @@ async def _serve_beside(
 
 
 async def _note_waiting(plane: ControlPlane) -> None:
-    """Whichever process is asked for metrics, it tells those of all."""
+    """Updates the shared metrics, because any of the processes may report the metrics of all."""
     while True:
         plane.meters.waiting_polls.set(plane.queue.waiting())
         await asyncio.sleep(NOTE_SECONDS)
@@ -209,7 +210,7 @@ async def serve_plane(
     local: LocalAccess | None = None,
     backends: Mapping[str, str] | None = None,
 ) -> None:
-    """Serves the API until it is told to stop; then all that waits is answered at once."""
+    """Serves the API until it is stopped. Then all waiting requests are answered immediately."""
     limit_collections()
     collecting = asyncio.create_task(keep_collecting())
     giving_back = asyncio.create_task(keep_giving_back())
@@ -232,24 +233,26 @@ async def serve_plane(
 
 
 def settings_for_listener(listener: socket.socket, host: str, context: CliContext) -> Settings:
-    """Without a public URL, files are reached where we listen."""
+    """Returns the settings. Without a public URL, file URLs use the address on which the server
+    listens."""
     settings = read_settings(context.environ)
     if "COMFYFLEET_PUBLIC_URL" in context.environ:
         return settings
     if host in ANYWHERE:
         context.warn(
-            f"files are handed out under {listener_url(listener)}, which other machines can't reach: "
+            f"file URLs begin with {listener_url(listener)}, which other machines can't reach; "
             "set COMFYFLEET_PUBLIC_URL"
         )
     return replace(settings, public_url=listener_url(listener))
 
 
 def check_environment(host: str, data: Path, context: CliContext) -> None:
-    """Before anything is opened: what the environment misspells, gives away or leaves open."""
+    """Checks the environment before anything is opened: misspelled settings, a weak admin key and
+    open permissions."""
     warn_misspelt_settings(context)
     key = context.environ.get("COMFYFLEET_ADMIN_KEY", "")
     if 0 < len(key) < KEY_CHARACTERS_MIN:
-        message = f"COMFYFLEET_ADMIN_KEY has less than {KEY_CHARACTERS_MIN} characters"
+        message = f"COMFYFLEET_ADMIN_KEY has fewer than {KEY_CHARACTERS_MIN} characters"
         if host not in LOOPBACK:
             raise InvalidInput(
                 f"{message}, and {host} can be reached by others",
@@ -260,16 +263,19 @@ def check_environment(host: str, data: Path, context: CliContext) -> None:
 
 
 def warn_misspelt_settings(context: CliContext) -> None:
-    for name, meant in misspelt(context.environ).items():
-        context.warn(f"{name} is read by nobody; did you mean {meant}?")
+    for name, suggestion in misspelt(context.environ).items():
+        context.warn(f"{name} is not a known setting; did you mean {suggestion}?")
 
 
 def restrict_permissions(data: Path, context: CliContext) -> None:
-    """Databases and files are for this user only: they hold customers' data, and what signs URLs."""
+    """Restricts databases and files to this user, because they contain customers' data and the key
+    that signs URLs."""
     os.umask(PRIVATE)
-    # Windows has no such permissions: there every folder looks open to everybody.
+    # Windows has no such permissions, so every folder would appear to be open.
     if sys.platform != "win32" and data.is_dir() and data.stat().st_mode & 0o007:
-        context.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
+        context.warn(
+            f"other users of this machine can access {data}; restrict it with: chmod 700 {data}"
+        )
 
 
 def build_sweeps(plane: ControlPlane) -> SweepRunner:
@@ -279,14 +285,17 @@ def build_sweeps(plane: ControlPlane) -> SweepRunner:
 def print_greeting(plane: ControlPlane, url: str, context: CliContext) -> None:
     context.say(f"Control plane at {url} (the API is described at {url}/docs)")
     if plane.admin_key.just_made:
-        context.say("Its admin key, shown this once:")
+        context.say("Its admin key, shown only once:")
         context.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")
     elif not plane.settings.admin_key:
         context.say(f"Its admin key was shown at the first start; {NEW_KEY_HINT}")
 
 
 T = TypeVar("T")
-db_app = App(name="db", help="Upgrade the databases to the newest schema, or show their schema.")
+db_app = App(
+    name="db",
+    help="Upgrade the databases to the newest schema, show their schema, or replace secrets.",
+)
 ExistingData = Annotated[
     Path, Parameter(metavar="DIR", help="Folder of the embedded databases, if no URL is set.")
 ]
@@ -296,8 +305,8 @@ ExistingData = Annotated[
 def upgrade(*, data: ExistingData = DATA, context: InjectedContext) -> None:
     """Upgrade the central database and every tenant pool to the newest schema.
 
-    Safe to repeat. On PostgreSQL several may try at once; on SQLite stop the control plane first.
-    """
+    Safe to repeat. On PostgreSQL, several upgrades can run concurrently. On SQLite, stop the
+    control plane first."""
     places = locations_from(read_settings(context.environ), data)
     restrict_permissions(data, context)
     with single_process_lock(places.sqlite_files()):
@@ -306,65 +315,67 @@ def upgrade(*, data: ExistingData = DATA, context: InjectedContext) -> None:
 
 @db_app.command
 def current(*, data: ExistingData = DATA, context: InjectedContext) -> None:
-    """Show which schema each database has, and which is the newest."""
+    """Show the current and the newest schema of each database."""
     places = locations_from(read_settings(context.environ), data)
     listing = TextTable(("database", "schema", "newest"))
-    for name, found, wanted in asyncio.run(_current(places)):
-        listing.add(name, found or "none", wanted)
+    for name, current_schema, newest in asyncio.run(_current(places)):
+        listing.add(name, current_schema or "none", newest)
     listing.print_on(context.out)
 
 
 @db_app.command
 def new_admin_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
-    """Make a new admin key in place of a lost one, and print it.
+    """Replace a lost admin key and print the new one.
 
-    The old one is invalid from the next start of each control plane on: on SQLite stop it first, on
-    PostgreSQL restart those that run. Where `COMFYFLEET_ADMIN_KEY` is set, that is the key.
-    """
+    The old key becomes invalid when each control plane is next started. On SQLite, stop it first.
+    On PostgreSQL, restart all running control planes. If `COMFYFLEET_ADMIN_KEY` is set, it remains
+    the key."""
     settings = read_settings(context.environ)
     if settings.admin_key:
         raise InvalidInput(
-            "COMFYFLEET_ADMIN_KEY is set, so it is the key", hint="Change it there, and restart."
+            "the admin key comes from COMFYFLEET_ADMIN_KEY, so no new key was created",
+            hint="Change the variable, and restart.",
         )
     places = locations_from(settings, data)
     _require_central(places, data)
     with single_process_lock(places.sqlite_files()):
         context.print_line(asyncio.run(_on_central(places.central, replace_admin_key)))
-    context.say("the admin key, shown this once: export COMFYFLEET_KEY=…")
+    context.say("the admin key, shown only once: export COMFYFLEET_KEY=…")
 
 
 @db_app.command
 def new_url_secret(*, data: ExistingData = DATA, context: InjectedContext) -> None:
     """Invalidate all signed URLs of a control plane that stores files in a folder.
 
-    This applies from the next start of each control plane on: on SQLite stop it first, on PostgreSQL restart those that
-    run. Running jobs get new URLs with their next heartbeat. URLs to a bucket expire by themselves, or
-    with the credentials that signed them.
-    """
+    This takes effect when each control plane is next started. On SQLite, stop it first. On
+    PostgreSQL, restart all running control planes. Running jobs get new URLs with their next
+    heartbeat. URLs to a bucket expire on their own, or with the credentials that signed them."""
     places = locations_from(read_settings(context.environ), data)
     _require_central(places, data)
     with single_process_lock(places.sqlite_files()):
         asyncio.run(_on_central(places.central, replace_url_secret))
-    context.say("all URLs to files are void from the next start on")
+    context.say("all file URLs become invalid at the next start")
 
 
 @db_app.command
 def new_webhook_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
     """Replace the key from which the secrets of all webhooks are derived.
 
-    From the next start of each control plane on, deliveries are signed with new secrets: on SQLite stop it
-    first, on PostgreSQL restart those that run. Users read theirs with `POST /api/webhooks/ID/secret`.
-    """
+    Deliveries are signed with new secrets after each control plane is next started. On SQLite, stop
+    it first. On PostgreSQL, restart all running control planes. Users get their new secret from
+    `POST /api/webhooks/ID/secret`."""
     places = locations_from(read_settings(context.environ), data)
     _require_central(places, data)
     with single_process_lock(places.sqlite_files()):
         asyncio.run(_on_central(places.central, replace_webhook_key))
-    context.say("webhooks have new secrets from the next start on")
+    context.say("webhooks get new secrets at the next start")
 
 
 def _require_central(places: DataLocations, data: Path) -> None:
     if places.central.file is not None and not places.central.file.exists():
-        raise InvalidInput(f"no control plane has its data in {data}", hint="Name it: --data DIR")
+        raise InvalidInput(
+            f"{data} has no data of a control plane", hint="Specify the folder: --data DIR"
+        )
 
 
 async def _on_central(
@@ -397,15 +408,17 @@ async def _upgrade(places: DataLocations, context: CliContext) -> None:
 
 
 async def _current(places: DataLocations) -> list[tuple[str, str | None, str]]:
-    found: list[tuple[str, str | None, str]] = []
+    listed: list[tuple[str, str | None, str]] = []
     for name, place, history in _databases(places):
-        # SQLite would make an empty file of one that is only looked for.
+        # SQLite would create an empty file when opening a missing one.
         if place.file is not None and not place.file.exists():
-            found.append((name, None, newest_revision(history)))
+            listed.append((name, None, newest_revision(history)))
             continue
         database = open_database(place.url, direct_url=place.direct_url)
         try:
-            found.append((name, await schema_revision(database, history), newest_revision(history)))
+            listed.append(
+                (name, await schema_revision(database, history), newest_revision(history))
+            )
         finally:
             await database.close()
-    return found
+    return listed

@@ -1,4 +1,5 @@
-"""Answers and inspections as tables for people (fitted to the terminal, full values elsewhere) or as JSON for programs."""
+"""Prints answers and inspections as tables (fitted to the terminal, with full values elsewhere), or
+as JSON for programs."""
 
 import json
 import re
@@ -23,9 +24,9 @@ from comfyfleet.workflow.inspect.results import (
 )
 
 GAP_CHARACTERS = 2
-# No column is made narrower than that; then one is left out.
+# Columns are never made narrower. If that isn't enough, some are left out.
 SHORTENED_CHARACTERS_MIN = 10
-# In a pipe a longer cell moves those behind it, in its own row only.
+# In a pipe, a longer cell shifts the following cells of its own row only.
 PADDED_CHARACTERS_MAX = 60
 ELLIPSIS = "…"
 _UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -34,11 +35,10 @@ DAYS_RELATIVE_MAX = 30
 
 @dataclass
 class TextTable:
-    """Headings and rows. Words are never broken: a cell that doesn't fit is shortened.
+    """A table. Words are never broken; a cell that doesn't fit is shortened.
 
-    On a terminal that is too narrow even so, the last columns are left out, and that is said. The
-    first column is what people copy, so it stays in one piece.
-    """
+    If a terminal is still too narrow, the last columns are left out, with a note. The first column
+    is what people copy, so it is never shortened."""
 
     headings: Sequence[str]
     right: Collection[str] = ()
@@ -66,7 +66,9 @@ class TextTable:
             yield self._line(row, shown, shorten=console.is_terminal)
         left_out = [name for at, name in enumerate(self.headings) if at not in shown and name]
         if left_out:
-            yield Text(f"not shown for want of width: {', '.join(left_out)}", style="dim")
+            yield Text(
+                f"hidden because the terminal is too narrow: {', '.join(left_out)}", style="dim"
+            )
 
     def _line(self, row: Sequence[Text], shown: Mapping[int, int], *, shorten: bool) -> Text:
         line = Text(" " * self.indent)
@@ -80,7 +82,8 @@ class TextTable:
 
 
 def fit_columns(widths: Sequence[int], most: int) -> dict[int, int]:
-    """Which columns are shown in `most` characters, and how wide: the widest are narrowed first."""
+    """Returns the columns that fit in `most` characters, with their widths. The widest columns are
+    narrowed first."""
     shown = dict(enumerate(widths))
     while len(shown) > 1:
         room = most - GAP_CHARACTERS * (len(shown) - 1)
@@ -111,17 +114,18 @@ def _one_line(cell: str | Text) -> Text:
 def _shortened(cell: Text, width: int) -> Text:
     if cell.cell_len <= width:
         return cell
-    kept = set_cell_size(cell.plain, max(0, width - cell_len(ELLIPSIS))).rstrip()
-    return Text(kept + ELLIPSIS, style=cell.style)
+    beginning = set_cell_size(cell.plain, max(0, width - cell_len(ELLIPSIS))).rstrip()
+    return Text(beginning + ELLIPSIS, style=cell.style)
 
 
 def exact_time(moment: datetime) -> str:
-    """With its zone: `2026-01-02T03:04:05Z`."""
+    """Formats a time with its zone: `2026-01-02T03:04:05Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def relative_time(moment: datetime, now: datetime) -> str:
-    """`3 min ago`, `in 2 h`; what is longer ago than a month is a date."""
+    """Formats a time relative to now, such as `3 min ago` or `in 2 h`. Times more than a month away
+    are shown as a date."""
     span = now - moment
     if abs(span) > timedelta(days=DAYS_RELATIVE_MAX):
         return moment.astimezone(UTC).strftime("%Y-%m-%d")
@@ -153,7 +157,7 @@ def print_json(answer: object, context: CliContext) -> None:
 
 
 def json_text(answer: object) -> str:
-    """Models of the API as it sends them."""
+    """Returns JSON text. API models are written in the API's format."""
     return json.dumps(answer, indent=2, ensure_ascii=False, default=_plain)
 
 
@@ -164,10 +168,10 @@ def _plain(value: Any) -> Any:
 def print_rows(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], context: CliContext, *, none: str
 ) -> None:
-    """A column is a field's name; `a:b` shows the field b under the name a.
+    """Prints rows as a table. A column is a field's name; `a:b` shows the field b under the heading
+    a.
 
-    Times are relative for people on a terminal, and exact in a pipe.
-    """
+    Times are relative on a terminal, and exact in a pipe."""
     names = [column.partition(":") for column in columns]
     listing = TextTable([heading.replace("_", " ") for heading, _, _ in names])
     now = context.now() if context.out.is_terminal else None
@@ -180,14 +184,14 @@ def print_rows(
 
 
 def print_fields(fields: Mapping[str, Any], context: CliContext) -> None:
-    """One a line; the terminal wraps what is longer, so that it can be copied."""
+    """Prints one field per line. The terminal wraps longer lines, so that they can be copied."""
     shown = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
     width = max((len(name) for name in shown), default=0) + 2
     for name, value in shown.items():
-        said = value_text(value)
+        text = value_text(value)
         if (moment := _moment(value)) is not None:
-            said = f"{said} ({relative_time(moment, context.now())})"
-        lines = f"\n{' ' * width}".join(said.splitlines())
+            text = f"{text} ({relative_time(moment, context.now())})"
+        lines = f"\n{' ' * width}".join(text.splitlines())
         label = Text(name.replace("_", " ").ljust(width), style="dim")
         context.out.print(Text.assemble(label, _styled(lines)), soft_wrap=True)
 
@@ -202,7 +206,7 @@ def _styled(text: str) -> Text:
 
 
 def value_text(value: Any, now: datetime | None = None) -> str:
-    """A value in words. With `now` moments are told from there, else exactly."""
+    """Formats a value as text. With `now`, times are relative to it, otherwise exact."""
     match value:
         case None:
             return "–"
@@ -216,17 +220,17 @@ def value_text(value: Any, now: datetime | None = None) -> str:
                 return value
             return exact_time(moment) if now is None else relative_time(moment, now)
         case list():
-            return ", ".join(value_text(each, now) for each in value) or "–"
+            return ", ".join(value_text(item, now) for item in value) or "–"
         case dict():
             return (
-                ", ".join(f"{name}={value_text(each, now)}" for name, each in value.items()) or "–"
+                ", ".join(f"{name}={value_text(item, now)}" for name, item in value.items()) or "–"
             )
         case _:
             return str(value)
 
 
 def _moment(value: Any) -> datetime | None:
-    """The moment that a text of the API tells; None of any other text."""
+    """Parses a time in the API's format. Returns None for any other value."""
     if not isinstance(value, str) or not _MOMENT.match(value):
         return None
     try:
@@ -236,7 +240,7 @@ def _moment(value: Any) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# So that an inspection fits a few screens; --all and --json show everything.
+# Keeps an inspection to a few screens; --all and --json show everything.
 ROWS_MAX = 40
 NAMES_MAX = 6
 VALUE_CHARACTERS_MAX = 100
@@ -245,7 +249,7 @@ LIMIT_SHOWN_MAX = 2**31
 
 
 class InspectionSection:
-    """A heading, and a table under it that keeps to its maximum of rows."""
+    """A heading with a table that is limited to a maximum number of rows."""
 
     def __init__(self, title: str, *columns: str, rows_max: int | None) -> None:
         self._title = title
@@ -267,96 +271,97 @@ class InspectionSection:
 
 
 def plain_text(text: str, style: str = "") -> Text:
-    """As it is: brackets in a title are no markup."""
+    """Returns text without interpreting brackets as markup."""
     return Text(printable(text), style=style)
 
 
-def sections(found: Inspection, *, everything: bool) -> Iterator[RenderableType]:
+def sections(inspection: Inspection, *, everything: bool) -> Iterator[RenderableType]:
     rows_max = None if everything else ROWS_MAX
-    yield from _takes(found.takes, everything=everything)
-    yield from _makes(found.makes, rows_max)
-    yield from _files(found.files, rows_max)
-    yield from _packs(found, rows_max)
-    yield from _parts(found, rows_max)
-    if found.missing is not None:
-        yield _missing(found.missing, rows_max)
+    yield from _takes(inspection.takes, everything=everything)
+    yield from _makes(inspection.makes, rows_max)
+    yield from _files(inspection.files, rows_max)
+    yield from _packs(inspection, rows_max)
+    yield from _parts(inspection, rows_max)
+    if inspection.missing is not None:
+        yield _missing(inspection.missing, rows_max)
 
 
 def _takes(takes: Sequence[InspectedInput], *, everything: bool) -> Iterator[RenderableType]:
-    chosen = [each for each in takes if everything or _matters(each)] or list(takes)
+    chosen = [item for item in takes if everything or _matters(item)] or list(takes)
     if not chosen:
         return
     rows_max = None if everything else ROWS_MAX
     section = InspectionSection(
         "Takes", "set with", "or", "value", "node", "type", rows_max=rows_max
     )
-    for each in chosen:
+    for item in chosen:
         section.add(
-            plain_text(each.address or "–", "cyan"),
-            f"--{each.shorthands[0]}" if each.shorthands else "",
-            _shorten_inspected(each.value),
-            _node_name(each.node, each.exposed_as),
-            _type_name(each),
+            plain_text(item.address or "–", "cyan"),
+            f"--{item.shorthands[0]}" if item.shorthands else "",
+            _shorten_inspected(item.value),
+            _node_name(item.node, item.exposed_as),
+            _type_name(item),
         )
     rest = len(takes) - len(chosen)
     yield section.shown(*([f"and {rest} other values (--all shows them)"] if rest else []))
 
 
-def _matters(taken: InspectedInput) -> bool:
-    if taken.shorthands or taken.exposed_as is not None:
+def _matters(item: InspectedInput) -> bool:
+    if item.shorthands or item.exposed_as is not None:
         return True
-    return taken.role in ("file", "text", "seed", "size", "steps")
+    return item.role in ("file", "text", "seed", "size", "steps")
 
 
 def _makes(makes: Sequence[InspectedOutput], rows_max: int | None) -> Iterator[RenderableType]:
     if not makes:
-        yield Group(Text("Makes nothing: no node saves or shows a result.", style="bold"), Text())
+        yield Group(Text("No results: no node saves or shows anything.", style="bold"), Text())
         return
     section = InspectionSection("Makes", "node", "media", "", "kept as", rows_max=rows_max)
-    for each in makes:
-        kept = each.file_name_prefix or "yes" if each.saved else "only shown"
-        section.add(each.node.id, each.media, _node_name(each.node), kept)
+    for output in makes:
+        saved_as = output.file_name_prefix or "yes" if output.saved else "only shown"
+        section.add(output.node.id, output.media, _node_name(output.node), saved_as)
     yield section.shown()
 
 
 def _files(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
     if not files:
         return
-    section = InspectionSection(
-        "Names these files", "kind", "", "file", "used by", rows_max=rows_max
-    )
-    for each in files:
-        section.add(each.kind, _file_state(each), _file_name(each), _listed(each.addresses))
+    section = InspectionSection("Files", "kind", "", "file", "used by", rows_max=rows_max)
+    for file in files:
+        section.add(file.kind, _file_state(file), _file_name(file), _listed(file.addresses))
     yield section.shown()
     yield from _downloads(files, rows_max)
 
 
 def _downloads(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
-    """Addresses of the models that the server lacks, or of all models without a server."""
-    wanted = [file for file in files if file.url and file.active and not file.present]
-    if not wanted:
+    """Yields the download addresses of models that the server lacks, or of all models without a
+    server."""
+    downloads = [file for file in files if file.url and file.active and not file.present]
+    if not downloads:
         return
     section = InspectionSection("Models to download", "file", "from", "into", rows_max=rows_max)
-    for file in wanted:
+    for file in downloads:
         section.add(file.name, file.url or "", f"models/{file.directory or '?'}")
     yield section.shown()
 
 
-def _packs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+def _packs(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     section = InspectionSection(
-        "Needs these nodes", "pack", "version", "node types", rows_max=rows_max
+        "Required nodes", "pack", "version", "node types", rows_max=rows_max
     )
-    counts = {each.class_type: each.count for each in found.node_types}
-    for pack in _with_unknown_pack(found):
+    counts = {node_type.class_type: node_type.count for node_type in inspection.node_types}
+    for pack in _with_unknown_pack(inspection):
         names = sorted(pack.node_types, key=lambda name: -counts.get(name, 0))
         section.add(pack.name, _listed(pack.versions, most=2), _counted(names, counts, rows_max))
-    if found.node_types:
+    if inspection.node_types:
         yield section.shown()
 
 
-def _with_unknown_pack(found: Inspection) -> Iterator[UsedPack]:
-    yield from found.packs
-    unknown = tuple(each.class_type for each in found.node_types if each.pack is None)
+def _with_unknown_pack(inspection: Inspection) -> Iterator[UsedPack]:
+    yield from inspection.packs
+    unknown = tuple(
+        node_type.class_type for node_type in inspection.node_types if node_type.pack is None
+    )
     if unknown:
         yield UsedPack("not named", (), unknown)
 
@@ -366,67 +371,69 @@ def _counted(names: Sequence[str], counts: dict[str, int], rows_max: int | None)
     return _listed(shown, most=len(shown) if rows_max is None else 2 * NAMES_MAX)
 
 
-def _parts(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
-    yield from _groups(found, rows_max)
-    yield from _subgraphs(found, rows_max)
-    yield from _chains(found, rows_max)
-    yield from _switched_off(found, rows_max)
+def _parts(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    yield from _groups(inspection, rows_max)
+    yield from _subgraphs(inspection, rows_max)
+    yield from _chains(inspection, rows_max)
+    yield from _switched_off(inspection, rows_max)
 
 
-def _groups(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+def _groups(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     section = InspectionSection("Groups", "title", "nodes", "", rows_max=rows_max)
-    for each in found.groups:
-        where = f"in subgraph {each.subgraph}" if each.subgraph else ""
-        section.add(each.title, str(each.nodes), where)
-    if found.groups:
+    for group in inspection.groups:
+        where = f"in subgraph {group.subgraph}" if group.subgraph else ""
+        section.add(group.title, str(group.nodes), where)
+    if inspection.groups:
         yield section.shown()
 
 
-def _subgraphs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+def _subgraphs(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     columns = ("name", "instances", "nodes", "takes", "gives")
     section = InspectionSection("Subgraphs", *columns, rows_max=rows_max)
-    for each in found.subgraphs:
-        counts = (str(each.instances), str(each.nodes))
-        section.add(each.name, *counts, _listed(each.inputs), _listed(each.outputs))
-    if found.subgraphs:
+    for subgraph in inspection.subgraphs:
+        counts = (str(subgraph.instances), str(subgraph.nodes))
+        section.add(subgraph.name, *counts, _listed(subgraph.inputs), _listed(subgraph.outputs))
+    if inspection.subgraphs:
         yield section.shown()
 
 
-def _chains(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+def _chains(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     section = InspectionSection("Chains", "name", "segments", "", "off already", rows_max=rows_max)
-    for each in found.chains:
-        titles = f"{each.segments[0]} to {each.segments[-1]}" if each.segments else ""
-        section.add(each.name, str(len(each.segments)), titles, _listed(each.off))
-    if found.chains:
+    for chain in inspection.chains:
+        titles = f"{chain.segments[0]} to {chain.segments[-1]}" if chain.segments else ""
+        section.add(chain.name, str(len(chain.segments)), titles, _listed(chain.off))
+    if inspection.chains:
         yield section.shown("comfyfleet convert --segments N keeps the first N")
 
 
-def _switched_off(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+def _switched_off(inspection: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     section = InspectionSection("Switched off", "node", "", "", rows_max=rows_max)
-    for off in found.switched_off:
+    for off in inspection.switched_off:
         section.add(off.node.id, _node_name(off.node), off.how)
-    for shell in found.dead_shells:
-        words = "dead shell: all in its subgraph is switched off, it can make nothing"
+    for shell in inspection.dead_shells:
+        words = "unused: everything in its subgraph is switched off, so it has no results"
         section.add(shell.id, _node_name(shell), words)
-    if found.switched_off or found.dead_shells:
+    if inspection.switched_off or inspection.dead_shells:
         yield section.shown()
 
 
 def _missing(missing: MissingParts, rows_max: int | None) -> RenderableType:
     if not missing:
-        return Text("Nothing of that is missing on the server.", style="green")
+        return Text("Nothing is missing on the server.", style="green")
     section = InspectionSection("Missing on the server", "what", "where", "", rows_max=rows_max)
-    for each in missing.node_types:
-        pack = f"from {each.pack}" if each.pack else "the file doesn't name its pack"
-        where = _listed([ref.id for ref in each.nodes])
-        section.add("node type", where, f"{each.class_type}, {pack}")
+    for node_type in missing.node_types:
+        pack = f"from {node_type.pack}" if node_type.pack else "its pack isn't named in the file"
+        where = _listed([ref.id for ref in node_type.nodes])
+        section.add("node type", where, f"{node_type.class_type}, {pack}")
     for value in missing.values:
         closest = f"; closest: {_listed(value.closest)}" if value.closest else ""
         section.add("value", value.address, value.problem + closest)
     for lost in missing.inputs:
-        section.add("input", lost.node.id, f"{lost.node.class_type} has no {lost.input} any more")
+        section.add(
+            "input", lost.node.id, f"{lost.node.class_type} no longer has the input {lost.input}"
+        )
     for file in missing.files:
-        section.add("input file", "", f"{file}: upload it before running")
+        section.add("input file", "", f"{file}; upload it before running")
     return section.shown()
 
 
@@ -434,26 +441,26 @@ def _node_name(node: NodeRef, exposed_as: str | None = None) -> str:
     return exposed_as or " › ".join((*node.path, node.title))
 
 
-def _type_name(taken: InspectedInput) -> str:
-    if taken.role == "file":
+def _type_name(item: InspectedInput) -> str:
+    if item.role == "file":
         return "file"
-    if taken.choices is not None:
-        names = [str(choice) for choice in taken.choices]
+    if item.choices is not None:
+        names = [str(choice) for choice in item.choices]
         return f"one of {_listed(names, most=CHOICES_SHOWN_MAX)}" if names else "an empty list"
-    return f"{taken.type} {_range(taken)}".strip()
+    return f"{item.type} {_range(item)}".strip()
 
 
-def _range(taken: InspectedInput) -> str:
-    """Limits that no one reaches (2^64 of a seed) tell nothing."""
-    least = taken.min if taken.min is not None and abs(taken.min) < LIMIT_SHOWN_MAX else None
-    most = taken.max if taken.max is not None and abs(taken.max) < LIMIT_SHOWN_MAX else None
+def _range(item: InspectedInput) -> str:
+    """Formats the range of a value. Leaves out extreme limits, such as 2^64 for a seed."""
+    least = item.min if item.min is not None and abs(item.min) < LIMIT_SHOWN_MAX else None
+    most = item.max if item.max is not None and abs(item.max) < LIMIT_SHOWN_MAX else None
     if least is None:
         return "" if most is None else f"up to {most:g}"
     return f"from {least:g}" if most is None else f"{least:g} – {most:.10g}"
 
 
 def _shorten_inspected(value: Any) -> str:
-    """On one line, and as JSON writes it: that is how it is set."""
+    """Formats a value on a single line as JSON, which is also the format to set it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

@@ -1,4 +1,5 @@
-"""`comfyfleet triggers`: schedules and incoming webhooks that start runs, over the customers' API."""
+"""`comfyfleet triggers`: schedules and incoming webhooks that start runs. The commands use the
+public API."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -36,25 +37,28 @@ Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TriggerOptions:
-    """What a trigger starts, and when."""
+    """The target and the schedule of a trigger."""
 
     tokens_per_day: Annotated[
-        int, Parameter(metavar="N", help="What all runs of a day may spend together.")
+        int, Parameter(metavar="N", help="Spending limit for all runs of a day.")
     ]
-    graph: Annotated[str | None, Parameter(help="The graph to run; an id or name.")] = None
+    graph: Annotated[str | None, Parameter(help="The graph to run, given by id or name.")] = None
     version: Annotated[
-        int | None, Parameter(metavar="N", help="Of the graph; default: the newest.")
+        int | None, Parameter(metavar="N", help="The graph's version; default: the newest.")
     ] = None
-    pipeline: Annotated[str | None, Parameter(help="The pipeline to run; an id or name.")] = None
+    pipeline: Annotated[str | None, Parameter(help="The pipeline to run, given by id or name.")] = (
+        None
+    )
     base: Annotated[
-        int | None, Parameter(metavar="N", help="Candidates of a pipeline's first step.")
+        int | None,
+        Parameter(metavar="N", help="Number of candidates in the pipeline's first step."),
     ] = None
     inputs: Annotated[
         tuple[str, ...],
         Parameter(
             name=["--input", "-i"],
             metavar="NAME=VALUE",
-            help="JSON or a text; @FILE uploads a file, which is kept as media; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one. Of a webhook, body.order.photo is a path in what it is sent.",
+            help="An input, as JSON or text; @FILE uploads a file as media; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one. For a webhook, body.order.photo is a path in the request body.",
         ),
     ] = ()
     schedule: Annotated[
@@ -64,12 +68,18 @@ class TriggerOptions:
         ),
     ] = None
     timezone: Annotated[
-        str, Parameter(metavar="NAME", help="Of the schedule and of the day, as Europe/Berlin.")
+        str,
+        Parameter(
+            metavar="NAME",
+            help="Time zone of the schedule and of the daily limit, such as Europe/Berlin.",
+        ),
     ] = "UTC"
     catch_up: Annotated[
-        bool, Parameter(help="Fire the newest moment that was missed, once, as soon as possible.")
+        bool, Parameter(help="After downtime, fire once for the latest missed time.")
     ] = False
-    max_tokens: Annotated[int | None, Parameter(metavar="N", help="What one run may spend.")] = None
+    max_tokens: Annotated[int | None, Parameter(metavar="N", help="Spending limit of a run.")] = (
+        None
+    )
 
     def fields(self, plane: ApiSession) -> dict[str, Any]:
         return {
@@ -87,29 +97,30 @@ class TriggerOptions:
 
 
 def _inputs(plane: ApiSession, texts: Sequence[str]) -> dict[str, Any]:
-    """Looks for all files before one is uploaded."""
-    found: dict[str, str] = {}
+    """Returns the inputs. All files are checked before the first upload."""
+    inputs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidInput(f"--input {text}: it must be NAME=VALUE")
-        found[name] = value
-    for value in found.values():
+            raise InvalidInput(f"--input {text} is invalid; use NAME=VALUE")
+        inputs[name] = value
+    for value in inputs.values():
         for path in _files(value):
             require_file(path)
-    return {name: _value(plane, value) for name, value in found.items()}
+    return {name: _value(plane, value) for name, value in inputs.items()}
 
 
 def _files(text: str) -> list[Path]:
     if not text.startswith("@"):
         return []
-    return [Path(each.removeprefix("@")) for each in text.split(",") if each]
+    return [Path(part.removeprefix("@")) for part in text.split(",") if part]
 
 
 def _value(plane: ApiSession, text: str) -> Any:
-    """Files become media: their owner sees what the trigger uses, and it stays as long as other media."""
+    """Returns a value. Files are uploaded as media, so that their owner can see them, and they are
+    kept as long as other media."""
     if files := _files(text):
-        ids = [str(plane.run(plane.client.upload(each)).id) for each in files]
+        ids = [str(plane.run(plane.client.upload(path)).id) for path in files]
         return ids if "," in text else ids[0]
     try:
         return json.loads(text)
@@ -119,35 +130,36 @@ def _value(plane: ApiSession, text: str) -> Any:
 
 @app.command
 def create(
-    name: Annotated[str, Parameter(help="A name for people.")],
+    name: Annotated[str, Parameter(help="A display name.")],
     /,
     *,
-    given: TriggerOptions,
+    fields: TriggerOptions,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a trigger. Prints its id; for a webhook also its address and its secret, which is shown only now."""
+    """Create a trigger and print its id. For a webhook, also print its address and its secret,
+    which is shown only once."""
     with control(options, context) as plane:
-        made = plane.run(plane.client.triggers.create(name, **given.fields(plane)))
-        address = plane.public_address(made.path) if made.path else ""
+        created = plane.run(plane.client.triggers.create(name, **fields.fields(plane)))
+        address = plane.public_address(created.path) if created.path else ""
     if options.as_json:
-        print_json(made, context)
+        print_json(created, context)
         return
-    context.print_line(str(made.id))
+    context.print_line(str(created.id))
     if address:
         context.print_line(address)
-        context.print_line(made.secret or "")
+        context.print_line(created.secret or "")
 
 
 def _trigger_id(plane: ApiSession, name: str) -> UUID:
-    """Finds a trigger by its id or its name. Raises NotFound or InvalidInput."""
+    """Returns the id of a trigger that is given by id or name. Raises NotFound or InvalidInput."""
     try:
         return UUID(name)
     except ValueError:
         pass
-    found = plane.pages("triggers", "triggers", limit=TRIGGERS_MAX)
-    ids = [row["id"] for row in found if row["name"] == name]
-    hint = "comfyfleet triggers list shows your triggers"
+    listed = plane.pages("triggers", "triggers", limit=TRIGGERS_MAX)
+    ids = [row["id"] for row in listed if row["name"] == name]
+    hint = "List your triggers with: comfyfleet triggers list"
     if not ids:
         raise NotFound(f"there is no trigger {name!r}", hint=hint)
     if len(ids) > 1:
@@ -159,14 +171,14 @@ def _trigger_id(plane: ApiSession, name: str) -> UUID:
 def list_(
     *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Your triggers, the newest first."""
+    """List your triggers, newest first."""
     with control(options, context) as plane:
-        found = plane.pages("triggers", "triggers", limit=limit)
+        listed = plane.pages("triggers", "triggers", limit=limit)
     if options.as_json:
-        print_json(found, context)
+        print_json(listed, context)
     else:
         none = "there are no triggers: comfyfleet triggers create NAME --graph GRAPH"
-        print_rows(found, COLUMNS, context, none=none)
+        print_rows(listed, COLUMNS, context, none=none)
 
 
 @app.command
@@ -178,37 +190,37 @@ def show(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """A trigger, what it has used today, and its last firings with their runs or refusals."""
+    """Show a trigger, its usage today, and its last firings with their runs or refusals."""
     with control(options, context) as plane:
         trigger_id = _trigger_id(plane, trigger)
-        found = plane.run(plane.client.triggers.get(trigger_id))
+        details = plane.run(plane.client.triggers.get(trigger_id))
         firings = plane.pages("firings", "triggers", trigger_id, "firings", limit=limit)
     if options.as_json:
-        print_json({**found.model_dump(mode="json"), "firings": firings}, context)
+        print_json({**details.model_dump(mode="json"), "firings": firings}, context)
         return
-    context.print_line(f"{found.name}: {' · '.join(_facts(found))}")
-    print_rows(firings, FIRING_COLUMNS, context, none="it has not fired yet")
+    context.print_line(f"{details.name}: {' · '.join(_facts(details))}")
+    print_rows(firings, FIRING_COLUMNS, context, none="the trigger has not fired yet")
 
 
-def _facts(found: Trigger) -> Iterator[str]:
-    yield f"{found.cron} in {found.timezone}" if found.cron else f"webhook at {found.path}"
-    if found.is_paused:
+def _facts(trigger: Trigger) -> Iterator[str]:
+    yield f"{trigger.cron} in {trigger.timezone}" if trigger.cron else f"webhook at {trigger.path}"
+    if trigger.is_paused:
         yield "paused"
-    elif found.next_at:
-        yield f"next at {found.next_at.isoformat()}"
-    yield f"{found.used_tokens:,} of {found.tokens_per_day:,} tokens used today"
-    if found.is_spent:
-        yield "spent: it starts nothing until the next day"
-    if found.missed_at:
-        missed = counted(found.missed, "moment", "moments")
-        yield f"missed {missed}, the last at {found.missed_at.isoformat()}"
+    elif trigger.next_at:
+        yield f"next at {trigger.next_at.isoformat()}"
+    yield f"{trigger.used_tokens:,} of {trigger.tokens_per_day:,} tokens used today"
+    if trigger.is_spent:
+        yield "limit reached: it starts no runs until the next day"
+    if trigger.missed_at:
+        missed = counted(trigger.missed, "scheduled time", "scheduled times")
+        yield f"missed {missed}, the last at {trigger.missed_at.isoformat()}"
 
 
 @app.command
 def pause(
     trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Pause a trigger; runs that it has started go on."""
+    """Pause a trigger. Runs that it has started continue."""
     with control(options, context) as plane:
         _tell(plane.run(plane.client.triggers.pause(_trigger_id(plane, trigger))), options, context)
 
@@ -217,28 +229,28 @@ def pause(
 def resume(
     trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Resume a trigger, from its next moment on."""
+    """Resume a trigger. A schedule continues with its next scheduled time."""
     with control(options, context) as plane:
         _tell(
             plane.run(plane.client.triggers.resume(_trigger_id(plane, trigger))), options, context
         )
 
 
-def _tell(found: Trigger, options: ApiOptions, context: CliContext) -> None:
+def _tell(trigger: Trigger, options: ApiOptions, context: CliContext) -> None:
     if options.as_json:
-        print_json(found, context)
+        print_json(trigger, context)
     else:
-        context.say(f"{found.name}: {' · '.join(_facts(found))}")
+        context.say(f"{trigger.name}: {' · '.join(_facts(trigger))}")
 
 
 @app.command
 def delete(
     trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Delete a trigger; runs that it has started stay."""
+    """Delete a trigger. Runs that it has started are kept."""
     with control(options, context) as plane:
         plane.run(plane.client.triggers.delete(_trigger_id(plane, trigger)))
-    context.say(f"{trigger} is deleted; its runs stay")
+    context.say(f"{trigger} is deleted; its runs are kept")
 
 
 @app.command
@@ -247,12 +259,13 @@ def fire(
     /,
     *,
     body: Annotated[
-        str | None, Parameter(metavar="JSON", help="What a webhook would send, or @FILE.")
+        str | None,
+        Parameter(metavar="JSON", help="The body that a webhook would receive, or @FILE."),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Fire a trigger now, within the tokens of its day. Prints the run's id."""
+    """Fire a trigger now, within its daily token limit. Prints the run's id."""
     with control(options, context) as plane:
         fired = plane.run(plane.client.triggers.fire(_trigger_id(plane, trigger), body=_body(body)))
     if options.as_json:

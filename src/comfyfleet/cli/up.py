@@ -1,4 +1,4 @@
-"""`comfyfleet up`: everything by one command, on one machine, with no services."""
+"""`comfyfleet up`: runs everything on one machine with a single command and without services."""
 
 import asyncio
 import logging
@@ -71,7 +71,7 @@ from comfyfleet.worker.worker import Worker
 BUILT_IN = "built-in"
 ENGINE_FOLDER = "engine"
 ASSIGN_SECONDS = 1.0
-# A job that runs at Ctrl-C may end if it does so soon; else it waits for the next start.
+# On Ctrl-C, running jobs may finish within this time. Otherwise they wait for the next start.
 GRACE_SECONDS = 10.0
 ANSWER_SECONDS_MAX = 10.0
 SHOW_BACKENDS = "COMFYFLEET_SHOW_BACKENDS"
@@ -80,7 +80,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class UpBackendOptions:
-    """Which backends are put to work: those named, else the built-in engine."""
+    """The backends to use: the specified ones, or the built-in engine."""
 
     backend: Annotated[
         tuple[str, ...],
@@ -93,33 +93,33 @@ class UpBackendOptions:
         tuple[Path, ...],
         Parameter(
             metavar="DIR",
-            help="The folder with the `input` and `output` of that ComfyUI, if it is on this machine, so that "
-            "nodes that depend on an unchanged upload are cached and files of a job are deleted after delivery. "
-            f"One for each `--backend`, in the same order; default for a single one: `{FOLDER}`.",
+            help="The folder with the `input` and `output` of that ComfyUI, if it is on this machine. With it, "
+            "nodes that depend on an unchanged upload are cached, and a job's files are deleted after delivery. "
+            f"Specify one for each `--backend`, in the same order; default for a single one: `{FOLDER}`.",
         ),
     ] = ()
     no_worker: Annotated[
-        bool, Parameter(help="Start the control plane only; workers join from elsewhere.")
+        bool, Parameter(help="Start only the control plane. Workers join from elsewhere.")
     ] = False
 
 
 ENGINE_ONLY = UpBackendOptions()
-# Routes of ComfyUI's clients that can't send a key.
+# Path prefix for ComfyUI clients that can't send a key.
 KEY_PATH = "/k/"
 
 
 @dataclass(frozen=True)
 class UpAccessOptions:
-    """Who may use it without a key, and whether its pages are opened."""
+    """Options for access without a key, and for opening the web pages."""
 
     trust_local_users: Annotated[
         bool,
         Parameter(
-            help="Let every program on this machine use ComfyUI's routes and the API without a key, whoever "
-            "runs it. Without this option only your own programs may."
+            help="Allow all programs on this machine, of any user, to use ComfyUI's routes and the API without a "
+            "key. By default, only your own programs can do this."
         ),
     ] = False
-    no_open: Annotated[bool, Parameter(help="Don't open the pages in a browser.")] = False
+    no_open: Annotated[bool, Parameter(help="Don't open the web pages in a browser.")] = False
 
 
 OWN_PROGRAMS = UpAccessOptions()
@@ -137,37 +137,42 @@ def up(
 ) -> None:
     """See help_texts.UP."""
     if backends.no_worker and backends.backend:
-        raise InvalidInput("--no-worker puts no backend to work, so leave out --backend")
+        raise InvalidInput("--no-worker and --backend can't be combined")
     variables = comfyui_variables(context.environ)
     named = backends.backend or tuple(filter(None, [variables.base_url]))
     urls = () if backends.no_worker else _backend_urls(named, port)
     folders = _backend_folders(backends, urls, context.environ)
     with_engine = not urls and not backends.no_worker
     if with_engine:
-        require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
+        require_engine(
+            ". Or specify a ComfyUI with --backend URL, or start without a backend: --no-worker"
+        )
     check_environment(host, data, context)
     with listen(host, port) as listener:
         use_one_arena()
         set_up_logs(log_level, context.err)
-        # It would tell that nothing is assigned to its fleet; here that is done a moment later.
+        # It would warn that no workflow is assigned to the fleet, which happens a moment later
+        # here.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
         everything = _AllInOne(host, data, listener, urls, folders, context, access, variables)
         asyncio.run(everything.run(with_engine=with_engine))
     context.say("Stopped")
 
 
-def _backend_urls(given: Sequence[str], own_port: int) -> tuple[str, ...]:
-    """Each ComfyUI once. Raises InvalidInput for what can be none."""
-    urls = dict.fromkeys(base_url(each).replace("://localhost", "://127.0.0.1") for each in given)
+def _backend_urls(addresses: Sequence[str], own_port: int) -> tuple[str, ...]:
+    """Returns the address of each ComfyUI once. Raises InvalidInput for invalid addresses."""
+    urls = dict.fromkeys(
+        base_url(address).replace("://localhost", "://127.0.0.1") for address in addresses
+    )
     for url in urls:
         address = urlsplit(url)
         shown = url_without_password(url)
         if address.scheme not in ("http", "https"):
-            raise InvalidInput(f"--backend {shown}: a ComfyUI has an http:// or https:// address")
+            raise InvalidInput(f"--backend {shown}: use an http:// or https:// address")
         if address.hostname in LOOPBACK and own_port and address.port == own_port:
             raise InvalidInput(
                 f"--backend {shown} is the address of comfyfleet itself",
-                hint="Name the ComfyUI's own address, or give comfyfleet another one with --port.",
+                hint="Specify ComfyUI's own address, or change comfyfleet's port with --port.",
             )
     return tuple(urls)
 
@@ -175,14 +180,14 @@ def _backend_urls(given: Sequence[str], own_port: int) -> tuple[str, ...]:
 def _backend_folders(
     options: UpBackendOptions, urls: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Path]:
-    """The folders of the ComfyUIs on this machine, by address."""
+    """Returns the folders of the ComfyUI servers on this machine, by address."""
     folders = tuple(comfyui_folder(folder) for folder in options.comfyui_folder)
     if not folders and environ.get(FOLDER) and len(urls) == 1:
         folders = (comfyui_folder(environ[FOLDER]),)
     if folders and len(folders) != len(urls):
         raise InvalidInput(
-            f"--comfyui-folder is given {len(folders)} times, and there are {len(urls)} backends",
-            hint="Give it once for each --backend, in the same order.",
+            f"there are {len(folders)} --comfyui-folder options, but {len(urls)} backends",
+            hint="Specify one for each --backend, in the same order.",
         )
     return dict(zip(urls, folders, strict=False))
 
@@ -201,14 +206,14 @@ class _AllInOne:
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
         if SHOW_BACKENDS not in self.context.environ:
-            # Here the machines are the user's own.
+            # The machines belong to the user.
             settings = replace(settings, show_backends=True)
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(stop_on_signals())
             plane = await stack.enter_async_context(
                 open_control_plane(settings, self.data, utc_now)
             )
-            # First of all: a key that was made is shown this once, whatever goes wrong after.
+            # Must come first: a new key is shown only once, even if something fails later.
             print_greeting(plane, listener_url(self.listener), self.context)
             secret = await embedded_fleet_secret(plane, self.data)
             await open_embedded_fleet(plane)
@@ -259,30 +264,32 @@ class _AllInOne:
         pages: str,
         reached: Mapping[str, str],
     ) -> None:
-        """The workers leave while the control plane still listens to them."""
+        """Runs the server and its workers. The workers stop while the control plane still accepts
+        their requests."""
         closing = asyncio.Event()
         serving = asyncio.create_task(
             serve_plane(plane, self.listener, closing, local=local, backends=reached)
         )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
-        asked = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(stop.wait())
         if not self.access.no_open and has_display(self.context.environ):
-            # Some programs that open a browser return when it is closed.
+            # Some programs that open a browser return only when it is closed.
             threading.Thread(target=webbrowser.open, args=(pages,), daemon=True).start()
         try:
-            await asyncio.wait({asked, serving, *working}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopping, serving, *working}, return_when=asyncio.FIRST_COMPLETED)
             for worker in workers:
                 worker.stop.ask("shutdown", GRACE_SECONDS)
             ended = await asyncio.gather(*working, return_exceptions=True)
         finally:
-            asked.cancel()
+            stopping.cancel()
             closing.set()
             await serving
-        for problem in (each for each in ended if isinstance(each, BaseException)):
+        for problem in (result for result in ended if isinstance(result, BaseException)):
             raise problem
 
     async def _run_worker(self, worker: Worker, stop: asyncio.Event) -> None:
-        """One that an operator has sent away is no reason for the others, and for us, to stop."""
+        """Runs a worker. If an operator revokes it, the other workers and the control plane
+        continue."""
         try:
             await worker.work()
         except WorkerRevoked as error:
@@ -297,43 +304,45 @@ class _AllInOne:
             self.context.say(
                 f"Worker {name} in fleet {FLEET}/{STAGE} on {kind} at {url_without_password(url)}"
             )
-        self.context.say(f"Pages at {pages}")
+        self.context.say(f"Web pages at {pages}")
         self.context.say(
-            f"      This address signs in once. For a new one: comfyfleet open --data {self.data}"
+            f"      This address signs in once. Get a new one with: comfyfleet open --data {self.data}"
         )
-        self.context.say(f"Everything is kept in {self.data.resolve()}; Ctrl-C stops it")
+        self.context.say(f"All data is stored in {self.data.resolve()}. Press Ctrl-C to stop.")
         url = self._url_without_key(local)
-        self.context.say(f"Any program that talks to a ComfyUI can talk to {url} instead, like")
+        self.context.say(f"Any ComfyUI client can use {url} as its server, for example:")
         self.context.say(f"      COMFY_LOCAL_URL={url} comfy run --workflow FILE --wait")
         if find_spec("comfyui_frontend_package"):
             self.context.say(f"      {url}/editor/ in a browser")
-        self.context.say("Next, without a key and for nothing, with a pipeline of workflow files:")
+        self.context.say(
+            "Next, run a pipeline of workflow files, without a key and free of charge:"
+        )
         self.context.say(f"      {_prefix(url)}comfyfleet pipeline run PIPELINE --follow DIR")
-        self.context.say("      or, as the operator, with the admin key:")
+        self.context.say("      Or, as the operator, with the admin key:")
         self.context.say("      comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
 
     def _url_without_key(self, local: LocalAccess) -> str:
-        """The address for programs of this machine that have no key."""
+        """Returns the address for local programs without a key."""
         url = listener_url(self.listener)
         if local.trusts_local_users or tells_users():
             return url
         self.context.say(
-            "This system doesn't tell whose programs call, so that those without a key use an address "
+            "This system can't identify the user of a local program, so programs without a key use an address "
             "with a secret. Don't show it to others."
         )
         return f"{url}{KEY_PATH}{local.key}"
 
 
 def _prefix(url: str) -> str:
-    """What a command needs in front of it where the usual address isn't the right one."""
+    """Returns the prefix that a command needs if the default address isn't the right one."""
     return "" if url == URL_DEFAULT else f"COMFYFLEET_URL={url} "
 
 
 def open_pages(
     *,
     data: Data = DATA,
-    no_open: Annotated[bool, Parameter(help="Print the address only.")] = False,
+    no_open: Annotated[bool, Parameter(help="Only print the address.")] = False,
     context: InjectedContext,
 ) -> None:
     """See help_texts.OPEN."""
@@ -342,7 +351,7 @@ def open_pages(
         url = links.address()
         if url is None:
             raise InvalidInput(
-                f"{data} isn't the folder of a `comfyfleet up`", hint="Name it: --data DIR"
+                f"{data} isn't the folder of `comfyfleet up`", hint="Specify the folder: --data DIR"
             )
         _require_running(url)
         link = links.new_link(url)
@@ -356,12 +365,12 @@ def _require_running(url: str) -> None:
         httpx.get(f"{url}/healthz", timeout=ANSWER_SECONDS_MAX).raise_for_status()
     except httpx.HTTPError as error:
         raise ServerUnavailable(
-            f"no control plane runs at {url}", hint="Start it: comfyfleet up"
+            f"no control plane is running at {url}", hint="Start it with: comfyfleet up"
         ) from error
 
 
 def has_display(environ: Mapping[str, str]) -> bool:
-    """Whether somebody sits in front of this terminal who can see a browser."""
+    """Checks whether there is a user at this terminal who can see a browser."""
     if not sys.stderr.isatty() or environ.get("SSH_CONNECTION"):
         return False
     is_desktop = sys.platform in ("darwin", "win32")

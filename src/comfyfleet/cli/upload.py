@@ -1,5 +1,5 @@
-"""What jobs take from people: values (`--set NAME=VALUE`) and files (`--file NAME=PATH`), which are uploaded; and files of
-results, downloaded."""
+"""Parses values (`--set NAME=VALUE`) and files (`--file NAME=PATH`) for jobs, uploads the files,
+and downloads results."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ MEDIA = ("image", "video", "audio")
 def parse_values(
     texts: Sequence[str], properties: Sequence[Mapping[str, Any]], slug: str
 ) -> dict[str, Any]:
-    """`name=value` each. What the control plane must check anyway is left to it."""
-    known = {str(each["name"]): each for each in properties}
+    """Parses texts of the form `name=value`. The control plane checks the values itself."""
+    known = {str(prop["name"]): prop for prop in properties}
     values = {}
     for text in texts:
         name, value = _split(text, "--set", "name=value")
@@ -35,8 +35,8 @@ def parse_values(
 def parse_files(
     texts: Iterable[str], properties: Sequence[Mapping[str, Any]], slug: str
 ) -> dict[str, Path]:
-    """`name=path` each; the files must be there before anything is sent."""
-    known = {str(each["name"]): each for each in properties if each.get("type") in MEDIA}
+    """Parses texts of the form `name=path`. All files must exist before anything is sent."""
+    known = {str(prop["name"]): prop for prop in properties if prop.get("type") in MEDIA}
     files = {}
     for text in texts:
         name, path = _split(text, "--file", "input=PATH")
@@ -49,7 +49,7 @@ def parse_files(
 def _split(text: str, option: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise InvalidInput(f"{option} {text!r} sets nothing: write {option} {form}")
+        raise InvalidInput(f"{option} {text!r} is invalid; use {option} {form}")
     return name.strip(), value
 
 
@@ -57,7 +57,7 @@ def _read(name: str, text: str, kind: str) -> Any:
     if kind in ("text", ""):
         return text
     if kind in MEDIA:
-        raise InvalidInput(f"{name} takes a file: --file {name}=PATH", field=name)
+        raise InvalidInput(f"{name} requires a file: --file {name}=PATH", field=name)
     if kind == "boolean":
         return _truth(name, text)
     if kind in ("number", "integer", "seed"):
@@ -82,16 +82,17 @@ def _number(name: str, text: str) -> int | float:
 
 
 def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
-    there = ", ".join(known) or "none"
+    available = ", ".join(known) or "none"
     return InvalidInput(
-        f"workflow {slug} has no such property as {name}; there is: {there}",
+        f"workflow {slug} has no property {name}; available properties: {available}",
         hint=f"comfyfleet admin workflows show {slug}",
         field=name,
     )
 
 
 def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
-    """Returns the file's id; `route` is where files are announced. The key doesn't go where the bytes go."""
+    """Uploads a file through a route that announces files, and returns its id. The key isn't sent
+    to the storage server."""
     from comfyfleet.client.files import upload_source, upload_to
 
     calls = plane.client.calls
@@ -99,7 +100,8 @@ def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
 
 
 def variables_from(plane: ApiSession, texts: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each: JSON or a text; `@FILE` is uploaded, after all files were found to be there."""
+    """Parses texts of the form `name=value`, as JSON or text. Uploads `@FILE` values after checking
+    that all files exist."""
     values = dict(_split(text, "--set", "name=value") for text in texts)
     files = {
         name: require_file(Path(value[1:])) for name, value in values.items() if value[:1] == "@"
@@ -124,7 +126,7 @@ def upload_command(
 ) -> None:
     """See help_texts.UPLOAD."""
     if not files:
-        raise InvalidInput("name a file to upload")
+        raise InvalidInput("specify a file to upload")
     for file in files:
         require_file(file)
     with connect(options, context, base=PUBLIC_BASE) as plane:
@@ -137,7 +139,7 @@ def upload_command(
 
 
 def download(plane: ApiSession, url: str, path: Path) -> None:
-    """Replaces what is there, once the file is whole."""
+    """Downloads a file, and replaces the existing one only when it is complete."""
     from comfyfleet.client.files import download_file
 
     plane.run(download_file(plane.client.calls, url, path))

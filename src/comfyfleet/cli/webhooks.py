@@ -1,4 +1,4 @@
-"""`comfyfleet webhooks`: lists webhooks and sends test messages, over the customers' API."""
+"""`comfyfleet webhooks`: lists webhooks and sends test messages, through the public API."""
 
 from functools import partial
 from typing import Annotated
@@ -20,10 +20,10 @@ WebhookId = Annotated[UUID, Parameter(metavar="WEBHOOK", help="The webhook's id.
 
 @app.command(name="list")
 def list_webhooks(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Your webhooks, without their secrets."""
+    """List your webhooks, without their secrets."""
     with control(options, context) as plane:
-        found = plane.run(plane.client.webhooks.all())
-    rows = [webhook.model_dump(mode="json", exclude={"secret"}) for webhook in found]
+        webhooks = plane.run(plane.client.webhooks.all())
+    rows = [webhook.model_dump(mode="json", exclude={"secret"}) for webhook in webhooks]
     if options.as_json:
         print_json({"webhooks": rows}, context)
     else:
@@ -40,7 +40,7 @@ def send_test(
     if options.as_json:
         print_json(answer, context)
     elif answer.is_delivered:
-        context.say(f"delivered: the receiver answered {answer.status}")
+        context.say(f"delivered: the receiver responded with {answer.status}")
     if not answer.is_delivered:
-        why = answer.error or f"the receiver answered {answer.status}"
+        why = answer.error or f"the receiver responded with {answer.status}"
         raise RunFailed(f"not delivered: {why}")

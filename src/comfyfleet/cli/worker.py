@@ -1,4 +1,4 @@
-"""`comfyfleet worker`: puts a backend to work for a fleet, or several that it starts itself."""
+"""`comfyfleet worker`: connects a backend to a fleet, or several backends that it starts itself."""
 
 import asyncio
 import contextlib
@@ -42,9 +42,9 @@ from comfyfleet.worker.settings import (
 )
 from comfyfleet.worker.shutdown import stop_on_signals
 
-PLACE = Group("Where it belongs", sort_key=1)
-WORK = Group("What it works on", sort_key=2)
-GPUS = Group("Several ComfyUIs on a GPU", sort_key=3)
+PLACE = Group("Fleet", sort_key=1)
+WORK = Group("Backend", sort_key=2)
+GPUS = Group("Several ComfyUI servers per GPU", sort_key=3)
 OWN_BACKEND = "http://127.0.0.1:8188"
 PER_GPU_MAX = 16
 SECRET = "COMFYFLEET_FLEET_SECRET"  # noqa: S105  the name of a variable
@@ -60,7 +60,7 @@ class FleetOptions:
         Parameter(
             group=PLACE,
             metavar="URL",
-            help="The control plane. Repeat it to name further addresses: the next one is used when one "
+            help="The control plane's address. Repeatable: the next address is used when one "
             "doesn't answer for two heartbeats.",
         ),
     ]
@@ -70,7 +70,7 @@ class FleetOptions:
         str | None,
         Parameter(
             group=PLACE,
-            help="Its name in the fleet. Else `COMFYFLEET_WORKER_ID`, else made of the host's name.",
+            help="Its name in the fleet. Default: `COMFYFLEET_WORKER_ID`, or a name derived from the host name.",
         ),
     ] = None
 
@@ -83,13 +83,13 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="URL",
-            help="The ComfyUI to use; default: `COMFYUI_BASE_URL`. With `--comfyui-command` its address after the start, by default "
-            "http://127.0.0.1:8188; with `--per-gpu` the first of them.",
+            help="The ComfyUI to use; default: `COMFYUI_BASE_URL`. With `--comfyui-command`, the address after the start, by default "
+            "http://127.0.0.1:8188. With `--per-gpu`, the first address.",
         ),
     ] = None
     cloud: Annotated[
         bool,
-        Parameter(group=WORK, help=f"Comfy Cloud instead, with the key in `{CLOUD_KEY}`."),
+        Parameter(group=WORK, help=f"Use Comfy Cloud instead, with the key in `{CLOUD_KEY}`."),
     ] = False
     workflow: Annotated[
         tuple[str, ...],
@@ -112,7 +112,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="COMMAND",
-            help="Start ComfyUI with this command, and restart it when it fails. `{port}`, `{gpu}` and "
+            help="Start ComfyUI with this command, and restart it if it fails. `{port}`, `{gpu}` and "
             "`{folder}` (its own folder, with `input`, `output`, `temp`, `user`) are replaced.",
         ),
     ] = None
@@ -121,7 +121,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="DIR",
-            help="The folder with ComfyUI's `input` and `output`, if it is on this machine: files of a "
+            help="The folder with ComfyUI's `input` and `output`, if it is on this machine. Files of a "
             f"job are deleted there after delivery. Default: `{FOLDER}`.",
         ),
     ] = None
@@ -144,7 +144,7 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="N|auto",
-            help="ComfyUIs to start on each GPU, each with its own worker in the fleet. `auto` starts "
+            help="Number of ComfyUI servers per GPU, each with its own worker in the fleet. `auto` starts "
             "with one, and adds and removes them by throughput.",
         ),
     ] = "1"
@@ -153,7 +153,7 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="0,1|all",
-            help="The GPUs to use. Default: the one that the environment selects.",
+            help="The GPUs to use. Default: the GPU selected by the environment.",
         ),
     ] = None
     gpu_memory_command: Annotated[
@@ -161,8 +161,8 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="COMMAND",
-            help="For `auto` without NVIDIA's driver: a command that prints the used and the total bytes "
-            "of the GPU `{gpu}`.",
+            help="For `auto` without NVIDIA's driver: a command that prints the used and total memory in bytes "
+            "of GPU `{gpu}`.",
         ),
     ] = None
 
@@ -174,24 +174,27 @@ class ProcessOptions:
         Path | None,
         Parameter(
             metavar="DIR",
-            help="Folder for its key, its leases and cached files. By default under "
-            "`~/.local/state/comfyfleet` (Windows: `%LOCALAPPDATA%\\\\comfyfleet`), one for each worker.",
+            help="Folder for its key, its leases and cached files, one per worker. Default: under "
+            "`~/.local/state/comfyfleet` (Windows: `%LOCALAPPDATA%\\\\comfyfleet`).",
         ),
     ] = None
-    cache_gb: Annotated[
-        float, Parameter(help="Size of the cache of input files, in gigabytes.")
-    ] = CACHE_BYTES / 1024**3
+    cache_gb: Annotated[float, Parameter(help="Size of the input file cache, in gigabytes.")] = (
+        CACHE_BYTES / 1024**3
+    )
     grace_seconds: Annotated[
-        float, Parameter(help="Time to finish after SIGTERM; a second signal stops it immediately.")
+        float,
+        Parameter(
+            help="Time to finish jobs after SIGTERM. A second signal stops the worker immediately."
+        ),
     ] = GRACE_SECONDS
     stall_seconds: Annotated[
-        float, Parameter(help="A run without progress for so long counts as stuck.")
+        float, Parameter(help="A run without progress for this long counts as stuck.")
     ] = STALL_SECONDS
     min_free_memory: Annotated[
         float,
         Parameter(
-            help="Percent of the memory that a ComfyUI started by this worker must leave free. Below that, "
-            "it is asked to free memory between jobs, and restarted if that doesn't help. 0: never."
+            help="Percentage of memory that a ComfyUI started by this worker must leave free. Below that, "
+            "ComfyUI must free memory between jobs, and is restarted if that doesn't help. 0 means never."
         ),
     ] = 100 * FREE_MEMORY_MIN
     metrics: Annotated[
@@ -210,13 +213,13 @@ def worker(
     context: InjectedContext,
 ) -> None:
     """See help_texts.WORKER."""
-    for name, meant in misspelt(context.environ).items():
-        context.warn(f"{name} is read by nobody; did you mean {meant}?")
+    for name, suggestion in misspelt(context.environ).items():
+        context.warn(f"{name} is not a known setting; did you mean {suggestion}?")
     settings = _tuned(_settings(place, work, process.state, context.environ), process)
     pack, address = _pack(packed, work, context.environ), _address(process.metrics)
     set_up_logs(log_level, context.err)
     if log_level == "info":
-        # Each call to the backend is worth a line only to those who look for something.
+        # Log lines for each call to the backend are only useful for debugging.
         logging.getLogger("comfyfleet.comfy").setLevel(logging.WARNING)
     asyncio.run(_work(settings, pack, address, context))
 
@@ -235,8 +238,8 @@ async def _work(
                 stack.enter_context(serve_metrics(pack, *metrics))
             except OSError as error:
                 raise InvalidInput(
-                    f"--metrics: {metrics[0]}:{metrics[1]} can't be listened on: {error.strerror}",
-                    hint="Another process, or another worker, may have it: choose another port.",
+                    f"--metrics: {metrics[0]}:{metrics[1]} can't listen on this address: {error.strerror}",
+                    hint="The port may be in use by another process or worker. Use another one.",
                 ) from error
         stack.enter_context(stop_on_signals(pack.stop, settings.grace_seconds))
         await pack.work()
@@ -245,7 +248,9 @@ async def _work(
 def _pack(packed: PackOptions, work: BackendOptions, environ: Mapping[str, str]) -> PackSettings:
     text, most = packed.per_gpu.strip(), PER_GPU_MAX
     if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise InvalidInput(f"--per-gpu takes a whole number, 1 to {most}, or auto; not {text!r}")
+        raise InvalidInput(
+            f"--per-gpu must be a whole number from 1 to {most}, or auto, not {text!r}"
+        )
     pack = PackSettings(
         per_gpu=None if text == "auto" else int(text),
         gpus=_gpus(packed.gpus, environ),
@@ -253,8 +258,8 @@ def _pack(packed: PackOptions, work: BackendOptions, environ: Mapping[str, str])
     )
     if work.comfyui_command is None and (pack.gpus or pack.per_gpu != 1):
         raise InvalidInput(
-            "--per-gpu and --gpus are for ComfyUIs that this command starts: give --comfyui-command",
-            hint='For instance "python /opt/ComfyUI/main.py --port {port} --temp-directory {folder}".',
+            "--per-gpu and --gpus require --comfyui-command",
+            hint='For example: "python /opt/ComfyUI/main.py --port {port} --temp-directory {folder}".',
         )
     return pack
 
@@ -262,21 +267,23 @@ def _pack(packed: PackOptions, work: BackendOptions, environ: Mapping[str, str])
 def _gpus(text: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     if text is None:
         return ()
-    names = tuple(each.strip() for each in text.split(",") if each.strip())
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
     gpus = visible_gpus(environ, pynvml) if names == ("all",) else names
     if not gpus:
         raise InvalidInput(
-            "--gpus all: NVIDIA's driver tells of no GPU", hint="Name them: --gpus 0,1"
+            "--gpus all: NVIDIA's driver reports no GPU", hint="Specify them: --gpus 0,1"
         )
     if len(set(gpus)) != len(gpus):
-        raise InvalidInput(f"--gpus names a GPU twice: {text}")
-    for each in gpus:
-        if not (each.isascii() and each.isdigit()) and not each.startswith(UUID_STARTS):
-            raise InvalidInput(f"--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not {each!r}")
+        raise InvalidInput(f"--gpus contains a GPU twice: {text}")
+    for gpu in gpus:
+        if not (gpu.isascii() and gpu.isdigit()) and not gpu.startswith(UUID_STARTS):
+            raise InvalidInput(
+                f"--gpus must be indexes or UUIDs, such as 0,1 or GPU-…, not {gpu!r}"
+            )
     if unknown := unknown_gpus(gpus, pynvml):
         raise InvalidInput(
-            f"--gpus: NVIDIA's driver knows no GPU {', '.join(unknown)}",
-            hint="`nvidia-smi -L` lists those that there are, counted from 0; `--gpus all` takes all.",
+            f"--gpus: NVIDIA's driver doesn't report the GPU {', '.join(unknown)}",
+            hint="List the GPUs, counted from 0, with `nvidia-smi -L`, or use all of them with `--gpus all`.",
         )
     return gpus
 
@@ -286,7 +293,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
         return None
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise InvalidInput(f"--metrics takes HOST:PORT, as 127.0.0.1:9100; not {text!r}")
+        raise InvalidInput(f"--metrics must be HOST:PORT, such as 127.0.0.1:9100, not {text!r}")
     return host.strip("[]"), int(port)
 
 
@@ -296,8 +303,8 @@ def _settings(
     variables = comfyui_variables(environ)
     backend_url = _backend_url(work, environ, variables)
     secret = environ.get(SECRET) or ""
-    given = place.worker_id or environ.get("COMFYFLEET_WORKER_ID") or ""
-    worker_id = given or default_worker_id(socket.gethostname(), backend_url)
+    own_id = place.worker_id or environ.get("COMFYFLEET_WORKER_ID") or ""
+    worker_id = own_id or default_worker_id(socket.gethostname(), backend_url)
     return WorkerSettings(
         control_url=_control_url(place.control[0]),
         more_control_urls=tuple(map(_control_url, place.control[1:])),
@@ -306,7 +313,7 @@ def _settings(
         worker_id=worker_id,
         state=(state or _default_state(environ) / worker_id).expanduser().resolve(),
         backend_url=backend_url,
-        is_default_id=not given,
+        is_default_id=not own_id,
         secret=secret,
         max_concurrency=concurrency_from(environ),
         heartbeat_seconds=heartbeat_seconds_from(environ),
@@ -320,9 +327,9 @@ def _settings(
 
 def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
     if not 0 <= process.min_free_memory <= 90:
-        raise InvalidInput("--min-free-memory takes a percentage, 0 to 90")
-    given = (process.cache_gb, process.grace_seconds, process.stall_seconds)
-    if min(given) < 0 or process.stall_seconds == 0:
+        raise InvalidInput("--min-free-memory must be a percentage from 0 to 90")
+    limits = (process.cache_gb, process.grace_seconds, process.stall_seconds)
+    if min(limits) < 0 or process.stall_seconds == 0:
         raise InvalidInput("--cache-gb, --grace-seconds and --stall-seconds can't be negative")
     return replace(
         settings,
@@ -343,31 +350,31 @@ def _backend_url(
         backend = OWN_BACKEND
     if work.cloud == (backend is not None):
         raise InvalidInput(
-            "a worker has one backend: give --backend URL, --comfyui-command, or --cloud",
-            hint="A ComfyUI on this machine is --backend http://127.0.0.1:8188, "
+            "specify exactly one backend: --backend URL, --comfyui-command, or --cloud",
+            hint="For a ComfyUI on this machine, use --backend http://127.0.0.1:8188, "
             f"or {BASE_URL}=http://127.0.0.1:8188 in the environment.",
         )
     if work.cloud and not environ.get(CLOUD_KEY):
-        raise InvalidInput(f"--cloud needs a key in {CLOUD_KEY}")
+        raise InvalidInput(f"--cloud requires a key in {CLOUD_KEY}")
     if work.cloud and work.comfyui_command:
-        raise InvalidInput("--comfyui-command starts a ComfyUI here; it goes with --backend")
+        raise InvalidInput("--comfyui-command and --cloud can't be combined")
     return None if backend is None else base_url(backend)
 
 
 def _folder(work: BackendOptions, environ: Mapping[str, str]) -> Path | None:
-    given = work.comfyui_folder or environ.get(FOLDER)
-    return comfyui_folder(given) if given else None
+    folder = work.comfyui_folder or environ.get(FOLDER)
+    return comfyui_folder(folder) if folder else None
 
 
 def _passthrough(work: BackendOptions) -> tuple[str, ...]:
     if work.cloud and work.passthrough:
-        raise InvalidInput("--passthrough is for routes of a ComfyUI: it does not go with --cloud")
+        raise InvalidInput("--passthrough and --cloud can't be combined")
     try:
         return _PREFIXES.validate_python(work.passthrough)
     except ValidationError as error:
         wrong = error.errors()[0]["input"]
         raise InvalidInput(
-            f"--passthrough takes the start of a path, as /api/etn; not {wrong!r}"
+            f"--passthrough must be the start of a path, such as /api/etn, not {wrong!r}"
         ) from None
 
 
@@ -376,13 +383,13 @@ def _control_url(text: str) -> str:
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise InvalidInput(
             f"{url_without_password(text)} is not the URL of a control plane",
-            hint="Write it as http://HOST:PORT, as `comfyfleet serve` prints it",
+            hint="Use the form http://HOST:PORT, as printed by `comfyfleet serve`",
         )
     return url
 
 
 def _default_state(environ: Mapping[str, str]) -> Path:
-    # Only Windows sets LOCALAPPDATA.
+    # LOCALAPPDATA is only set on Windows.
     usual = environ.get("LOCALAPPDATA") or "~/.local/state"
     base = environ.get("XDG_STATE_HOME") or usual
     return Path(base) / "comfyfleet"

@@ -1,5 +1,5 @@
-"""`comfyfleet convert` and `comfyfleet inspect`, and the options of every command that takes a workflow: where its node
-types come from, values that are set, and parts that are switched on and off."""
+"""`comfyfleet convert` and `comfyfleet inspect`, and the options shared by commands that use a
+workflow: the source of node types, values to set, and parts to switch on and off."""
 
 import json
 import random
@@ -36,11 +36,11 @@ from comfyfleet.workflow.object_info import remote_lists
 from comfyfleet.workflow.report import Warning
 
 SERVER_VARIABLE = "COMFYUI_BASE_URL"
-OR_A_FILE = "Or save what it knows while it runs, and use --object-info FILE."
+OR_A_FILE = "Or save its node types while it is running, and use --object-info FILE."
 
 GROUP = Group(
     "Node types",
-    help="The inputs of node types are known only to a ComfyUI server.",
+    help="The inputs of node types come from a ComfyUI server.",
     validator=validators.mutually_exclusive,
     sort_key=2,
 )
@@ -54,7 +54,7 @@ class NodeTypeOptions:
         Parameter(
             group=GROUP,
             metavar="FILE",
-            help="The server's response of /object_info, saved as JSON or JSON.gz.",
+            help="The server's /object_info response, saved as JSON or JSON.gz.",
         ),
     ] = None
     server: Annotated[
@@ -62,7 +62,7 @@ class NodeTypeOptions:
         Parameter(
             group=GROUP,
             metavar="URL",
-            help=f"Address of a running ComfyUI, asked once. By default that in ${SERVER_VARIABLE}.",
+            help=f"Address of a running ComfyUI, queried once. Default: ${SERVER_VARIABLE}.",
         ),
     ] = None
 
@@ -72,14 +72,15 @@ NO_NODE_TYPES = NodeTypeOptions()
 
 @dataclass(frozen=True)
 class KnownTypes:
-    """Node types, and the lists of choices that a server keeps elsewhere."""
+    """Node types, and the lists of choices that a server provides under separate routes."""
 
     object_info: Mapping[str, Any]
     remote_choices: Mapping[str, list[Any]]
 
 
 def find_types(options: NodeTypeOptions, opened: Opened, context: CliContext) -> KnownTypes | None:
-    """None if neither a file nor a server is given. A file that is given goes before the environment."""
+    """Returns the node types from a file or server, or None if neither is specified. A file takes
+    precedence over the environment."""
     if options.object_info is not None:
         return KnownTypes(read_object_info(options.object_info), {})
     url = options.server or context.environ.get(SERVER_VARIABLE)
@@ -101,9 +102,11 @@ def _remote_choices(
     url: str, opened: Opened, object_info: Mapping[str, Any], context: CliContext
 ) -> Iterator[tuple[str, list[Any]]]:
     for route, remote in remote_lists(opened, object_info).items():
-        # A route is a path on that server; a full address may be anywhere.
+        # A route is a path on that server, but a full address could be anywhere.
         if not route.startswith("/"):
-            context.warn(f"the choices at {route} are not fetched: it is not on the server")
+            context.warn(
+                f"the choices at {route} are not fetched, because the address is not on the server"
+            )
             continue
         try:
             yield route, context.servers.choices(url, remote)
@@ -123,21 +126,22 @@ def require_types(known: KnownTypes | None) -> KnownTypes:
 
 VALUES = Group("Values", sort_key=3)
 USUAL_VALUES = Group(
-    "The usual values",
-    help="Found by following the graph; prints what was set, and what was not found.",
+    "Common values",
+    help="The matching inputs are found automatically. Prints the values that were set and those without a matching input.",
     sort_key=4,
 )
-RANDOM = "random"  # as a seed: a new one each time
-_HELP = {each.name: each.help for each in SHORTHANDS} | {
-    "seed": f"seed of the noise; `{RANDOM}` takes a new one"
+RANDOM = "random"  # as a seed, this means a new one each time
+_HELP = {entry.name: entry.help for entry in SHORTHANDS} | {
+    "seed": f"seed of the noise; `{RANDOM}` generates a new one"
 }
-_ALIASES = {each.name: each.aliases for each in SHORTHANDS}
+_ALIASES = {entry.name: entry.aliases for entry in SHORTHANDS}
 
 
 def shorthand(name: str, *options: str) -> Parameter:
-    """Its words are those of the one table of shorthands; `options` where its name is taken."""
+    """Returns the option of a shorthand, described by the shared table. `options` replaces its name
+    if that is in use."""
     return Parameter(
-        name=[f"--{each}" for each in options or (name, *_ALIASES[name])],
+        name=[f"--{option}" for option in options or (name, *_ALIASES[name])],
         group=USUAL_VALUES,
         metavar="VALUE",
         help=f"{_HELP[name][:1].upper()}{_HELP[name][1:]}.",
@@ -148,7 +152,7 @@ def shorthand(name: str, *options: str) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ShorthandOptions:
-    """One for each shorthand, under its name."""
+    """One field per shorthand, with its name."""
 
     prompt: Annotated[str | None, shorthand("prompt")] = None
     negative: Annotated[str | None, shorthand("negative")] = None
@@ -173,7 +177,7 @@ class ShorthandOptions:
     video: Annotated[str | None, shorthand("video")] = None
     audio: Annotated[str | None, shorthand("audio")] = None
     prefix: Annotated[str | None, shorthand("prefix")] = None
-    # `run` computes and pays, so a value that fits nowhere is an error there. `convert` only warns.
+    # `run` is costly, so a value that fits no input is an error there. `convert` only warns.
     must_fit: ClassVar[bool] = False
 
     def given(self) -> dict[str, str]:
@@ -186,7 +190,7 @@ Assignments: TypeAlias = Annotated[
         name="--set",
         group=VALUES,
         metavar="NODE.INPUT=VALUE",
-        help="Set a value; NODE is an id, a title, or a class that occurs once; for a subgraph, INPUT is the name that the editor shows. Repeatable.",
+        help="Set a value. NODE is an id, a title, or a class that occurs once. For a subgraph, INPUT is the name shown in the editor. Repeatable.",
         allow_leading_hyphen=True,
     ),
 ]
@@ -208,7 +212,7 @@ NO_SETTINGS = SettingOptions()
 def apply_settings(
     converted: Conversion, known: KnownTypes | None, settings: SettingOptions, context: CliContext
 ) -> Prompt:
-    """Shorthands first: what is named exactly wins."""
+    """Applies shorthands first, so that values for a specific input take precedence."""
     prompt, exposed = converted.prompt, converted.exposed
     object_info: Mapping[str, Any] = known.object_info if known else {}
     shorthands = settings.usual.given()
@@ -226,17 +230,17 @@ def apply_settings(
 
 
 def require_all_set(edit: Edit) -> None:
-    """Raises InvalidInput if an option such as --prompt fits no input, or several."""
+    """Raises InvalidInput if an option such as --prompt fits no input, or several inputs."""
     if edit.not_set:
         raise InvalidInput(
             "; ".join(f"--{text}" for text in edit.not_set),
-            hint="Leave the option out, or name the input: --set NODE.INPUT=VALUE. "
+            hint="Omit the option, or specify the input: --set NODE.INPUT=VALUE. "
             "`comfyfleet inspect FILE` lists the inputs.",
         )
 
 
 def _report_settings(edit: Edit, context: CliContext) -> Prompt:
-    """What was set is said, so that a person can see what was understood."""
+    """Prints the values that were set, so that users can check how their options were applied."""
     for done in edit.done:
         context.say(f"set {done}")
     for warning in (*edit.warnings, *edit.not_set):
@@ -246,7 +250,7 @@ def _report_settings(edit: Edit, context: CliContext) -> Prompt:
 
 PARTS = Group(
     "Parts",
-    help="PART is a node's id, a title, or a group; `Extend 6-8` or `Extend *` for several of them; `group:NAME` and similar if it is ambiguous. Repeatable.",
+    help="PART is a node's id, a title or a group. Use `Extend 6-8` or `Extend *` for several, and `group:NAME` or similar if a name is ambiguous. Repeatable.",
     sort_key=5,
 )
 
@@ -256,26 +260,30 @@ PARTS = Group(
 class SwitchOptions:
     bypass: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Bypass these nodes: their input is passed on."),
+        Parameter(metavar="PART", help="Bypass these nodes, so that they pass on their input."),
     ] = ()
     mute: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Mute these nodes: they output nothing."),
+        Parameter(metavar="PART", help="Mute these nodes, so that they have no outputs."),
     ] = ()
     enable: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Execute these nodes, even if the file has them off."),
+        Parameter(
+            metavar="PART", help="Execute these nodes, even if they are switched off in the file."
+        ),
     ] = ()
     segments: Annotated[
         int | None,
         Parameter(
             metavar="N",
-            help="Run the first N of a chain of numbered parts (Extend 1, Extend 2 …), whether they are on or off in the file, and close the chain behind them.",
+            help="Run the first N parts of a chain of numbered parts (Extend 1, Extend 2 …), regardless of whether they are switched on in the file, and close the chain after them.",
         ),
     ] = None
     chain: Annotated[
         str | None,
-        Parameter(metavar="NAME", help="Which chain --segments means, if there are several."),
+        Parameter(
+            metavar="NAME", help="The chain that --segments applies to, if there are several."
+        ),
     ] = None
 
     def __bool__(self) -> bool:
@@ -288,7 +296,8 @@ NO_SWITCHES = SwitchOptions()
 def apply_switches(
     opened: Opened, known: KnownTypes | None, switches: SwitchOptions, context: CliContext
 ) -> Opened:
-    """The workflow with its parts switched; a prompt that was saved beside it is of no use then."""
+    """Returns the workflow with its parts switched. A prompt saved next to the workflow no longer
+    applies then."""
     document = _workflow_of(opened)
     object_info = require_types(known).object_info
     if switches.bypass or switches.mute or switches.enable:
@@ -297,18 +306,18 @@ def apply_switches(
         )
         document = _report_switches(switched, context)
     if switches.segments is not None:
-        kept = keep_segments(
+        shortened = keep_segments(
             document, switches.segments, chain=switches.chain, object_info=object_info
         )
-        document = _report_switches(kept, context)
+        document = _report_switches(shortened, context)
     return replace(opened, workflow=document, prompt=None)
 
 
 def _workflow_of(opened: Opened) -> dict[str, Any]:
     if opened.workflow is None:
         raise InvalidInput(
-            "a prompt has no parts to switch: what was muted or bypassed is gone from it",
-            hint="Use the workflow that it was made of, or a picture that was saved with it.",
+            "a prompt has no parts to switch: muted and bypassed nodes are not part of it",
+            hint="Use the original workflow, or an image that contains it.",
         )
     return opened.workflow
 
@@ -322,7 +331,7 @@ def _report_switches(switched: Switched, context: CliContext) -> dict[str, Any]:
 
 
 CONVERSION = Group("Conversion", sort_key=6)
-# The person switched these off and knows it: one line for all of them.
+# The user switched these off deliberately, so they are combined in a single line.
 PROMPT_BYTES_MAX = 64 * 1024 * 1024
 SWITCHED_OFF = ("muted", "bypassed")
 
@@ -335,7 +344,7 @@ class OutputOptions:
         Parameter(
             name=["--output", "-o"],
             metavar="OUT",
-            help="Write to this file instead of stdout. An existing file is replaced only if it is a prompt.",
+            help="Write to this file instead of stdout. An existing file is only replaced if it is a prompt.",
         ),
     ] = None
     force: Annotated[bool, Parameter(help="Replace any existing file.")] = False
@@ -350,13 +359,13 @@ class ConversionOptions:
     strict: Annotated[
         bool,
         Parameter(
-            help="Fail if the server lacks a node type or a required input is not connected, and list all of these."
+            help="Fail if node types are missing on the server or required inputs are not connected, and list all of them."
         ),
     ] = False
     unknown: Annotated[
         Literal["drop", "keep"],
         Parameter(
-            help="Without --strict, nodes of types that the server lacks are left out, or sent as the editor does.",
+            help="Without --strict, leave out nodes of unknown types, or send them like the editor does.",
         ),
     ] = "drop"
     reachable_only: Annotated[
@@ -365,7 +374,9 @@ class ConversionOptions:
     ] = False
     seed_rng: Annotated[
         int | None,
-        Parameter(metavar="N", help="Choose among {a|b} in texts the same way each time."),
+        Parameter(
+            metavar="N", help="Seed for choices such as {a|b} in texts, to make them reproducible."
+        ),
     ] = None
 
 
@@ -388,7 +399,7 @@ def convert(
     for note in opened.notes:
         context.warn(note)
     output = _checked_output(into, file)
-    # What is named must be there, whether it is needed or not.
+    # Files and servers that were specified must exist, even if they aren't needed.
     needs_types = bool(opened.workflow or settings or node_types.object_info)
     known = find_types(node_types, opened, context) if needs_types else None
     if switches:
@@ -403,7 +414,7 @@ def make_prompt(
     conversion: ConversionOptions,
     context: CliContext,
 ) -> Conversion:
-    """Converted, with the values set, and told what there is to say about it."""
+    """Converts the workflow, sets the values, and prints the warnings."""
     converted = _converted(opened, known, conversion, context)
     prompt = apply_settings(converted, known, settings, context)
     _tell(_still_true(converted, prompt), context)
@@ -416,7 +427,7 @@ def _converted(
     if opened.workflow is None:
         return Conversion(opened.prompt or {}, ())
     if known is None and opened.prompt is not None:
-        context.warn("without node types the prompt is taken that was saved beside the workflow")
+        context.warn("without node types, the prompt that was saved with the workflow is used")
         return Conversion(opened.prompt, ())
     known = require_types(known)
     return convert_with_report(
@@ -432,23 +443,23 @@ def _converted(
 
 
 def _still_true(converted: Conversion, prompt: dict[str, Any]) -> list[Warning]:
-    """A value that the server would refuse may have been set to another one since."""
+    """Drops refused_value warnings for inputs that were overridden after the conversion."""
     return [
-        each
-        for each in converted.warnings
-        if each.code != "refused_value"
-        or converted.prompt[each.node_id]["inputs"][each.input]
-        == prompt[each.node_id]["inputs"].get(each.input)
+        warning
+        for warning in converted.warnings
+        if warning.code != "refused_value"
+        or converted.prompt[warning.node_id]["inputs"][warning.input]
+        == prompt[warning.node_id]["inputs"].get(warning.input)
     ]
 
 
 def _tell(warnings: Iterable[Warning], context: CliContext) -> None:
     switched_off = 0
-    for each in warnings:
-        if each.code in SWITCHED_OFF:
+    for warning in warnings:
+        if warning.code in SWITCHED_OFF:
             switched_off += 1
         else:
-            context.warn(each.message)
+            context.warn(warning.message)
     if switched_off:
         context.say(f"{counted(switched_off, 'node is', 'nodes are')} left out: muted or bypassed")
 
@@ -463,31 +474,33 @@ def _json_of(prompt: Prompt) -> bytes:
 
 
 def _checked_output(into: OutputOptions, source: str) -> Path | None:
-    """Before the work: what a person drew must not be replaced by what was made of it."""
+    """Checks the output path before the work, so that a user's workflow is never replaced by a
+    prompt."""
     output = into.output
     if output is None or str(output) == STANDARD_STREAM:
         return None
     if into.force or not output.is_file():
         return output
     if source != STANDARD_STREAM and output.samefile(source):
-        raise _would_replace(output, "it is what is converted")
+        raise _would_replace(output, "it is the input file")
     if not _is_prompt(output):
-        raise _would_replace(output, "there is a file of that name, and it is no prompt")
+        raise _would_replace(output, "the existing file isn't a prompt")
     return output
 
 
 def _is_prompt(path: Path) -> bool:
     try:
         data = read_file(path, bytes_max=PROMPT_BYTES_MAX)
-        found = open_document(data)
+        opened = open_document(data)
     except FleetError:
         return False
-    return found.kind == "json" and found.prompt is not None and found.workflow is None
+    return opened.kind == "json" and opened.prompt is not None and opened.workflow is None
 
 
 def _would_replace(path: Path, why: str) -> InvalidInput:
     return InvalidInput(
-        f"{path} is not overwritten: {why}", hint="Name another -o, or add --force to replace it."
+        f"{path} is not overwritten: {why}",
+        hint="Specify another file with -o, or add --force to replace it.",
     )
 
 
@@ -507,7 +520,7 @@ def inspect(
     /,
     *,
     node_types: NodeTypeOptions = NO_NODE_TYPES,
-    as_json: Annotated[bool, Parameter(name="--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print JSON.")] = False,
     everything: Annotated[
         bool, Parameter(name="--all", help="Show every value and every row.")
     ] = False,
@@ -517,39 +530,45 @@ def inspect(
     opened = open_file(file, context.stdin)
     known = find_types(node_types, opened, context)
     if known is None:
-        found = inspect_document(opened)
+        inspection = inspect_document(opened)
     else:
-        found = inspect_document(opened, known.object_info, remote_choices=known.remote_choices)
-    for note in found.notes:
+        inspection = inspect_document(
+            opened, known.object_info, remote_choices=known.remote_choices
+        )
+    for note in inspection.notes:
         context.warn(note)
     if as_json:
-        _print_json(found, context)
+        _print_json(inspection, context)
     else:
-        _print_tables(file, found, everything=everything, context=context)
+        _print_tables(file, inspection, everything=everything, context=context)
 
 
-def _print_json(found: Inspection, context: CliContext) -> None:
-    context.stdout.write(json.dumps(asdict(found), indent=2, ensure_ascii=False).encode() + b"\n")
+def _print_json(inspection: Inspection, context: CliContext) -> None:
+    context.stdout.write(
+        json.dumps(asdict(inspection), indent=2, ensure_ascii=False).encode() + b"\n"
+    )
     context.stdout.flush()
 
 
-def _print_tables(name: str, found: Inspection, *, everything: bool, context: CliContext) -> None:
-    context.out.print(plain_text(f"{name}: {_summary(found)}\n"), soft_wrap=True)
-    for section in sections(found, everything=everything):
+def _print_tables(
+    name: str, inspection: Inspection, *, everything: bool, context: CliContext
+) -> None:
+    context.out.print(plain_text(f"{name}: {_summary(inspection)}\n"), soft_wrap=True)
+    for section in sections(inspection, everything=everything):
         context.out.print(section, soft_wrap=True)
-    # Not wrapped by us, so that it can be copied from the terminal.
-    context.out.print(plain_text(_next_step(name, found), "dim"), soft_wrap=True)
+    # Not wrapped, so that it can be copied from the terminal.
+    context.out.print(plain_text(_next_step(name, inspection), "dim"), soft_wrap=True)
 
 
-def _summary(found: Inspection) -> str:
-    kind = "" if found.file_kind == "json" else f" in {found.file_kind.upper()}"
-    nodes = counted(found.nodes, "node", "nodes")
-    return f"a {found.form}{kind}; {nodes} to run"
+def _summary(inspection: Inspection) -> str:
+    kind = "" if inspection.file_kind == "json" else f" in {inspection.file_kind.upper()}"
+    nodes = counted(inspection.nodes, "node", "nodes")
+    return f"a {inspection.form}{kind}; {nodes} to run"
 
 
-def _next_step(name: str, found: Inspection) -> str:
-    if found.missing is None:
-        return "Add --server URL or --object-info FILE to see types and ranges, and what is missing there."
-    settable = next((each.address for each in found.takes if each.role and each.address), None)
+def _next_step(name: str, inspection: Inspection) -> str:
+    if inspection.missing is None:
+        return "Add --server URL or --object-info FILE to see types, ranges and missing parts."
+    settable = next((item.address for item in inspection.takes if item.role and item.address), None)
     change = f" --set {settable}=…" if settable else ""
     return f"Convert it with: comfyfleet convert {name}{change}"

@@ -118,7 +118,7 @@ def test_a_run_ends_on_another_backend_when_its_own_is_killed(tmp_path: Path) ->
 
 def test_it_says_where_it_is_and_how_to_point_a_client_to_it(tmp_path: Path) -> None:
     with serve_in_thread() as engine, up(tmp_path, engine.url) as (running, url):
-        running.wait_for_line(f"Any program that talks to a ComfyUI can talk to {url} instead")
+        running.wait_for_line(f"Any ComfyUI client can use {url} as its server")
         running.wait_for_line(f"COMFY_LOCAL_URL={url} comfy run")
         wait_until_ready(url)
         assert httpx.get(url.replace("127.0.0.1", "localhost") + "/queue").status_code == 200
@@ -156,7 +156,7 @@ def _cached_nodes(client: EngineClient, prompt: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--comfyui-folder", "comfyui"), "--comfyui-folder is given 1 times, and there are 2"),
+        (("--comfyui-folder", "comfyui"), "there are 1 --comfyui-folder options, but 2"),
         (("--comfyui-folder", "comfyui", "--comfyui-folder", "."), "has no folder `output`"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_question_names_its_choices_and_an_error_its_alternatives() -> None:
     assert shown(questions=[question], error=error)[-3:] == [
         "├── draw asks: Backend worker:a is offline; answer retry, skip (backends: worker:b)",
         "├── Node draw failed: no",
-        "└── it could run on worker:c",
+        "└── backends that could run it: worker:c",
     ]
 
 
@@ -82,7 +82,7 @@ def test_of_an_expired_run_it_is_said_that_nothing_is_left() -> None:
     gone = {"completed_nodes": 0, "total_nodes": 0, "weighted_percent": 100, "running_nodes": []}
     lines = shown(name="", status="completed", nodes=[], progress=gone, is_expired=True)
     assert lines[0] == f"{ID}: completed, 0 of 0 nodes, 100 %"
-    assert "its time was up" in lines[1]
+    assert "the run has expired" in lines[1]
 
 
 def test_what_would_move_the_cursor_is_not_printed() -> None:

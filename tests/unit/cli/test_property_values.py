@@ -42,8 +42,8 @@ def test_a_value_is_read_by_its_propertys_type(text: str, value: Any) -> None:
         ("seed=[1]", "must be a number"),
         ("boolean=maybe", "true or false"),
         ("image=cat.png", "--file image=PATH"),
-        ("colour=red", "no such property"),
-        ("=red", "sets nothing"),
+        ("colour=red", "no property"),
+        ("=red", "is invalid"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(text: str, problem: str) -> None:

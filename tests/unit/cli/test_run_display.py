@@ -102,7 +102,7 @@ def test_what_must_not_be_missed_stays_on_the_screen() -> None:
         display.submitted("r", "there")
         display.heard(Blocked("r", "2", "KSampler", "nothing selected"), SAMPLING)
         display.saved(Path("cat.png"), "3")
-    assert "Sample does not run: nothing selected" in err.getvalue()
+    assert "Sample is blocked: nothing selected" in err.getvalue()
 
 
 def test_a_log_gets_a_line_for_each_node_and_few_for_steps() -> None:
@@ -123,9 +123,9 @@ def test_a_log_gets_a_line_for_each_node_and_few_for_steps() -> None:
 
 
 def test_events_in_words() -> None:
-    assert event_text(Queued("r", 2), SAMPLING) == "waits in the queue, 2 ahead"
+    assert event_text(Queued("r", 2), SAMPLING) == "waiting in the queue, 2 ahead"
     assert event_text(Queued("r", 0), SAMPLING) is None
-    assert event_text(Reconnected("r"), SAMPLING) == "the connection was lost and is there again"
+    assert event_text(Reconnected("r"), SAMPLING) == "the connection was lost and has been restored"
     kept = replace(SAMPLING, reused=frozenset("123"))
     assert event_text(Succeeded("r", ("1", "2", "3")), kept) is not None
     assert event_text(Succeeded("r"), SAMPLING) is None

@@ -99,7 +99,7 @@ def test_a_name_that_several_have_is_ambiguous(folder: Path) -> None:
 
 def test_a_name_that_none_has_is_told_with_those_there_are(folder: Path) -> None:
     given = [parse_given_file(f"mask={folder / 'dog.png'}")]
-    with pytest.raises(InvalidInput, match=r"no input for a file has that name.*1\.image"):
+    with pytest.raises(InvalidInput, match=r"no file input has that name.*1\.image"):
         found("cat.png", given=given)
 
 
@@ -108,13 +108,13 @@ def test_the_one_loader_of_a_kind_needs_no_name(folder: Path) -> None:
 
 
 def test_of_several_loaders_one_must_be_named(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="several could be meant") as caught:
+    with pytest.raises(InvalidInput, match="there are several matching inputs") as caught:
         found("x.png", "y.png", media={"image": folder / "cat.png"})
-    assert caught.value.details["hint"] == "Name one: --input 1.image=FILE"
+    assert caught.value.details["hint"] == "Specify one: --input 1.image=FILE"
 
 
 def test_without_a_loader_there_is_no_use_for_a_file(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="--video: no node"):
+    with pytest.raises(InvalidInput, match="--video: the workflow has no node"):
         found("x.png", media={"video": folder / "cat.png"})
 
 

@@ -74,7 +74,7 @@ def test_where_results_can_go_is_known_without_making_it(tmp_path: Path) -> None
 
 def test_a_file_on_the_way_to_the_folder_is_told_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(InvalidInput, match="is no folder"):
+    with pytest.raises(InvalidInput, match="isn't a folder"):
         check_folder(tmp_path / "a" / "b")
 
 

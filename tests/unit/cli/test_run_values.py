@@ -38,13 +38,13 @@ def test_a_cell_may_hold_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "names no columns"),
+        ("", "has no column names"),
         ("seed\n", "no rows"),
         ("sed\n1\n", "column 'sed' is neither"),
         ("seed,\n1,2\n", "has no name"),
-        ("seed,seed\n1,2\n", "two columns are named 'seed'"),
+        ("seed,seed\n1,2\n", "two columns have the name 'seed'"),
         ("seed\n1,2\n", "row 1 has 2 cells for 1 columns"),
-        ('seed\n"1\n', "is no CSV"),
+        ('seed\n"1\n', "isn't valid CSV"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, problem: str) -> None:

@@ -42,15 +42,15 @@ def test_a_pipe_gets_one_line_a_row_with_full_values() -> None:
 def test_a_terminal_gets_lines_that_fit_and_no_broken_word(width: int) -> None:
     lines = shown(width, terminal=True)
     assert len([line for line in lines if line.startswith("12")]) == 1
-    table = [line for line in lines if not line.startswith("not shown")]
+    table = [line for line in lines if not line.startswith("hidden because")]
     assert len(table) == 2
     assert all(len(line) <= width for line in table)
     assert "completed" in table[1]
 
 
 def test_what_is_left_out_is_said() -> None:
-    assert shown(30, terminal=True)[-1].startswith("not shown for want of width: ")
-    assert not any("not shown" in line for line in shown(80, terminal=True))
+    assert shown(30, terminal=True)[-1].startswith("hidden because the terminal is too narrow: ")
+    assert not any("hidden because" in line for line in shown(80, terminal=True))
 
 
 def test_the_widest_columns_are_narrowed_first_and_the_first_never() -> None:

@@ -1,7 +1,6 @@
-"""`comfyfleet admin`: the operators' API from the command line, one module per group.
+"""`comfyfleet admin`: the admin API from the command line, with one module per group.
 
-Internal: may change without notice.
-"""
+Internal: may change without notice."""
 
 from cyclopts import App
 

@@ -1,4 +1,4 @@
-"""`comfyfleet admin workflows | effects`: what jobs can name."""
+"""`comfyfleet admin workflows | effects`: the workflows and effects that jobs can use."""
 
 import difflib
 import json
@@ -57,7 +57,7 @@ FROM_HELP = (
 )
 FROM_FIELDS = frozenset(
     {
-        "file",  # else workflows/SLUG.json or SLUG.json, beside it
+        "file",  # default: workflows/SLUG.json or SLUG.json in the same folder
         "properties",
         "output_node_id",
         "required_capabilities",
@@ -84,7 +84,7 @@ AiMarkOption = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True)
 class WorkflowTermsOptions:
-    """What is said of a workflow as a whole."""
+    """The options that apply to a workflow as a whole."""
 
     output: Annotated[
         str | None, Parameter(metavar="NODE", help="The node whose files are the result.")
@@ -92,18 +92,22 @@ class WorkflowTermsOptions:
     capability: Annotated[
         tuple[str, ...], Parameter(help="A capability that a worker must have. Repeatable.")
     ] = ()
-    run_limit: Annotated[
-        int | None, Parameter(metavar="SECONDS", help="How long a job may run.")
-    ] = None
+    run_limit: Annotated[int | None, Parameter(metavar="SECONDS", help="Time limit of a job.")] = (
+        None
+    )
     price: Annotated[
         int | None,
-        Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: free."),
+        Parameter(
+            metavar="TOKENS", help="Offer it in graphs and pipelines at this price; 0 is free."
+        ),
     ] = None
     output_rule: OutputOption = None
     ai_mark: AiMarkOption = None
     break_effects: Annotated[
         bool,
-        Parameter(help="Accept it though published effects don't fit it; these then refuse jobs."),
+        Parameter(
+            help="Accept the version even if it breaks published effects, which then refuse jobs."
+        ),
     ] = False
 
     def body(self) -> dict[str, Any]:
@@ -124,7 +128,7 @@ NO_TERMS = WorkflowTermsOptions()
 
 @workflows_app.command(name="list")
 def list_workflows(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """All registered workflows."""
+    """List all registered workflows."""
     none = "there are no workflows yet: comfyfleet admin workflows register SLUG FILE"
     with connect(options, context) as plane:
         plane.tell_rows(plane.get("workflows"), "workflows", WORKFLOW_COLUMNS, none=none)
@@ -134,7 +138,7 @@ def list_workflows(*, options: ApiOptions = API_DEFAULTS, context: InjectedConte
 def show_workflow(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One workflow: its versions, its properties, what it needs."""
+    """Show a workflow: its versions, properties and requirements."""
     with connect(options, context) as plane:
         answer = plane.get("workflows", slug)
     if options.as_json:
@@ -151,13 +155,13 @@ def show_workflow(
 def workers(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Which workers of its fleets can run it, and what is missing where."""
+    """List the workers of its fleets, and what each lacks to run it."""
     with connect(options, context) as plane:
         answer = plane.get("workflows", slug, "workers")
     if options.as_json:
         print_json(answer, context)
         return
-    rows = [{**each, **each["missing"]} for each in answer["workers"]]
+    rows = [{**worker, **worker["missing"]} for worker in answer["workers"]]
     none = f"no worker is in a fleet that runs {slug}: comfyfleet admin fleets assign"
     print_rows(rows, WORKER_COLUMNS, context, none=none)
 
@@ -193,10 +197,14 @@ def register(
     """
     if from_ is not None:
         if file or property_ or properties or needs != NO_TERMS:
-            raise InvalidInput("--from says all of a workflow: leave out what else is given")
+            raise InvalidInput(
+                "--from describes a workflow completely and can't be combined with other options"
+            )
         bodies = read_registrations(from_, slug, context)
     elif slug is None or file is None:
-        raise InvalidInput("name the workflow's slug and its file, or --from a file of several")
+        raise InvalidInput(
+            "specify the workflow's slug and file, or --from with a file of several workflows"
+        )
     else:
         named = [*_from_file(properties), *map(parse_property, property_)]
         bodies = [{"slug": slug, **needs.body(), **_document(file, context), "properties": named}]
@@ -217,16 +225,17 @@ def _document(file: str, context: CliContext) -> dict[str, Any]:
 
 
 def read_registrations(path: Path, only: str | None, context: CliContext) -> list[dict[str, Any]]:
-    """What a file says of each workflow, or of one: slug, document, properties and terms."""
-    found = read_structure(path)
-    if not isinstance(found, dict) or not found:
-        raise InvalidInput(f"{path} must map the slugs of workflows to what they are")
-    if only is not None and only not in found:
-        close = difflib.get_close_matches(only, map(str, found)) or sorted(map(str, found))
+    """Reads a file that describes several workflows. Returns the request body of each, or only of
+    one."""
+    entries = read_structure(path)
+    if not isinstance(entries, dict) or not entries:
+        raise InvalidInput(f"{path} must map workflow slugs to their descriptions")
+    if only is not None and only not in entries:
+        close = difflib.get_close_matches(only, map(str, entries)) or sorted(map(str, entries))
         raise InvalidInput(f"{path} has no workflow {only}; it has {', '.join(close)}")
     return [
         _registration(path, str(slug), entry, context)
-        for slug, entry in found.items()
+        for slug, entry in entries.items()
         if only in (None, slug)
     ]
 
@@ -238,12 +247,12 @@ def _registration(path: Path, slug: str, entry: Any, context: CliContext) -> dic
     unknown = sorted(map(str, fields.keys() - FROM_FIELDS))
     if unknown:
         known = ", ".join(sorted(FROM_FIELDS))
-        raise InvalidInput(f"{path}: {slug} has {unknown[0]}, which is none of {known}")
+        raise InvalidInput(f"{path}: {slug} has the unknown field {unknown[0]}; use {known}")
     named = (
         [str(fields["file"])] if "file" in fields else [f"workflows/{slug}.json", f"{slug}.json"]
     )
     beside = [path.parent / name for name in named]
-    file = next((each for each in beside if each.is_file()), beside[0])
+    file = next((candidate for candidate in beside if candidate.is_file()), beside[0])
     rest = {name: value for name, value in fields.items() if name != "file"}
     return {"slug": slug, **rest, **_document(str(file), context)}
 
@@ -253,7 +262,7 @@ def offer(
     slug: WorkflowSlug,
     /,
     *,
-    price: Annotated[int, Parameter(metavar="TOKENS", help="The price of a job; 0: free.")],
+    price: Annotated[int, Parameter(metavar="TOKENS", help="The price of a job; 0 is free.")],
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -267,10 +276,10 @@ def offer(
 def withdraw_workflow(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Stop offering a workflow; its effects and running graph runs stay."""
+    """Stop offering a workflow. Its effects and active graph runs are not affected."""
     with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, is_withdrawn=True)
-    plane.tell(answer, f"workflow {slug} is not offered")
+    plane.tell(answer, f"workflow {slug} is no longer offered")
 
 
 @workflows_app.command(name="change")
@@ -284,12 +293,12 @@ def change_workflow(
     context: InjectedContext,
 ) -> None:
     """Change the terms of a workflow without a new version."""
-    wanted = {"output": output_rule, "ai_mark": ai_mark}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    if not given:
-        raise InvalidInput("name what to change: --output-rule or --ai-mark")
+    options_by_field = {"output": output_rule, "ai_mark": ai_mark}
+    changes = {name: value for name, value in options_by_field.items() if value is not None}
+    if not changes:
+        raise InvalidInput("specify what to change: --output-rule or --ai-mark")
     with connect(options, context) as plane:
-        answer = plane.patch("workflows", slug, **given)
+        answer = plane.patch("workflows", slug, **changes)
     plane.tell(answer, f"workflow {slug} was changed")
 
 
@@ -312,7 +321,7 @@ def activate(
 def deactivate(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Accept no new jobs of a workflow; its queued jobs stay."""
+    """Stop accepting new jobs for a workflow. Jobs already queued are not affected."""
     with connect(options, context) as plane:
         plane.tell(plane.post("workflows", slug, "deactivate"), f"workflow {slug} is not active")
 
@@ -321,7 +330,7 @@ def deactivate(
 def pause(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Give no more jobs of a workflow to workers; running jobs finish."""
+    """Stop giving jobs of a workflow to workers. Running jobs finish."""
     with connect(options, context) as plane:
         plane.tell(plane.post("workflows", slug, "pause"), f"workflow {slug} is paused")
 
@@ -330,9 +339,9 @@ def pause(
 def resume(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Give jobs of a paused workflow to workers again."""
+    """Start giving jobs of a paused workflow to workers again."""
     with connect(options, context) as plane:
-        plane.tell(plane.post("workflows", slug, "resume"), f"workflow {slug} goes on")
+        plane.tell(plane.post("workflows", slug, "resume"), f"workflow {slug} is resumed")
 
 
 def parse_property(text: str) -> dict[str, str]:
@@ -341,12 +350,12 @@ def parse_property(text: str) -> dict[str, str]:
     if not (name and colon and kind and equals and binding):
         raise InvalidInput(
             f"--property {text!r} must be NAME:TYPE=NODE.INPUT, such as prompt:text=6.text",
-            hint="comfyfleet inspect FILE shows what a workflow takes, and under which names.",
+            hint="Show the inputs of a workflow and their names with: comfyfleet inspect FILE",
         )
     if kind.strip() not in PROPERTY_TYPES:
         close = difflib.get_close_matches(kind.strip(), PROPERTY_TYPES, n=1)
         raise InvalidInput(
-            f"--property {text!r}: there is no type {kind.strip()}; there are {', '.join(PROPERTY_TYPES)}",
+            f"--property {text!r}: unknown type {kind.strip()}; use one of {', '.join(PROPERTY_TYPES)}",
             **({"hint": f"Did you mean {close[0]}?"} if close else {}),
         )
     return {"name": name.strip(), "type": kind.strip(), "binding": binding.strip()}
@@ -355,13 +364,13 @@ def parse_property(text: str) -> dict[str, str]:
 def _from_file(path: Path | None) -> list[Any]:
     if path is None:
         return []
-    found = parse_json(read_file(path, bytes_max=PROPERTIES_BYTES_MAX), what=str(path))
-    if not isinstance(found, list):
+    properties = parse_json(read_file(path, bytes_max=PROPERTIES_BYTES_MAX), what=str(path))
+    if not isinstance(properties, list):
         raise InvalidInput(
             f"{path} must be a list of properties",
             hint=json.dumps([{"name": "prompt", "type": "text", "binding": "6.text"}]),
         )
-    return found
+    return properties
 
 
 def _registered(answer: dict[str, Any], context: CliContext) -> None:
@@ -373,7 +382,7 @@ def _registered(answer: dict[str, Any], context: CliContext) -> None:
 
 
 effects_app = App(
-    name="effects", help="What customers choose: a workflow with a price and its own values."
+    name="effects", help="What customers choose: a workflow with a price and preset values."
 )
 EffectSlug = Annotated[str, Parameter(help="The effect's slug.")]
 EFFECT_COLUMNS = (
@@ -389,12 +398,14 @@ EFFECT_COLUMNS = (
 @Parameter(name="*")
 @dataclass(frozen=True)
 class EffectFields:
-    """All that customers see of an effect; what is left out stays as it is."""
+    """The fields of an effect. Omitted fields don't change."""
 
-    title: Annotated[str | None, Parameter(help="A title for people; default: the slug.")] = None
-    description: Annotated[str | None, Parameter(help="A description for people.")] = None
+    title: Annotated[
+        str | None, Parameter(help="The title that customers see; default: the slug.")
+    ] = None
+    description: Annotated[str | None, Parameter(help="The description that customers see.")] = None
     preview_url: Annotated[
-        str | None, Parameter(metavar="URL", help="A picture or video of the result.")
+        str | None, Parameter(metavar="URL", help="An image or video of the result.")
     ] = None
     price: Annotated[int | None, Parameter(metavar="TOKENS", help="The price of a job.")] = None
     set_: Annotated[
@@ -402,7 +413,7 @@ class EffectFields:
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="Replaces the workflow's default. Repeatable.",
+            help="Sets a property, in place of the workflow's default. Repeatable.",
         ),
     ] = ()
     lock: Annotated[
@@ -411,14 +422,16 @@ class EffectFields:
     ] = ()
     stage: Annotated[str | None, Parameter(help="The stage of the fleets that run it.")] = None
     provider: Annotated[
-        Literal["self_hosted", "cloud"] | None, Parameter(help="Which kind of backend runs it.")
+        Literal["self_hosted", "cloud"] | None, Parameter(help="The kind of backend that runs it.")
     ] = None
     max_upload: Annotated[
-        int | None, Parameter(metavar="BYTES", help="The largest media that it accepts.")
+        int | None, Parameter(metavar="BYTES", help="The maximum size of uploads.")
     ] = None
     media_type: Annotated[
         tuple[str, ...],
-        Parameter(help="Such as image/png; default: all types of its kind. Repeatable."),
+        Parameter(
+            help="An accepted type, such as image/png; default: all types of its kind. Repeatable."
+        ),
     ] = ()
 
     keep_metadata: Annotated[
@@ -432,12 +445,12 @@ class EffectFields:
         bool | None,
         Parameter(
             negative="--no-reuse",
-            help="Take a result that the customer has already, for nothing; or compute each anew.",
+            help="Reuse an equal result that the customer already has, free of charge, or always run the job.",
         ),
     ] = None
 
     def body(self, plane: ApiSession, workflow: str) -> dict[str, Any]:
-        wanted: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "title": self.title,
             "description": self.description,
             "preview_url": self.preview_url,
@@ -452,8 +465,8 @@ class EffectFields:
         }
         if self.set_:
             properties = plane.get("workflows", workflow)["properties"]
-            wanted["overrides"] = parse_values(self.set_, properties, workflow)
-        return {name: value for name, value in wanted.items() if value is not None}
+            fields["overrides"] = parse_values(self.set_, properties, workflow)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 NO_FIELDS = EffectFields()
@@ -466,7 +479,7 @@ def list_effects(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """All effects, published or not."""
+    """List all effects, published or not."""
     none = "there are no effects yet: comfyfleet admin effects create SLUG WORKFLOW"
     with connect(options, context) as plane:
         answer = plane.get("effects", workflow=workflow)
@@ -477,7 +490,7 @@ def list_effects(
 def show_effect(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One effect: its price, its values, how long it takes."""
+    """Show an effect: its price, values and typical duration."""
     with connect(options, context) as plane:
         answer = plane.get("effects", slug)
     if options.as_json:
@@ -489,21 +502,25 @@ def show_effect(
 @effects_app.command
 def create(
     slug: EffectSlug,
-    workflow: Annotated[str, Parameter(help="The slug of the workflow behind it.")],
+    workflow: Annotated[str, Parameter(help="The slug of its workflow.")],
     /,
     *,
-    publish_: Annotated[bool, Parameter(name="--publish", help="Publish it at once.")] = False,
+    publish_: Annotated[bool, Parameter(name="--publish", help="Publish it immediately.")] = False,
     fields: EffectFields = NO_FIELDS,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make an effect of a registered workflow."""
+    """Create an effect from a registered workflow."""
     with connect(options, context) as plane:
         body = fields.body(plane, workflow)
         answer = plane.post(
             "effects", slug=slug, workflow_slug=workflow, published=publish_, **body
         )
-    seen = "is published" if publish_ else f"is made: comfyfleet admin effects publish {slug}"
+    seen = (
+        "is published"
+        if publish_
+        else f"is created; publish it with: comfyfleet admin effects publish {slug}"
+    )
     plane.tell(answer, f"effect {slug} ({answer['id']}) {seen}")
 
 
@@ -516,15 +533,15 @@ def change(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Change the given fields only. --set replaces all of its values."""
+    """Change only the given fields. --set replaces all existing values."""
     if fields == NO_FIELDS:
         raise InvalidInput(
-            "nothing is named that is to change", hint="comfyfleet admin effects change --help"
+            "specify at least one field to change", hint="comfyfleet admin effects change --help"
         )
     with connect(options, context) as plane:
         workflow = plane.get("effects", slug)["workflow_slug"]
         answer = plane.patch("effects", slug, **fields.body(plane, workflow))
-    plane.tell(answer, f"effect {slug} is changed; jobs that were submitted are not")
+    plane.tell(answer, f"effect {slug} was changed; submitted jobs are not affected")
 
 
 @effects_app.command

@@ -1,5 +1,5 @@
-"""`comfyfleet admin fleets | workers | dispatches | operators | audit | maintenance | poisoned | reconcile`: what runs the
-jobs, and who operates it."""
+"""`comfyfleet admin fleets | workers | dispatches | operators | audit | maintenance | poisoned |
+reconcile`: fleets, workers, the queue and operators."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ AUDIT_COLUMNS = ("id", "at", "actor", "action", "subject", "details")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class AuditFilterOptions:
-    """Which lines."""
+    """Selects audit entries."""
 
     action: Annotated[str | None, Parameter(help="Such as submit, lease, complete, requeue.")] = (
         None
@@ -30,10 +30,11 @@ class AuditFilterOptions:
         None
     )
     since: Annotated[
-        str | None, Parameter(metavar="TIME", help="From this time on: 2026-11-15, or with a time.")
+        str | None,
+        Parameter(metavar="TIME", help="Starting at this date or time, such as 2026-11-15."),
     ] = None
     until: Annotated[str | None, Parameter(metavar="TIME", help="Before this time.")] = None
-    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None
+    before: Annotated[int | None, Parameter(help="Only rows with a lower id.")] = None
 
 
 ALL = AuditFilterOptions()
@@ -41,7 +42,7 @@ ALL = AuditFilterOptions()
 
 def audit(
     *,
-    wanted: AuditFilterOptions = ALL,
+    filters: AuditFilterOptions = ALL,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     export: Annotated[
         bool, Parameter(help="Print all matching rows, one JSON object per line.")
@@ -49,8 +50,8 @@ def audit(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """The audit log, the newest first."""
-    query = asdict(wanted)
+    """Show the audit log, newest first."""
+    query = asdict(filters)
     with connect(options, context) as plane:
         if export:
             for line in plane.lines("audit", "export", **query):
@@ -58,7 +59,7 @@ def audit(
             context.stdout.flush()
             return
         answer = plane.get("audit", **query, limit=limit)
-    none = "nothing of that kind was noted"
+    none = "there are no matching entries"
     plane.tell_rows(answer, "entries", AUDIT_COLUMNS, none=none, older="--before")
 
 
@@ -74,7 +75,7 @@ OPERATOR_COLUMNS = (
     "used:last_used_at",
     "revoked:revoked_at",
 )
-Name = Annotated[str, Parameter(help="Their name, as the audit shows it.")]
+Name = Annotated[str, Parameter(help="The operator's name, as shown in the audit log.")]
 
 
 @operators_app.command
@@ -94,31 +95,31 @@ def add(
     """Create an operator with a key. The key is shown only once."""
     with connect(options, context) as plane:
         answer = plane.post("operators", name=name, role=role)
-    said = f"{answer['role']} {answer['name']}; the key, shown this once:"
-    plane.tell(answer, said, line=answer["key"])
+    message = f"{answer['role']} {answer['name']}; the key, shown only once:"
+    plane.tell(answer, message, line=answer["key"])
 
 
 @operators_app.command(name="list")
 def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Operators with their roles, including revoked ones."""
+    """List operators with their roles, including revoked ones."""
     with connect(options, context) as plane:
         answer = plane.get("operators")
-    plane.tell_rows(answer, "operators", OPERATOR_COLUMNS, none="there is nobody but the admin key")
+    plane.tell_rows(
+        answer, "operators", OPERATOR_COLUMNS, none="there are no operators besides the admin key"
+    )
 
 
 @operators_app.command(name="revoke")
 def revoke_operator(
     name: Name, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Revoke an operator's key, at once and on every control plane."""
+    """Revoke an operator's key immediately, on every control plane."""
     with connect(options, context) as plane:
         answer = plane.post("operators", name, "revoke")
         plane.tell(answer, f"the key of {answer['name']} is revoked")
 
 
-fleets_app = App(
-    name="fleets", help="Groups of workers that can replace each other: create, cap, assign."
-)
+fleets_app = App(name="fleets", help="Groups of interchangeable workers: create, limit, assign.")
 PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
 Stage = Annotated[str, Parameter(help="Its stage.")]
@@ -137,7 +138,7 @@ SWITCH_COLUMNS = ("model", "costs_s:seconds", "run_s:run_seconds", "is_free", "r
 
 @fleets_app.command(name="list")
 def list_fleets(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """All fleets, with the workflows that are assigned to them."""
+    """List all fleets with their assigned workflows."""
     none = "there are no fleets yet: comfyfleet admin fleets create SLUG"
     with connect(options, context) as plane:
         plane.tell_rows(plane.get("fleets"), "fleets", FLEET_COLUMNS, none=none)
@@ -152,7 +153,7 @@ def show_fleet(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """One fleet, with the learned cost of a switch to each of its models."""
+    """Show a fleet, with the measured cost of switching to each of its models."""
     with connect(options, context) as plane:
         answer = plane.get("fleets", slug, stage)
     if options.as_json:
@@ -160,11 +161,11 @@ def show_fleet(
         return
     switches = answer.pop("model_switches", [])
     print_fields(answer, context)
-    context.out.print("\nSwitches of models")
+    context.out.print("\nModel switches")
     if switches:
         print_rows(switches, SWITCH_COLUMNS, context, none="")
     else:
-        context.out.print("What they cost is not known yet: it takes some tens of runs.")
+        context.out.print("Their cost is not known yet. Measuring it takes a few dozen runs.")
 
 
 @fleets_app.command
@@ -183,7 +184,7 @@ def create(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a fleet. Its secret, with which workers join, is shown only once."""
+    """Create a fleet. Its secret, which workers use to join, is shown only once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
     with connect(options, context) as plane:
         _tell_secret(plane, plane.post("fleets", slug=slug, stage=stage, approval=approval, **body))
@@ -198,7 +199,7 @@ def rotate_secret(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a new secret. Workers that have joined keep their own keys."""
+    """Create a new secret. Workers that have joined keep their own keys."""
     with connect(options, context) as plane:
         _tell_secret(plane, plane.post("fleets", slug, stage, "rotate-secret"))
 
@@ -213,10 +214,10 @@ def cap(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Limit a fleet's workers. A lower cap removes no worker; no more can join."""
+    """Limit a fleet's workers. A lower limit removes no workers, but no more can join."""
     with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "cap", max_workers=max_workers)
-    plane.tell(answer, f"fleet {slug}/{stage} takes at most {max_workers} workers")
+    plane.tell(answer, f"fleet {slug}/{stage} can have at most {max_workers} workers")
 
 
 @fleets_app.command(name="set")
@@ -228,8 +229,8 @@ def set_(
         int | None,
         Parameter(
             metavar="SECONDS",
-            help="How long its machines take to start on demand: until then, graphs, pipelines and commands that "
-            "wait don't give up a job that no worker can run. 0: COMFYFLEET_NO_BACKEND_SECONDS.",
+            help="How long its machines take to start on demand. During that time, graphs, pipelines and waiting "
+            "commands don't give up a job that no worker can run. 0 means COMFYFLEET_NO_BACKEND_SECONDS.",
         ),
     ] = None,
     in_order: Annotated[
@@ -246,19 +247,19 @@ def set_(
 ) -> None:
     """Change the settings of a fleet."""
     if starts_within is None and in_order is None:
-        raise InvalidInput("name a setting: --starts-within, --in-order or --any-order")
+        raise InvalidInput("specify a setting: --starts-within, --in-order or --any-order")
     answer: dict[str, Any] = {}
     lines: list[str] = []
     with connect(options, context) as plane:
         if starts_within is not None:
             seconds = starts_within or None
             answer |= plane.put("fleets", slug, stage, "starts-within", seconds=seconds)
-            said = f"start within {seconds} s" if seconds else "have no time of their own to start"
-            lines.append(f"the machines of fleet {slug}/{stage} {said}")
+            description = f"start within {seconds} s" if seconds else "use the default start time"
+            lines.append(f"the machines of fleet {slug}/{stage} {description}")
         if in_order is not None:
             answer |= _set_order(plane, slug, stage, in_order)
-            said = "its prompts one after another" if in_order else "all messages at once"
-            lines.append(f"a client of fleet {slug}/{stage} sees {said}")
+            description = "its prompts one after another" if in_order else "all messages at once"
+            lines.append(f"a client of fleet {slug}/{stage} sees {description}")
     plane.tell(answer, *lines)
 
 
@@ -274,27 +275,31 @@ def _set_order(plane: ApiSession, slug: str, stage: str, in_order: bool) -> dict
 @fleets_app.command
 def approval(
     slug: Slug,
-    approval: Annotated[Literal["auto", "manual"], Parameter(help="At once, or by an operator.")],
+    approval: Annotated[
+        Literal["auto", "manual"], Parameter(help="Automatically, or by an operator.")
+    ],
     /,
     *,
     stage: Stage = PRODUCTION,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set how workers that join from now on are approved: auto or manual."""
+    """Set how workers are approved that join from now on: auto or manual."""
     with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "approval", approval=approval)
-    plane.tell(answer, f"workers that join {slug}/{stage} are approved: {approval}")
+    plane.tell(answer, f"approval of workers that join {slug}/{stage}: {approval}")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class FleetPromptOptions:
-    """What to change."""
+    """The changes to a fleet's prompt terms."""
 
     is_open: Annotated[
         bool | None,
-        Parameter(name="--open", negative="--close", help="Take such prompts, or take no more."),
+        Parameter(
+            name="--open", negative="--close", help="Accept such prompts, or stop accepting them."
+        ),
     ] = None
     price_tokens: Annotated[
         int | None, Parameter(name="--price", help="Tokens for each prompt.")
@@ -315,15 +320,17 @@ class FleetPromptOptions:
         Parameter(
             name="--allow-unknown",
             negative="--deny-unknown",
-            help="Node types that are not ComfyUI's own may run, unless they take a path, a URL, "
+            help="Allow node types that are not part of ComfyUI, unless they accept a path, a URL, "
             "code or a command.",
         ),
     ] = None
-    nodes_max: Annotated[int | None, Parameter(help="Most nodes of a prompt.")] = None
-    prompt_bytes_max: Annotated[int | None, Parameter(help="Most bytes of a prompt.")] = None
-    run_limit_seconds: Annotated[
-        int | None, Parameter(help="A run that takes longer is stopped.")
+    nodes_max: Annotated[int | None, Parameter(help="Maximum number of nodes per prompt.")] = None
+    prompt_bytes_max: Annotated[
+        int | None, Parameter(help="Maximum size of a prompt in bytes.")
     ] = None
+    run_limit_seconds: Annotated[int | None, Parameter(help="Time limit of a run in seconds.")] = (
+        None
+    )
     passthrough: Annotated[
         tuple[str, ...] | None,
         Parameter(
@@ -342,13 +349,13 @@ def prompts(
     /,
     *,
     stage: Stage = PRODUCTION,
-    wanted: FleetPromptOptions = NO_CHANGE,
+    options_to_change: FleetPromptOptions = NO_CHANGE,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show or change the terms on which a fleet runs prompts of ComfyUI's clients."""
-    changes = changed_terms(wanted)
-    # One price replaces the other.
+    """Show or change the terms for prompts that ComfyUI clients run on a fleet."""
+    changes = changed_terms(options_to_change)
+    # A fleet has either a fixed price or a price per second.
     if changes.get("price_tokens") is not None:
         changes.setdefault("price_per_second", None)
     elif "price_per_second" in changes:
@@ -365,11 +372,11 @@ def prompts(
     tell_terms(answer, options, context)
 
 
-def changed_terms(wanted: Any) -> dict[str, Any]:
-    """The options that were given. An empty text empties a list."""
+def changed_terms(prompt_options: Any) -> dict[str, Any]:
+    """Returns the options that were given. An empty string empties a list."""
     return {
-        name: [each for each in value if each] if isinstance(value, tuple) else value
-        for name, value in asdict(wanted).items()
+        name: [entry for entry in value if entry] if isinstance(value, tuple) else value
+        for name, value in asdict(prompt_options).items()
         if value is not None
     }
 
@@ -387,35 +394,35 @@ def assign(
     /,
     *workflows: Annotated[str, Parameter(help="Slugs of workflows.")],
     stage: Stage = PRODUCTION,
-    add: Annotated[bool, Parameter(help="Keep the workflows that it has.")] = False,
+    add: Annotated[bool, Parameter(help="Keep the workflows that are already assigned.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set which workflows a fleet runs: these and no others, unless --add is given."""
+    """Set the workflows that a fleet runs: only these, unless --add is given."""
     with connect(options, context) as plane:
-        kept = plane.get("fleets", slug, stage)["workflows"] if add else []
-        wanted = sorted({*kept, *workflows})
-        answer = plane.put("fleets", slug, stage, "workflows", workflow_slugs=wanted)
+        existing = plane.get("fleets", slug, stage)["workflows"] if add else []
+        slugs = sorted({*existing, *workflows})
+        answer = plane.put("fleets", slug, stage, "workflows", workflow_slugs=slugs)
     if not options.as_json:
         for warning in answer.get("warnings", ()):
             context.warn(warning)
-    told = f"fleet {slug}/{stage} runs {', '.join(wanted) or 'nothing'}"
+    message = f"fleet {slug}/{stage} runs {', '.join(slugs) or 'nothing'}"
     if removed := answer["removed"]:
-        told += f", and no longer {', '.join(removed)}"
-    plane.tell(answer, told)
+        message += f", and no longer {', '.join(removed)}"
+    plane.tell(answer, message)
 
 
 def _tell_secret(plane: ApiSession, answer: dict[str, Any]) -> None:
     slug, stage = answer["slug"], answer["stage"]
-    said = f"fleet {slug}/{stage}; its secret, shown this once:"
+    message = f"fleet {slug}/{stage}; its secret, shown only once:"
     how = (
         f"workers join with: COMFYFLEET_FLEET_SECRET=… comfyfleet worker --control URL "
         f"--fleet {slug} --stage {stage} --backend URL"
     )
-    plane.tell(answer, said, line=answer["secret"], then=how)
+    plane.tell(answer, message, line=answer["secret"], then=how)
 
 
-workers_app = App(name="workers", help="Workers beside the GPUs. They register themselves.")
+workers_app = App(name="workers", help="Workers next to the GPUs. They register themselves.")
 WorkerId = Annotated[str, Parameter(help="The worker's id.")]
 WORKER_COLUMNS = (
     "worker:worker_id",
@@ -437,7 +444,7 @@ def list_workers(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """All workers: their fleet, their state, when they were last seen."""
+    """List all workers with their fleet, their state and when they were last seen."""
     none = "no worker has joined yet: comfyfleet worker --help"
     with connect(options, context) as plane:
         plane.tell_rows(plane.get("workers", fleet=fleet), "workers", WORKER_COLUMNS, none=none)
@@ -447,7 +454,7 @@ def list_workers(
 def show_worker(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One worker with its backend, its assignments and its last metrics."""
+    """Show a worker with its backend, its assignments and its latest metrics."""
     with connect(options, context) as plane:
         answer = plane.get("workers", worker)
     if options.as_json:
@@ -465,15 +472,15 @@ def approve(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Approve a worker that is pending or was revoked."""
-    _act(worker, "approve", "takes jobs", options, context)
+    _act(worker, "approve", "is approved", options, context)
 
 
 @workers_app.command(name="revoke")
 def revoke_worker(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Revoke a worker's key and id at once, and requeue its jobs."""
-    answer = _act(worker, "revoke", "is revoked; its jobs are queued again", options, context)
+    """Revoke a worker's key and id immediately, and requeue its jobs."""
+    answer = _act(worker, "revoke", "is revoked; its jobs are requeued", options, context)
     if not options.as_json:
         context.say(answer["hint"])
 
@@ -483,16 +490,16 @@ def drain(
     worker: WorkerId,
     /,
     *,
-    stop: Annotated[bool, Parameter(help="Let it take jobs again.")] = False,
+    stop: Annotated[bool, Parameter(help="Let it accept jobs again.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Let a worker finish its jobs and take no new ones."""
+    """Let a worker finish its jobs without accepting new ones."""
     if stop:
-        _act(worker, "undrain", "takes jobs again", options, context)
+        _act(worker, "undrain", "accepts jobs again", options, context)
     else:
-        told = "drains: it finishes what it has and takes nothing new"
-        _act(worker, "drain", told, options, context)
+        message = "is draining: it finishes its jobs and accepts no new ones"
+        _act(worker, "drain", message, options, context)
 
 
 @workers_app.command
@@ -501,20 +508,23 @@ def rotate_key(
     /,
     *,
     now: Annotated[
-        bool, Parameter(help="The old key is invalid at once, and its run is lost.")
+        bool,
+        Parameter(help="Invalidate the old key immediately. The worker's current run is lost."),
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a new key for a worker. It gets the key automatically; then the old one is invalid."""
+    """Create a new key for a worker. It receives the key automatically, and then the old one
+    becomes invalid."""
     with connect(options, context) as plane:
         answer = plane.post("workers", worker, "rotate-token", now=now)
-    said = f"worker {worker}; its new key, shown this once:"
-    plane.tell(answer, said, line=answer["token"])
+    message = f"worker {worker}; its new key, shown only once:"
+    plane.tell(answer, message, line=answer["token"])
 
 
 def _counted(value: Any) -> Any:
-    """Hundreds of node types and model files are told by their number; --json has them all."""
+    """Returns the number of entries for long lists, such as node types and model files. --json
+    shows them all."""
     return len(value) if isinstance(value, list | dict) else value
 
 
@@ -528,7 +538,7 @@ def _act(
 
 
 dispatches_app = App(name="dispatches", help="The queue: list, explain, repair.")
-DispatchId = Annotated[int, Parameter(help="The dispatch's number.")]
+DispatchId = Annotated[int, Parameter(help="The dispatch's id.")]
 DISPATCH_COLUMNS = (
     "id",
     "status",
@@ -553,12 +563,12 @@ def list_dispatches(
     workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None,
     worker: Annotated[str | None, Parameter(help="Only of this worker.")] = None,
     tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None,
-    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None,
+    before: Annotated[int | None, Parameter(help="Only dispatches with a lower id.")] = None,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Dispatches, the newest first."""
+    """List dispatches, newest first."""
     with connect(options, context) as plane:
         answer = plane.get(
             "dispatches",
@@ -569,7 +579,7 @@ def list_dispatches(
             before=before,
             limit=limit,
         )
-    none = "there are no such dispatches"
+    none = "there are no matching dispatches"
     plane.tell_rows(answer, "dispatches", DISPATCH_COLUMNS, none=none, older="--before")
 
 
@@ -577,7 +587,7 @@ def list_dispatches(
 def show_dispatch(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One dispatch with all its attempts, and why it isn't running."""
+    """Show a dispatch with all its attempts, and why it isn't running."""
     with connect(options, context) as plane:
         answer = plane.get("dispatches", dispatch)
     if options.as_json:
@@ -585,16 +595,14 @@ def show_dispatch(
         return
     print_fields({**answer["dispatch"], "why": answer.get("why")}, context)
     context.out.print()
-    print_rows(
-        answer["attempts"], ATTEMPT_COLUMNS, context, none="nothing is known of its attempts"
-    )
+    print_rows(answer["attempts"], ATTEMPT_COLUMNS, context, none="there are no recorded attempts")
 
 
 @dispatches_app.command
 def why(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Why a job is not running, in one sentence."""
+    """Explain in one sentence why a job isn't running."""
     with connect(options, context) as plane:
         answer = plane.get("dispatches", dispatch, "why")
     plane.tell(answer, line=answer["why"])
@@ -614,11 +622,14 @@ def retry(
 def cancel(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Cancel a job: at once if it is queued, with the worker's next heartbeat if it runs."""
+    """Cancel a job: immediately if it is queued, or with the worker's next heartbeat if it is
+    running."""
     with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "cancel")
-    told = "its worker will be told" if answer.get("cancel_requested") else answer.get("status")
-    plane.tell(answer, f"dispatch {dispatch}: {told}")
+    status = (
+        "its worker will be notified" if answer.get("cancel_requested") else answer.get("status")
+    )
+    plane.tell(answer, f"dispatch {dispatch}: {status}")
 
 
 @dispatches_app.command
@@ -637,7 +648,7 @@ def reprioritise(
 
 
 def maintenance(
-    wanted: Annotated[
+    state: Annotated[
         Literal["on", "off"] | None, Parameter(help="Without it, show the current state.")
     ] = None,
     /,
@@ -647,17 +658,17 @@ def maintenance(
 ) -> None:
     """Stop or resume giving jobs to workers. Running jobs finish."""
     with connect(options, context) as plane:
-        if wanted is None:
+        if state is None:
             answer = plane.get("maintenance")
         else:
-            answer = plane.post("maintenance", on=wanted == "on")
-    on, off = "on: running jobs end, and none begins", "off: jobs are handed out"
+            answer = plane.post("maintenance", on=state == "on")
+    on, off = "on: running jobs finish, and no new jobs start", "off: jobs are given to workers"
     plane.tell(answer, f"maintenance is {on if answer['on'] else off}")
 
 
 def poisoned(
     *,
-    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None,
+    before: Annotated[int | None, Parameter(help="Only dispatches with a lower id.")] = None,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -668,7 +679,7 @@ def poisoned(
     """
     with connect(options, context) as plane:
         answer = plane.get("dispatches", poisoned=True, before=before, limit=limit)
-    none = "no job is set aside"
+    none = "no jobs are set aside"
     plane.tell_rows(answer, "dispatches", DISPATCH_COLUMNS, none=none, older="--before")
 
 
@@ -680,14 +691,14 @@ def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -
         print_json(answer, context)
         return
     ended = counted(answer["dispatches_ended"], "dispatch", "dispatches")
-    made = counted(answer["dispatches_made"], "dispatch", "dispatches")
-    context.say(f"{ended} ended, {made} made")
+    created = counted(answer["dispatches_made"], "dispatch", "dispatches")
+    context.say(f"{ended} ended, {created} created")
     if answer.get("pools_skipped"):
         context.warn(f"{counted(answer['pools_skipped'], 'pool', 'pools')} could not be reached")
 
 
 def _reconciled(plane: ApiSession) -> dict[str, Any]:
-    """Each call reads a part of a large queue."""
+    """Reconciles the whole queue. Each call covers part of a large queue."""
     answer = plane.post("reconcile")
     while following := answer.get("next"):
         more = plane.post("reconcile", after=following)

@@ -1,4 +1,5 @@
-"""`comfyfleet admin tenants | ledger | jobs | submit`: tenants with their users' keys, their wallets and their jobs."""
+"""`comfyfleet admin tenants | ledger | jobs | submit`: tenants with their keys, wallets and
+jobs."""
 
 import json
 import time
@@ -28,30 +29,32 @@ def verify(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Check balances against transactions and transactions against jobs. Changes nothing.
+    """Check balances against transactions, and transactions against jobs. Changes nothing.
 
-    Exits with 1 if something does not add up, or a pool can't be reached; the others are verified.
-    """
+    Exits with 1 if something does not add up, or if a pool can't be reached. The other pools are
+    still verified."""
     with connect(options, context) as plane:
         answer = plane.get("ledger", tenant_id=tenant)
     if options.as_json:
         print_json(answer, context)
     elif answer["is_sound"]:
-        context.say("all adds up")
+        context.say("everything adds up")
     else:
-        print_rows(answer["drifts"], LEDGER_COLUMNS, context, none="all that could be read adds up")
+        print_rows(
+            answer["drifts"], LEDGER_COLUMNS, context, none="all pools that could be read add up"
+        )
     down = ", ".join(answer.get("pools_left_out", ()))
     if down and answer["found"]:
         context.warn(f"not verified, because they can't be reached: the pools {down}")
     elif down:
         raise Unavailable(
             f"not verified, because they can't be reached: the pools {down}",
-            hint="The control plane's log says why; verify again when they are back.",
+            hint="See the control plane's log for the reason, and verify again when they are available.",
         )
     if not answer["is_sound"]:
         raise Conflict(
             f"{counted(answer['found'], 'thing does', 'things do')} not add up",
-            hint="docs/how-to/operate.md says what each fault means, and what to do.",
+            hint="See docs/how-to/operate.md for the meaning of each fault and how to fix it.",
         )
 
 
@@ -75,12 +78,12 @@ def show_job(
     /,
     *,
     tenant: Annotated[
-        str | None, Parameter(metavar="ID", help="The job's tenant; the job is only found there.")
+        str | None, Parameter(metavar="ID", help="Search for the job only in this tenant.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """A job of any tenant, its outputs, and why it isn't running."""
+    """Show a job of any tenant, its outputs, and why it isn't running."""
     with connect(options, context) as plane:
         answer = plane.get("jobs", job, tenant_id=tenant)
     if options.as_json:
@@ -102,7 +105,7 @@ def show_job(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class JobFilterOptions:
-    """Which jobs."""
+    """Selects jobs."""
 
     status: Annotated[
         Literal["queued", "processing", "completed", "failed", "cancelled"] | None,
@@ -114,10 +117,12 @@ class JobFilterOptions:
         str | None, Parameter(help="Only jobs whose last lease was with this worker.")
     ] = None
     since: Annotated[
-        str | None, Parameter(metavar="TIME", help="Only those submitted since: 2026-11-15.")
+        str | None,
+        Parameter(metavar="TIME", help="Only jobs submitted since this date, such as 2026-11-15."),
     ] = None
     after: Annotated[
-        str | None, Parameter(help="Continue after a page, with the value that it printed.")
+        str | None,
+        Parameter(help="Show the next page, with the value that the previous page printed."),
     ] = None
 
 
@@ -127,24 +132,24 @@ ALL = JobFilterOptions()
 @jobs_app.command(name="list")
 def list_jobs(
     *,
-    wanted: JobFilterOptions = ALL,
+    filters: JobFilterOptions = ALL,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Jobs of all tenants, the newest first."""
+    """List jobs of all tenants, newest first."""
     with connect(options, context) as plane:
-        answer = plane.get("jobs", **asdict(wanted), limit=limit)
+        answer = plane.get("jobs", **asdict(filters), limit=limit)
     if options.as_json:
         print_json(answer, context)
         return
-    print_rows(answer["jobs"], LIST_COLUMNS, context, none="there are no such jobs")
+    print_rows(answer["jobs"], LIST_COLUMNS, context, none="there are no matching jobs")
     if down := answer.get("pools_left_out"):
         context.warn(
             f"left out, because they can't be reached: jobs of the pools {', '.join(down)}"
         )
     if answer.get("next"):
-        context.say(f"older ones: --after {answer['next']}")
+        context.say(f"next page: --after {answer['next']}")
 
 
 @jobs_app.command
@@ -158,21 +163,23 @@ def prompt(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """The prompt as it was sent to the backend, as JSON."""
+    """Print the prompt as it was sent to the backend, as JSON."""
     with connect(options, context) as plane:
         answer = plane.get("jobs", job, "attempts")
     if options.as_json:
         print_json(answer, context)
         return
-    sent = [each for each in answer["attempts"] if attempt in (None, each["attempt"])]
+    sent = [entry for entry in answer["attempts"] if attempt in (None, entry["attempt"])]
     if sent:
         context.say(f"attempt {sent[-1]['attempt']} on {sent[-1]['worker_id']}")
     else:
-        context.say("no worker has told what it sent; as workers get it:")
-    found = sent[-1]["prompt"] if sent else answer["prompt"]
-    if found is None:
-        raise NotFound("the prompt was removed, as the job ended long ago")
-    print_json(found, context)
+        context.say(
+            "no worker has reported what it sent; this is the prompt as workers receive it:"
+        )
+    prompt_sent = sent[-1]["prompt"] if sent else answer["prompt"]
+    if prompt_sent is None:
+        raise NotFound("the prompt was deleted, because the job ended long ago")
+    print_json(prompt_sent, context)
 
 
 WHERE = Group("Where and when", sort_key=2)
@@ -203,9 +210,9 @@ class PlacementOptions:
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class FollowOptions:
-    wait: Annotated[bool, Parameter(help="Wait until all have ended, and print the results.")] = (
-        False
-    )
+    wait: Annotated[
+        bool, Parameter(help="Wait until all jobs have ended, and print the results.")
+    ] = False
     output_dir: Annotated[
         Path | None,
         Parameter(
@@ -240,13 +247,15 @@ def submit(
         tuple[str, ...],
         Parameter(metavar="NAME=PATH", help="A file for an image, video or audio. Repeatable."),
     ] = (),
-    count: Annotated[int, Parameter(help="Number of jobs; seeds that are not set differ.")] = 1,
+    count: Annotated[
+        int, Parameter(help="Number of jobs. Seeds that are not set are different for each.")
+    ] = 1,
     placing: PlacementOptions = ANYWHERE,
     following: FollowOptions = NOT_FOLLOWED,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Submit a job, or many. The ids go to stdout.
+    """Submit one or more jobs. Prints their ids to stdout.
 
     ```
     comfyfleet admin submit cat --set prompt="a cat" --file input=cat.png --wait
@@ -281,7 +290,7 @@ class _Submission:
         try:
             jobs = JobWaiter(self.plane, self.context, self.placing.tenant).wait(ids)
         except KeyboardInterrupt:
-            self._tell_ids(ids, slug)  # they go on, and are found again by these
+            self._tell_ids(ids, slug)  # the jobs continue, and can be found by these ids
             raise
         saved = self._saved(jobs)
         if self.options.as_json:
@@ -306,8 +315,8 @@ class _Submission:
             "version": placing.version,
             "backend_affinity": placing.affinity,
         }
-        given = {name: value for name, value in body.items() if value is not None}
-        answer = self.plane.post("jobs", **given)
+        fields = {name: value for name, value in body.items() if value is not None}
+        answer = self.plane.post("jobs", **fields)
         for warning in answer.get("warnings", ()):
             self.context.warn(warning)
         ids: list[str] = answer["ids"]
@@ -324,7 +333,7 @@ class _Submission:
         if folder is None:
             return []
         saved = []
-        for output in (each for job in jobs for each in job.get("outputs", ())):
+        for output in (item for job in jobs for item in job.get("outputs", ())):
             path = reserve_name(folder, readable_name(output["filename"]))
             download(self.plane, output["url"], path)
             saved.append(str(path))
@@ -337,14 +346,14 @@ class _Submission:
         self._lines(ids)
         self.context.say(
             f"{counted(len(ids), 'job', 'jobs')} of {slug} submitted; "
-            f"look with: comfyfleet admin jobs show {ids[0]}"
+            f"show one with: comfyfleet admin jobs show {ids[0]}"
         )
 
     def _tell(self, jobs: Sequence[Mapping[str, Any]], saved: Sequence[str]) -> None:
-        urls = [str(each["url"]) for job in jobs for each in job.get("outputs", ())]
-        values = [each["value"] for job in jobs for each in job.get("values", ())]
+        urls = [str(output["url"]) for job in jobs for output in job.get("outputs", ())]
+        values = [value["value"] for job in jobs for value in job.get("values", ())]
         self._lines(saved if self.following.output_dir else urls)
-        self._lines([each if isinstance(each, str) else json.dumps(each) for each in values])
+        self._lines([value if isinstance(value, str) else json.dumps(value) for value in values])
         good = sum(job["status"] == "completed" for job in jobs)
         files = counted(len(urls), "file", "files")
         if values:
@@ -358,36 +367,34 @@ class _Submission:
 
 
 def _check(jobs: Sequence[Mapping[str, Any]]) -> None:
-    """The exit code is that of a failure if one of them has not completed."""
+    """Raises an error, and so sets the exit code, if a job has not completed."""
     bad = [job for job in jobs if job["status"] != "completed"]
     if not bad:
         return
     first = bad[0]
-    said = first.get("error") or first["status"]
+    reason = first.get("error") or first["status"]
     raise RunFailed(
-        f"{len(bad)} of {counted(len(jobs), 'job', 'jobs')} did not complete; job {first['id']}: {said}",
+        f"{len(bad)} of {counted(len(jobs), 'job', 'jobs')} did not complete; job {first['id']}: {reason}",
         hint=f"comfyfleet admin jobs show {first['id']}",
     )
 
 
 TenantId = Annotated[str, Parameter(help="The tenant's id.")]
-UserId = Annotated[
-    str | None, Parameter(metavar="ID", help="Which user, if the tenant has several.")
-]
+UserId = Annotated[str | None, Parameter(metavar="ID", help="The user, if the tenant has several.")]
 
 
 def resolve_user(plane: ApiSession, tenant: str, user: str | None) -> str:
-    """The one that is named, or the only one that there is."""
+    """Returns the given user, or the tenant's only user."""
     if user is not None:
         return user
     users = plane.get("tenants", tenant, "users", limit=2)["users"]
     if len(users) != 1:
         raise InvalidInput(
-            f"tenant {tenant} has {'several users' if users else 'no user'}: name one with --user",
+            f"tenant {tenant} has {'several users' if users else 'no user'}; specify one with --user",
             hint=f"comfyfleet admin tenants show {tenant}",
         )
-    found: str = users[0]["id"]
-    return found
+    user_id: str = users[0]["id"]
+    return user_id
 
 
 keys_app = App(name="keys", help="API keys of a tenant's users.")
@@ -403,7 +410,7 @@ def list_keys(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """A user's keys, by their first characters, including revoked ones."""
+    """List a user's keys, including revoked ones. Only their first characters are shown."""
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant, "users", resolve_user(plane, tenant, user), "keys")
     plane.tell_rows(answer, "keys", KEY_COLUMNS, none="there are no keys")
@@ -420,20 +427,22 @@ def create_key(
     ] = (),
     expires: Annotated[
         str | None,
-        Parameter(metavar="TIME", help="When it expires, as 2027-01-31T12:00:00Z; default: never."),
+        Parameter(
+            metavar="TIME", help="When it expires, such as 2027-01-31T12:00:00Z; default: never."
+        ),
     ] = None,
     user: UserId = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a key for a user. It is shown only once."""
-    wanted: dict[str, Any] = {"name": name, "scopes": list(scope), "expires_at": expires}
-    given = {field: value for field, value in wanted.items() if value}
+    """Create a key for a user. It is shown only once."""
+    options_by_field: dict[str, Any] = {"name": name, "scopes": list(scope), "expires_at": expires}
+    fields = {field: value for field, value in options_by_field.items() if value}
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
-        answer = plane.post("tenants", tenant, "users", owner, "keys", **given)
-    said = f"key {answer['id']} of user {owner}, shown this once:"
-    plane.tell(answer, said, line=answer["key"])
+        answer = plane.post("tenants", tenant, "users", owner, "keys", **fields)
+    message = f"key {answer['id']} of user {owner}, shown only once:"
+    plane.tell(answer, message, line=answer["key"])
 
 
 @keys_app.command
@@ -446,7 +455,7 @@ def revoke(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Revoke a key at once."""
+    """Revoke a key immediately."""
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", key, "revoke")
@@ -473,7 +482,7 @@ WAIT_SECONDS_MAX = 600.0
 
 @tenants_app.command(name="list")
 def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """All tenants."""
+    """List all tenants."""
     none = "there are no tenants yet: comfyfleet admin tenants create NAME"
     with connect(options, context) as plane:
         plane.tell_rows(plane.get("tenants"), "tenants", TENANT_COLUMNS, none=none)
@@ -481,26 +490,27 @@ def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 
 @tenants_app.command(name="create")
 def create_tenant(
-    name: Annotated[str, Parameter(help="A name for people; commands use the id.")],
+    name: Annotated[str, Parameter(help="A display name. Commands use the id.")],
     /,
     *,
     email: Annotated[str | None, Parameter(help="The email address of its first user.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a tenant with its first user, in the pool with the fewest. The key is shown only once."""
+    """Create a tenant and its first user in the pool with the fewest tenants. The key is shown only
+    once."""
     body = {} if email is None else {"email": email}
     with connect(options, context) as plane:
         answer = plane.post("tenants", name=name, **body)
-    said = f"tenant {answer['id']} ({name}) with user {answer['user_id']}"
-    plane.tell(answer, said, "the user's key, shown this once:", line=answer["key"])
+    message = f"tenant {answer['id']} ({name}) with user {answer['user_id']}"
+    plane.tell(answer, message, "the user's key, shown only once:", line=answer["key"])
 
 
 @tenants_app.command(name="show")
 def show_tenant(
     tenant: TenantId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """A tenant, its limits, and its users with their balances."""
+    """Show a tenant, its limits, and its users with their balances."""
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant)
         users, problem = _users(plane, tenant)
@@ -511,7 +521,7 @@ def show_tenant(
     if problem is not None:
         raise Unavailable(
             f"its users and balances are in the pool {answer['pool']}: {problem.message}",
-            hint="The control plane's log says why.",
+            hint="See the control plane's log for the reason.",
         )
     if not options.as_json:
         context.out.print()
@@ -521,10 +531,11 @@ def show_tenant(
 def _users(
     plane: ApiSession, tenant: str
 ) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
-    """With their balances; or None, and why their pool can't be read."""
+    """Returns the users with their balances, or None with the reason why their pool can't be
+    read."""
     try:
         users = plane.get("tenants", tenant, "users")["users"]
-        wallets = [plane.get("tenants", tenant, "wallets", each["id"]) for each in users]
+        wallets = [plane.get("tenants", tenant, "wallets", user["id"]) for user in users]
     except Unavailable as error:
         return None, error
     pairs = zip(users, wallets, strict=True)
@@ -545,22 +556,22 @@ def limits(
     context: InjectedContext,
 ) -> None:
     """Set the range of a tenant's priorities, and its maximum number of queued jobs."""
-    wanted = {
+    fields = {
         "min_priority": min_priority,
         "max_priority": max_priority,
         "max_queued": max_queued,
     }
     with connect(options, context) as plane:
-        answer = plane.put("tenants", tenant, "limits", **wanted)
-    most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
-    said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
-    plane.tell(answer, said)
+        answer = plane.put("tenants", tenant, "limits", **fields)
+    most = "the default number of jobs" if max_queued is None else f"{max_queued} jobs"
+    message = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} can be queued"
+    plane.tell(answer, message)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TenantPromptOptions:
-    """What to change."""
+    """The changes to a tenant's prompt settings."""
 
     fleets: Annotated[
         tuple[str, ...] | None,
@@ -571,7 +582,7 @@ class TenantPromptOptions:
         ),
     ] = None
     any_fleet: Annotated[
-        bool, Parameter(negative="", help="They may use all fleets that take prompts.")
+        bool, Parameter(negative="", help="Allow all fleets that accept prompts.")
     ] = False
     allow: Annotated[
         tuple[str, ...] | None,
@@ -591,14 +602,14 @@ def prompts(
     tenant: TenantId,
     /,
     *,
-    wanted: TenantPromptOptions = NO_CHANGE,
+    prompt_options: TenantPromptOptions = NO_CHANGE,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Show or change which fleets and node types a tenant's prompts may use."""
-    if wanted.any_fleet and wanted.fleets:
-        raise InvalidInput("--any-fleet names all of them, so leave out --fleet")
-    changes = changed_terms(wanted)
+    if prompt_options.any_fleet and prompt_options.fleets:
+        raise InvalidInput("--any-fleet and --fleet can't be combined")
+    changes = changed_terms(prompt_options)
     if changes.pop("any_fleet"):
         changes["fleets"] = None
     with connect(options, context) as plane:
@@ -617,33 +628,36 @@ def retention(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set after how many days a tenant's media and files are deleted. The ledger stays."""
+    """Set after how many days a tenant's media and files are deleted. The ledger is kept."""
     with connect(options, context) as plane:
         answer = plane.put("tenants", tenant, "retention", retention_days=days)
-    kept = "as the settings say" if days is None else f"for {days} days"
-    plane.tell(answer, f"tenant {tenant}: media and files are kept {kept}")
+    period = "for the default period" if days is None else f"for {days} days"
+    plane.tell(answer, f"tenant {tenant}: media and files are kept {period}")
 
 
 @tenants_app.command
 def quota(
     tenant: TenantId,
     most_bytes: Annotated[
-        int | None, Parameter(help="Without it, only show; 0 refuses all uploads.")
+        int | None,
+        Parameter(help="The quota. Without it, only show the quota; 0 refuses all uploads."),
     ] = None,
     /,
     *,
-    as_settings: Annotated[bool, Parameter(help="Use the quota of the settings again.")] = False,
+    as_settings: Annotated[
+        bool, Parameter(help="Reset the quota to the default of the settings.")
+    ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show how many bytes a tenant stores and its quota, or set the quota."""
+    """Show a tenant's storage usage and quota, or set the quota."""
     with connect(options, context) as plane:
         if as_settings or most_bytes is not None:
-            given = None if as_settings else most_bytes
-            plane.put("tenants", tenant, "quota", max_storage_bytes=given)
+            limit = None if as_settings else most_bytes
+            plane.put("tenants", tenant, "quota", max_storage_bytes=limit)
         answer = plane.get("tenants", tenant, "storage")
-    said = f"{answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used"
-    plane.tell(answer, f"tenant {tenant}: {said}")
+    usage = f"{answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used"
+    plane.tell(answer, f"tenant {tenant}: {usage}")
 
 
 @tenants_app.command
@@ -654,10 +668,9 @@ def storage(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show how many bytes a tenant stores, and how many of its objects no row names.
+    """Show a tenant's storage usage, and the number of its objects without a database row.
 
-    Such objects are left over from uploads and jobs that were cut off. A sweep deletes them after a day.
-    """
+    Such objects remain from interrupted uploads and jobs. A sweep deletes them after a day."""
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant, "storage", unnamed=True)
     count = f"{answer['unnamed_objects']:,}"
@@ -680,10 +693,10 @@ def show_backends(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set whether a tenant's users see the names of machines, tracebacks and devices."""
-    given = None if setting == "default" else setting == "on"
+    """Set whether a tenant's users see machine names, tracebacks and devices."""
+    value = None if setting == "default" else setting == "on"
     with connect(options, context) as plane:
-        answer = plane.put("tenants", tenant, "show-backends", show_backends=given)
+        answer = plane.put("tenants", tenant, "show-backends", show_backends=value)
     plane.tell(answer, f"tenant {tenant}: backends are shown: {setting}")
 
 
@@ -694,14 +707,15 @@ def credit(
     /,
     *,
     payment: Annotated[
-        str, Parameter(metavar="ID", help="The payment provider's id; the same id counts once.")
+        str,
+        Parameter(metavar="ID", help="The payment provider's id. The same id counts only once."),
     ],
-    reason: Annotated[str | None, Parameter(help="Why, for the audit.")] = None,
+    reason: Annotated[str | None, Parameter(help="The reason, for the audit log.")] = None,
     user: UserId = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Credit a payment to a user's wallet. The same payment counts once."""
+    """Credit a payment to a user's wallet. The same payment counts only once."""
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post(
@@ -723,7 +737,7 @@ def erase(
     /,
     *,
     yes: Annotated[
-        bool, Parameter(help="Confirm: this can't be undone. Without it nothing happens.")
+        bool, Parameter(help="Confirm. This can't be undone, and nothing happens without it.")
     ] = False,
     wait: Annotated[
         bool, Parameter(negative="--no-wait", help="Wait until everything is deleted.")
@@ -731,22 +745,22 @@ def erase(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Remove a tenant's private data: files, media, prompts, properties, events, webhooks, keys.
+    """Delete a tenant's private data: files, media, prompts, properties, events, webhooks and keys.
 
-    Active jobs are cancelled and refunded. The ledger stays. Run it again to continue.
-    """
+    Active jobs are cancelled and refunded. The ledger is kept. Run the command again to
+    continue."""
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant)
         if not yes:
             raise InvalidInput(
-                f"tenant {tenant} ({answer['name']}) would be erased, and there is no way back",
+                f"tenant {tenant} ({answer['name']}) would be erased, which can't be undone",
                 hint=f"comfyfleet admin tenants erase {tenant} --yes",
             )
         answer = plane.post("tenants", tenant, "erase")
         if wait:
             answer = _erased(plane, tenant)
-    said = "is erased; its ledger is kept" if answer["erased_at"] else "is being erased"
-    plane.tell(answer, f"tenant {tenant} {said}")
+    result = "is erased; its ledger is kept" if answer["erased_at"] else "is being erased"
+    plane.tell(answer, f"tenant {tenant} {result}")
 
 
 def _erased(plane: ApiSession, tenant: str) -> dict[str, Any]:
@@ -757,6 +771,6 @@ def _erased(plane: ApiSession, tenant: str) -> dict[str, Any]:
             return answer
         time.sleep(PAUSE_SECONDS)
     raise RunTimedOut(
-        f"tenant {tenant} is still being erased after {WAIT_SECONDS_MAX:g} s; it goes on",
-        hint=f"comfyfleet admin tenants show {tenant} tells when it is done.",
+        f"tenant {tenant} is still being erased after {WAIT_SECONDS_MAX:g} s; the erasure continues",
+        hint=f"Check whether it is complete with: comfyfleet admin tenants show {tenant}",
     )

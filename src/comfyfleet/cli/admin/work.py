@@ -1,4 +1,4 @@
-"""`comfyfleet admin tenants work`: the runs, pipelines and triggers of a tenant."""
+"""`comfyfleet admin tenants work`: a tenant's graph runs, pipeline runs and triggers."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,13 +10,15 @@ from comfyfleet.errors import InvalidInput
 
 work_app = App(name="work", help="A tenant's runs, pipelines and triggers: list, pause, stop.")
 WORK_COLUMNS = ("kind", "id", "user_id", "status", "created_at")
-# A run with one of these had ended before: stopping it makes it cancelled.
+# A run with one of these statuses had already ended. A stopped run is cancelled.
 ENDED_BEFORE = ("completed", "failed")
 TenantId = Annotated[str, Parameter(help="The tenant's id.")]
-UserId = Annotated[str | None, Parameter(name="--user", metavar="ID", help="Only this user's.")]
+UserId = Annotated[
+    str | None, Parameter(name="--user", metavar="ID", help="Only runs and triggers of this user.")
+]
 Kind = Annotated[
     Literal["graph_run", "pipeline_run", "trigger"] | None,
-    Parameter(help="With --id: what it is the id of."),
+    Parameter(help="The kind of the run or trigger that --id names."),
 ]
 ItemId = Annotated[str | None, Parameter(name="--id", help="Only this run or trigger.")]
 
@@ -30,11 +32,13 @@ def list_work(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Open graph runs and pipeline runs, and all triggers."""
+    """List open graph runs and pipeline runs, and all triggers."""
     query = {"user_id": user} if user else {}
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant, "work", **query)
-    plane.tell_rows(answer, "items", WORK_COLUMNS, none="it has no open runs and no triggers")
+    plane.tell_rows(
+        answer, "items", WORK_COLUMNS, none="the tenant has no open runs and no triggers"
+    )
 
 
 @work_app.command(name="stop")
@@ -84,14 +88,16 @@ def _act(
     context: InjectedContext,
 ) -> None:
     if (kind is None) != (item is None):
-        raise InvalidInput("--kind and --id belong together: name both or neither")
+        raise InvalidInput("--kind and --id can only be used together")
     with connect(options, context) as plane:
         if kind is not None and item is not None:
             answer = plane.post("tenants", tenant, "work", kind, item, verb)
             status = answer["status"]
             has_ended = status in ENDED_BEFORE
-            said = f"had already {status}; nothing was changed" if has_ended else f"is now {status}"
-            plane.tell(answer, f"{kind} {item} {said}")
+            result = (
+                f"had already {status}; nothing was changed" if has_ended else f"is now {status}"
+            )
+            plane.tell(answer, f"{kind} {item} {result}")
             return
         scope = {"user_id": user} if user else {}
         total: dict[str, Any] = {"graph_runs": 0, "pipeline_runs": 0, "triggers": 0}
@@ -100,8 +106,8 @@ def _act(
             answer = plane.post("tenants", tenant, "work", verb, **scope)
             has_more = answer["has_more"]
             total = {name: count + answer[name] for name, count in total.items()}
-        said = (
+        summary = (
             f"{done}: {total['graph_runs']} graph runs, {total['pipeline_runs']} pipeline runs; "
             f"triggers paused: {total['triggers']}"
         )
-        plane.tell(total, said)
+        plane.tell(total, summary)
