@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 from tests.support.jobs.dispatches import lane, leased, new, opened, parked, submit, waiter
 
+from comfyfleet.clock import Clock, utc_now
 from comfyfleet.server.db import Database
+from comfyfleet.server.queue import queue as queue_module
 from comfyfleet.server.queue.model import DispatchLease, Waiter
 from comfyfleet.server.queue.queue import DispatchQueue
 
@@ -72,14 +75,18 @@ async def test_a_busy_worker_holds_what_no_idle_one_wants(central: Database) -> 
 
 
 @asynccontextmanager
-async def two_planes(central: Database) -> AsyncIterator[tuple[DispatchQueue, DispatchQueue]]:
+async def two_planes(
+    central: Database, *, clock: Clock = utc_now
+) -> AsyncIterator[tuple[DispatchQueue, DispatchQueue]]:
     """On SQLite it is one."""
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(opened(central, prefetch_after_seconds=2))
+        opening = opened(central, clock=clock, prefetch_after_seconds=2)
+        first = await stack.enter_async_context(opening)
         if central.is_sqlite:
             yield first, first
             return
-        second = await stack.enter_async_context(opened(central, prefetch_after_seconds=2))
+        opening = opened(central, clock=clock, prefetch_after_seconds=2)
+        second = await stack.enter_async_context(opening)
         hearing = asyncio.create_task(second.run())
         await _until_heard(first, second)
         yield first, second
@@ -109,6 +116,28 @@ async def test_an_idle_worker_at_another_control_plane_comes_first(central: Data
         assert lease.dispatch_id == job.id
         here.dismiss()
         assert await lease_runner is None
+
+
+async def test_a_preferred_worker_at_another_control_plane_is_woken(
+    central: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else looks at the queue again, and nobody else may ever take the job.
+    monkeypatch.setattr(queue_module, "RECHECK_SECONDS", 3600.0)
+    now = utc_now()
+    async with two_planes(central, clock=lambda: now) as (here, there):
+        others = [asyncio.create_task(here.lease(waiter("here"), wait_seconds=60))]
+        await parked(here, 1)
+        others.append(asyncio.create_task(there.lease(waiter("there"), wait_seconds=60)))
+        await parked(there, 2 if here is there else 1)
+        mine = asyncio.create_task(there.lease(waiter("mine"), wait_seconds=60))
+        await parked(there, 3 if here is there else 2)
+        [job] = await here.enqueue([new(preferred_worker_id="mine")])
+        lease = await asyncio.wait_for(mine, 30)
+        assert lease is not None
+        assert lease.dispatch_id == job.id
+        here.dismiss()
+        there.dismiss()
+        assert await asyncio.gather(*others) == [None, None]
 
 
 async def test_a_job_that_waits_already_is_held_by_a_busy_worker_at_once(

@@ -277,6 +277,26 @@ async def test_a_new_job_is_left_to_its_preferred_worker_for_a_moment(central: D
         assert (await leased(queue, waiter("other"))).dispatch_id == second.id
 
 
+async def test_a_new_job_wakes_its_preferred_worker_though_another_has_waited_longer(
+    central: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "RECHECK_SECONDS", 3600.0)
+    now = utc_now()
+    async with opened(central, clock=lambda: now) as queue:  # no other worker may ever take it
+        other = asyncio.create_task(queue.lease(waiter("other"), wait_seconds=60))
+        await parked(queue, 1)
+        mine = asyncio.create_task(queue.lease(waiter("mine"), wait_seconds=60))
+        await parked(queue, 2)
+        (row,) = await queue.enqueue([new(preferred_worker_id="mine")])
+        async with asyncio.timeout(30):
+            lease = await mine
+        assert lease is not None
+        assert lease.dispatch_id == row.id
+        assert not other.done()
+        queue.dismiss()
+        assert await other is None
+
+
 async def test_a_poll_that_waits_gets_the_job_when_it_is_left_to_nobody_else(
     central: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

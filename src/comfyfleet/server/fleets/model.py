@@ -222,6 +222,11 @@ class Fleet:
         return f"fleet:{self.name}"
 
 
+def affinity_of(worker_id: str) -> str:
+    """Names the affinity of jobs that only this worker can take."""
+    return f"worker:{worker_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class FleetWorker:
     """One worker with its backend. The backend's facts are read separately, as they are large."""
@@ -257,7 +262,7 @@ class FleetWorker:
 
     @property
     def subject(self) -> str:
-        return f"worker:{self.worker_id}"
+        return affinity_of(self.worker_id)
 
     @property
     def fleet_name(self) -> str:

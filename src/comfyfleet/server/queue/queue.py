@@ -23,6 +23,7 @@ from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import PAYLOAD_BYTES_MAX, NotifyChannel
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.fleets.facts_requests import FactsRequests
+from comfyfleet.server.fleets.model import affinity_of
 from comfyfleet.server.queue import service
 from comfyfleet.server.queue.matcher import Matcher, Matches, ModelSetCache
 from comfyfleet.server.queue.model import (
@@ -212,15 +213,21 @@ class DispatchQueue:
         await self._db.persist()
         return extended
 
-    def arrived(self, rows: Collection[Dispatch]) -> None:
-        """Wakes waiters for rows that were enqueued or requeued; to be called after the commit."""
+    def arrived(self, rows: Collection[Dispatch], preferred: Iterable[str] = ()) -> None:
+        """Wakes waiters for rows that were enqueued or requeued; to be called after the commit.
+
+        `preferred`: the affinities of workers to which the rows are left for a moment. They are woken
+        besides the best waiters, which may not take the rows until then.
+        """
         arrived = {each.id: each.lane for each in rows}
         bound = {each.backend_affinity for each in rows if each.backend_affinity}
+        left_to = set(preferred)
         self._woken.update(arrived.values())
-        self._woken_affinities |= bound
+        self._woken_affinities |= bound | left_to
         if self._hints.reach_others:
             self._unannounced |= arrived
-            self._unannounced_affinities |= bound
+            elsewhere = left_to.difference(self._waiting.waited_affinities(left_to))
+            self._unannounced_affinities |= bound | elsewhere
         if arrived:
             self._start()
 
@@ -546,7 +553,8 @@ class DispatchQueue:
                 return [error]
             # One of them can't be added; the others must not suffer for it.
             return [answer for new in batch for answer in await self._enqueue([new])]
-        self.arrived(added)
+        preferred = {each.preferred_worker_id for new in batch for each in new}
+        self.arrived(added, map(affinity_of, filter(None, preferred)))
         found = {(each.tenant_id, each.job_id): each for each in added}
         keys = [[(each.tenant_id, each.job_id) for each in new] for new in batch]
         return [[found[key] for key in mine if key in found] for mine in keys]
