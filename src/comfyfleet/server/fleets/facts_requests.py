@@ -117,9 +117,9 @@ class FactsRequests:
         self._changed |= dict.fromkeys(fleet_ids, monotonic())
         self._announce({CHANGED: list(fleet_ids)})
 
-    def changed_at(self, fleet_id: int) -> float:
+    def changed_at(self, fleet_id: int) -> float | None:
         """Returns the moment of the last such call, by the monotonic clock of this process."""
-        return self._changed.get(fleet_id, float("-inf"))
+        return self._changed.get(fleet_id)
 
     def heard(self, message: Mapping[str, Any]) -> None:
         """Handles a message of another control plane."""

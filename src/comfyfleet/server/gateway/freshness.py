@@ -90,15 +90,22 @@ class Freshness:
         self._queries: dict[int, FleetQueries] = {}
 
     async def refresh(self, of_fleets: Sequence[Fleet]) -> None:
-        """Waits a moment for data that is a few seconds old at most, and newer than calls that may
-        have changed a backend."""
+        """Waits a moment for data that is a few seconds old at most.
+
+        After a call that may have changed a backend, the first list waits until the backends were asked, even if
+        they are slow: its client looks for what it has just uploaded.
+        """
         oldest = monotonic() - FRESH_SECONDS
-        changed = [(fleet, self._plane.queue.facts.changed_at(fleet.id)) for fleet in of_fleets]
-        waits = [
-            self._of(fleet).wait(began_after=max(oldest, at), is_urgent=at > oldest)
-            for fleet, at in changed
+        facts = self._plane.queue.facts
+        after_changes = [
+            self._of(fleet).wait(began_after=changed_at, is_urgent=True)
+            for fleet in of_fleets
+            if (changed_at := facts.changed_at(fleet.id)) is not None
         ]
-        await _wait_for_all(waits, LIST_WAIT_SECONDS)
+        await _wait_for_all(after_changes, None)
+        await _wait_for_all(
+            [self._of(fleet).wait(began_after=oldest) for fleet in of_fleets], LIST_WAIT_SECONDS
+        )
 
     async def query(self, of_fleets: Sequence[Fleet]) -> None:
         """Waits for queries that begin after this moment, as long as the workers answer."""
