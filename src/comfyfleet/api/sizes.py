@@ -1,6 +1,6 @@
 """Measures JSON values without serializing them. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 
@@ -41,8 +41,22 @@ SMALL_VALUES_MAX, SMALL_BYTES_MAX = 2_000, 256 * 1024
 
 def is_small(value: Any) -> bool:
     """Checks whether processing a value takes only a few milliseconds."""
-    is_short = count_values(value, most=SMALL_VALUES_MAX) <= SMALL_VALUES_MAX
-    return is_short and not is_larger(value, bytes_max=SMALL_BYTES_MAX)
+    values, size = 1, 0
+    containers: list[Collection[Any]] = [[value]]
+    for container in containers:  # the loop appends nested containers
+        for item in container:
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, dict):
+                values += len(item)
+                size += sum(map(len, item))
+                containers.append(item.values())
+            elif isinstance(item, list):
+                values += len(item)
+                containers.append(item)
+        if values > SMALL_VALUES_MAX or size > SMALL_BYTES_MAX:
+            return False
+    return True
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -164,6 +164,19 @@ async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
     return [row[0] for row in await _ENDED_IDS.tuples(tx, values)]
 
 
+_IS_PROMPT = PreparedStatement(
+    lambda tx: select(ai_jobs.c.gateway.is_not(None).label("is_prompt")).where(
+        ai_jobs.c.tenant_id == bindparam("of_tenant"), ai_jobs.c.id == bindparam("of_job")
+    )
+)
+
+
+async def is_prompt(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
+    """Whether the job came through the gateway."""
+    rows = await _IS_PROMPT.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return any(row[0] for row in rows)
+
+
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
     """False, too, if there is none, or its client has removed it."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id}

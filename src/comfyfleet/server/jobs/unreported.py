@@ -12,7 +12,7 @@ from comfyfleet.errors import NotFound, OutputMissing
 from comfyfleet.media import ENDINGS, SNIFF_BYTES, sniff_type
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Database
-from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs import store, store_prompts
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, output_folder_of
 from comfyfleet.server.media.model import output_key
@@ -43,12 +43,15 @@ async def with_unreported_output(
     if message.outputs:
         return message
     async with pool.read() as tx:
+        has_messages = bool(message.events) or message.history is not None
+        if has_messages and await store_prompts.is_prompt(tx, row.tenant_id, row.job_id):
+            return (
+                message  # a worker that sends a prompt's messages names the files that it uploaded
+            )
         job = await store.get(tx, row.tenant_id, row.job_id)
     # A requeued job keeps the token of its last lease. Completing it fails with LeaseLost.
     if job is None or job.status != JobStatus.PROCESSING or job.lease_token != message.lease_token:
         return message
-    if job.asked.gateway is not None and (message.events or message.history is not None):
-        return message  # a worker that sends a prompt's messages names the files that it uploaded
     output = await _find_output(context, job, message.lease_token)
     if output is not None:
         return message.model_copy(update={"outputs": (output,)})
