@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from tests.support.jobs.gateway_runs import ONE, OTHER, Scene, done, executed, m
 from comfyfleet.api.worker import Complete, Fail, UnheardReport
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.errors import LeaseLost
+from comfyfleet.server.db import Tx
 from comfyfleet.server.db.tenant_tables import gateway_files, run_events
 from comfyfleet.server.jobs import files, finish
 from comfyfleet.server.jobs import submit as job_submit
@@ -27,7 +29,7 @@ from comfyfleet.server.jobs.lease import lease_next
 from comfyfleet.server.jobs.model import Failure, JobStatus
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import Cursor, LoggedEvents, cursor_at
+from comfyfleet.server.run_log.model import Cursor, LoggedEvents, LogLook, LogPage, cursor_at
 
 START: tuple[str, dict[str, Any]] = ("execution_start", {"prompt_id": "x"})
 CACHED: tuple[str, dict[str, Any]] = ("execution_cached", {"prompt_id": "x", "nodes": []})
@@ -278,7 +280,7 @@ def ordered(client_id: str = "c") -> dict[str, Any]:
 async def starts_of(scene: Scene, lease: Handed) -> list[int | None]:
     """For each row of a prompt, the row that started its attempt."""
     async with scene.whole.tenant(scene.tenant_id) as tx:
-        rows = await run_log.events_of_job(tx, scene.tenant_id, lease.job_id)
+        rows, _ = await run_log.events_of_job(tx, scene.tenant_id, lease.job_id)
     places = {row.id: place for place, row in enumerate(rows)}
     return [None if row.start_id is None else places[row.start_id] for row in rows]
 
@@ -329,9 +331,10 @@ async def test_the_end_of_a_prompt_that_no_worker_has_stands_for_itself(scene: S
 
 async def read_in_order(scene: Scene, cursor: Cursor, *, to_id: int) -> list[LoggedEvents]:
     async with scene.whole.tenant(scene.tenant_id) as tx:
-        return await run_log.events_in_order(
+        page = await run_log.events_in_order(
             tx, scene.tenant_id, scene.user_id, "c", cursor, to_id=to_id
         )
+    return page.rows
 
 
 async def last_id(scene: Scene) -> int:
@@ -449,3 +452,54 @@ async def test_the_second_file_of_a_run_takes_the_next_number(scene: Scene) -> N
     assert job.status == JobStatus.COMPLETED
     assert await scene.names_told(lease.job_id) == ["x_00001_.png", "x_00002_.png"]
     assert await names_of(scene, lease) == ["x_00001_.png", "x_00002_.png"]
+
+
+LARGE = "x" * 100_000
+
+
+async def test_a_page_of_the_log_has_few_bytes_and_one_row_at_least(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of 200 rows, each with a picture, was more than the memory of a control plane."""
+    monkeypatch.setattr("comfyfleet.server.run_log.store.PAGE_BYTES_MAX", 2 * len(LARGE))
+    ordered_lease, plain = await scene.lease(**ordered()), await scene.lease()
+    # Random, so that no database makes it small.
+    pictures = [("comfyfleet_picture", {"base64": token_hex(len(LARGE) // 2)}) for _ in range(7)]
+    for lease in (ordered_lease, plain):
+        for number, picture in enumerate(pictures, start=1):
+            await report_live(scene.whole, scene.key(lease), [picture], report=number)
+    tenant_id, user_id, to_id = scene.tenant_id, scene.user_id, await last_id(scene)
+
+    async def pages(read: Callable[[Tx, int], Awaitable[LogPage | LogLook]]) -> list[int]:
+        sizes, after_id, has_more = list[int](), 0, True
+        async with scene.whole.tenant(tenant_id) as tx:
+            while has_more:
+                page = await read(tx, after_id)
+                sizes.append(len(page.rows))
+                after_id, has_more = page.rows[-1].id, page.has_more
+        return sizes
+
+    async def in_order(tx: Tx, after_id: int) -> LogPage:
+        start_id = (await run_log.events_of_job(tx, tenant_id, ordered_lease.job_id)).rows[0].id
+        cursor = Cursor(after_id, start_id if after_id else 0, after_id, 0)
+        return await run_log.events_in_order(tx, tenant_id, user_id, "c", cursor, to_id=to_id)
+
+    readers: dict[str, Callable[[Tx, int], Awaitable[LogPage | LogLook]]] = {
+        "of a user": lambda tx, after: run_log.look(tx, tenant_id, user_id, after_id=after),
+        "in order": in_order,
+        "of a client": lambda tx, after: run_log.events_of_client(
+            tx, tenant_id, user_id, "c", after_id=after, to_id=to_id
+        ),
+        "of a job": lambda tx, after: run_log.events_of_job(
+            tx, tenant_id, plain.job_id, after_id=after
+        ),
+    }
+    for name, read in readers.items():
+        sizes = await pages(read)
+        assert sum(sizes) == (14 if name == "of a user" else 7), name
+        assert max(sizes) <= 2, name
+    async with scene.whole.tenant(tenant_id) as tx:
+        assert await run_log.messages_of_job(tx, tenant_id, plain.job_id) == []
+        assert await run_log.has_messages(tx, tenant_id, plain.job_id)
+    monkeypatch.setattr("comfyfleet.server.run_log.store.PAGE_BYTES_MAX", 1)
+    assert max(await pages(readers["of a user"])) == 1

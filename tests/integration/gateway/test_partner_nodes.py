@@ -190,7 +190,9 @@ async def test_a_key_is_forgotten_however_its_prompt_ends(server: GatewayInProce
         assert len(kept._kept) == 2
         await http.post(f"/api/jobs/{second}/cancel")
         assert len(kept._kept) == 1
-        await asyncio.to_thread(server.admin, f"/tenants/{user.tenant_id}/work/stop")
+        await asyncio.to_thread(
+            server.admin, f"/tenants/{user.tenant_id}/users/{user.user_id}/deactivate"
+        )
         await until(lambda: nothing_is_kept(server))
 
 

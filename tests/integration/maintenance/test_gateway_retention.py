@@ -153,7 +153,7 @@ async def test_live_messages_go_after_an_hour_and_records_stay(
     await submit.cancel_job(ada.plane.context, ada.tenant_id, job.id)
     await prune_expired_rows(ada.plane)
     async with ada.pool.read() as tx:
-        left = await run_log.events_of_job(tx, ada.tenant_id, job.id)
+        left, _ = await run_log.events_of_job(tx, ada.tenant_id, job.id)
     assert [each.is_last for each in left] == [True]
 
 

@@ -22,7 +22,6 @@ from comfyfleet.server.gateway.failures import redacted
 from comfyfleet.server.gateway.history import started_jobs
 from comfyfleet.server.gateway.model import (
     client_in_order,
-    events_in,
     gateway_data,
     is_running,
     prompt_id_of,
@@ -291,7 +290,7 @@ class UserFeed:
             for socket in self._heard_by():
                 self._plane.cursors.note(user_id, socket.client_id, socket.cursor)
         self._tell_pictures()
-        if len(look.rows) == run_log.EVENTS_PER_READ_MAX:
+        if look.has_more:
             self._woken.set()
             return
         if not look.active:
@@ -306,11 +305,14 @@ class UserFeed:
         if socket.seen >= to_id:
             return
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
-        missed = await run_log.events_of_client(
-            tx, tenant_id, user_id, socket.client_id, after_id=socket.seen, to_id=to_id
-        )
-        for row in missed:
-            self._push(socket, row, self._remaining)
+        after_id, has_more = socket.seen, True
+        while has_more and not socket.overrun.is_set():
+            rows, has_more = await run_log.events_of_client(
+                tx, tenant_id, user_id, socket.client_id, after_id=after_id, to_id=to_id
+            )
+            for row in rows:
+                self._push(socket, row, self._remaining)
+            after_id = rows[-1].id if rows else after_id
         socket.note_read(to_id)
 
     async def _read_on(self) -> bool:
@@ -330,7 +332,7 @@ class UserFeed:
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
         if socket.job_id is None and socket.start_id:
             socket.job_id = await run_log.job_of_attempt(tx, tenant_id, socket.start_id)
-        rows = await run_log.events_in_order(
+        rows, has_more = await run_log.events_in_order(
             tx, tenant_id, user_id, socket.client_id, socket.cursor, to_id=to_id
         )
         for place, row in enumerate(rows):
@@ -341,7 +343,7 @@ class UserFeed:
                 return place > 0
             self._push(socket, row, self._remaining)
             socket.note_sent(row)
-        if len(rows) == run_log.EVENTS_PER_READ_MAX:
+        if has_more:
             self._woken.set()
         else:
             socket.state = LogState.CURRENT
@@ -547,12 +549,12 @@ class GatewayFeeds:
             attempts = await run_log.running_attempts(tx, tenant_id, user_id) if running else ()
             shown = [each.job_id for each in attempts if each.client_id == client_id]
             job_ids = [*shown, *(job.id for job in running)][:1]
-            rows = [
-                row
+            told = [
+                event
                 for job_id in job_ids
-                for row in await run_log.events_of_job(tx, tenant_id, job_id)
+                for event in await run_log.messages_of_job(tx, tenant_id, job_id)
             ]
-        return first, current_node(events_in(rows)), [job for job in active if is_running(job)]
+        return first, current_node(told), [job for job in active if is_running(job)]
 
     async def leave(self, caller: Caller, socket: GatewaySocket) -> None:
         feed = self.of(caller)

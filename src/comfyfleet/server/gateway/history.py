@@ -39,7 +39,6 @@ from comfyfleet.server.gateway.failures import redacted_record
 from comfyfleet.server.gateway.model import (
     as_in_heap,
     client_in_order,
-    events_in,
     history_entry,
     is_running,
     job_id_of,
@@ -434,8 +433,8 @@ async def _records(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, M
     for job in ended:
         lease, record = stored.get(job.id, (None, {}))
         if lease != job.lease_number and job.asked.gateway is not None:
-            told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
-            record = record_of_end(job, events_in(told))
+            told = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
+            record = record_of_end(job, told)
         records[job.id] = record
     return records
 

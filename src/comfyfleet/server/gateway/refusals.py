@@ -106,7 +106,7 @@ async def _is_undecided(plane: ControlPlane, job: Job) -> bool:
     if not job.status.is_active:
         return False
     async with plane.context.tenant(job.tenant_id) as tx:
-        return not await run_log.events_of_job(tx, job.tenant_id, job.id)
+        return not await run_log.has_messages(tx, job.tenant_id, job.id)
 
 
 async def _get_job(plane: ControlPlane, caller: Caller, job_id: UUID) -> Job:

@@ -16,7 +16,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway import assets, history, prompts
 from comfyfleet.server.gateway.history import BoundedCache
-from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, job_id_of
+from comfyfleet.server.gateway.model import gateway_data, is_running, job_id_of
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.gateway.v2_model import (
     OWN_STATUSES,
@@ -33,7 +33,7 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedEvents, UserFile, record_from
+from comfyfleet.server.run_log.model import LogPage, UserFile, record_from
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.turns import FairThreads
 from comfyfleet.workflow.conversion import convert
@@ -218,10 +218,10 @@ async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: Bounded
         if not is_running(job):
             ahead = await jobs.count_prompts_ahead(tx, job)
             return JobFacts(queue_position=ahead + 1)
-        told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
+        events = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
         names = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id])
         files = await _files_of(tx, caller, [job], names)
-    progress, events = LoggedProgress(job.asked.prompt), events_in(told)
+    progress = LoggedProgress(job.asked.prompt)
     for event in events:
         progress.take(event)
     return JobFacts(
@@ -355,8 +355,8 @@ def _cut(
 
 async def read_run(
     plane: ControlPlane, caller: Caller, job_id: UUID, *, after_id: int
-) -> tuple[Job, list[LoggedEvents]]:
-    """The job first: once it has ended, its messages are complete."""
+) -> tuple[Job, LogPage]:
+    """The job first: once it has ended, its messages are complete when there are no more."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         job = await _find(tx, caller, job_id)
         told = await run_log.events_of_job(tx, caller.tenant.id, job_id, after_id=after_id)

@@ -131,6 +131,14 @@ class LogLook(NamedTuple):
 
     active: int
     rows: list[LoggedEvents]
+    has_more: bool = False
+
+
+class LogPage(NamedTuple):
+    """Rows of the log, as many as a reader takes at once."""
+
+    rows: list[LoggedEvents]
+    has_more: bool
 
 
 class UserFile(NamedTuple):

@@ -13,14 +13,16 @@ from comfyfleet.server.run_log.model import (
     COMPLETED,
     NO_FILES,
     PATH_CHARACTERS_MAX,
+    PICTURE,
     REMOVED,
+    TEXT,
     BackendFile,
     Cursor,
     Event,
-    LoggedEvents,
     LoggedRun,
     LoggedState,
     LogLook,
+    LogPage,
     RunEnd,
     RunFiles,
     StartedAttempt,
@@ -43,7 +45,6 @@ from comfyfleet.server.turns import FairThreads
 
 T = TypeVar("T")
 EVENTS_PER_READ_MAX = 200
-MISSED_PER_READ_MAX = 2_000
 ATTEMPTS_MAX = 10_000
 NAMES_TRIED_MAX = 1_000
 # No report is refused: workers wait for each other.
@@ -146,8 +147,7 @@ async def log_end(
     shown = await _as_known(history, run, names)
     heard: list[Event] = []
     if not history or not is_ended(told):
-        earlier = await store.events_of_job(tx, run.tenant_id, run.job_id)
-        heard = [*(each for row in earlier for each in row.events), *told]
+        heard = [*await messages_of_job(tx, run.tenant_id, run.job_id), *told]
         missing = missing_events(run.prompt_id, end, heard, now, history=shown)
         told, heard = [*told, *missing], [*heard, *missing]
     record = record_from(heard, shown, is_success=end.status == COMPLETED)
@@ -221,7 +221,7 @@ async def look(
 ) -> LogLook:
     """What was told after this id, and how many prompts wait or run, but for `but_jobs`.
 
-    Of at most `EVENTS_PER_READ_MAX` reports: who gets so many looks again.
+    Of some reports at a time: a caller looks again while there are more.
     """
     return await store.look(
         tx,
@@ -235,8 +235,8 @@ async def look(
 
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int
-) -> list[LoggedEvents]:
-    """Returns rows that aren't shown in order, the oldest first."""
+) -> LogPage:
+    """Returns rows that aren't shown in order, the oldest first. A caller reads again while there are more."""
     return await store.events_of_client(
         tx,
         tenant_id,
@@ -244,16 +244,16 @@ async def events_of_client(
         client_id,
         after_id=after_id,
         to_id=to_id,
-        limit=MISSED_PER_READ_MAX,
+        limit=EVENTS_PER_READ_MAX,
     )
 
 
 async def events_in_order(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, cursor: Cursor, *, to_id: int
-) -> list[LoggedEvents]:
+) -> LogPage:
     """Returns rows that a client sees after this cursor: one attempt of a prompt after another, as they started.
 
-    At most `EVENTS_PER_READ_MAX` rows: a caller who gets that many reads again.
+    A caller reads again while there are more.
     """
     return await store.events_in_order(
         tx, tenant_id, user_id, client_id, cursor, to_id=to_id, limit=EVENTS_PER_READ_MAX
@@ -286,10 +286,26 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     return await store.last_id(tx, tenant_id, user_id)
 
 
-async def events_of_job(
-    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0
-) -> list[LoggedEvents]:
-    return await store.events_of_job(tx, tenant_id, job_id, after_id=after_id)
+async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0) -> LogPage:
+    """Returns the messages of a run after an id. A caller reads again while there are more."""
+    return await store.events_of_job(
+        tx, tenant_id, job_id, after_id=after_id, limit=EVENTS_PER_READ_MAX
+    )
+
+
+async def messages_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[Event]:
+    """Returns all messages of a run, but for pictures and texts, which are large."""
+    events: list[Event] = []
+    after_id, has_more = 0, True
+    while has_more:
+        rows, has_more = await events_of_job(tx, tenant_id, job_id, after_id=after_id)
+        events += [event for row in rows for event in row.events if event[0] not in (PICTURE, TEXT)]
+        after_id = rows[-1].id if rows else after_id
+    return events
+
+
+async def has_messages(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
+    return bool((await store.events_of_job(tx, tenant_id, job_id, limit=1)).rows)
 
 
 async def records_of(

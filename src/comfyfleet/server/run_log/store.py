@@ -49,6 +49,7 @@ from comfyfleet.server.run_log.model import (
     LoggedRun,
     LoggedState,
     LogLook,
+    LogPage,
     StartedAttempt,
     UserFile,
     is_ended,
@@ -191,6 +192,46 @@ def _events(row: Sequence[Any]) -> LoggedEvents:
     return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last), start_id)
 
 
+# A row has up to 16 MB, and takes several times as much when it is read and sent. A page has one row at least.
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+
+
+def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
+    """The first rows, up to `most` and `page_bytes`, each with how many there are up to `most`.
+
+    What PostgreSQL keeps of a large row beside the table isn't read to learn its size.
+    """
+    size = func.length if is_sqlite(tx) else func.pg_column_size
+    keys = [key.label(f"key_{place}") for place, key in enumerate(order)]
+    columns = run_events.c.id.label("row_id"), size(run_events.c.events).label("size"), *keys
+    first = (
+        select(*columns)
+        .where(*where)
+        .order_by(*order)
+        .limit(bindparam("most", type_=Integer))
+        .subquery("first_rows")
+    )
+    in_order = [first.c[key.name] for key in keys]
+    sizes = func.sum(first.c.size).over(order_by=in_order, rows=(None, 0))
+    sized = select(
+        first.c.row_id,
+        (sizes - first.c.size).label("bytes_before"),
+        func.count().over().label("available"),
+    ).subquery("sized")
+    rows = select(*_EVENTS, sized.c.available).join(sized, sized.c.row_id == run_events.c.id)
+    return rows.where(sized.c.bytes_before < bindparam("page_bytes", type_=BigInteger))
+
+
+def _limits(rows_max: int) -> dict[str, int]:
+    """With one row more, a reader knows whether there are more."""
+    return {"most": rows_max + 1, "page_bytes": PAGE_BYTES_MAX}
+
+
+def _read_page(rows: Sequence[Sequence[Any]], rows_max: int) -> LogPage:
+    events = [_events(row[:-1]) for row in rows[:rows_max]]
+    return LogPage(events, bool(rows) and rows[0][-1] > len(events))
+
+
 def _is_none_of(tx: Tx) -> Any:
     """By one text for any number of ids."""
     if is_sqlite(tx):
@@ -213,8 +254,7 @@ def _look(tx: Tx) -> Select[Any]:
         )
         .subquery("counted")
     )
-    newest = select(*_EVENTS).where(*_OF_USER).order_by(run_events.c.id)
-    news = newest.limit(bindparam("most", type_=Integer)).subquery("news")
+    news = _page(tx, _OF_USER, [run_events.c.id]).subquery("news")
     return select(count, news).select_from(count.outerjoin(news, true())).order_by(news.c.id)
 
 
@@ -230,31 +270,28 @@ async def look(
     but_jobs: Collection[UUID],
     limit: int,
 ) -> LogLook:
-    """One statement, so that the count and the rows are of the same moment."""
+    """Counts prompts, and returns a page of the rows after an id. One statement, so that the count and the rows are of the same moment."""
     but = json.dumps([each.hex for each in but_jobs]) if is_sqlite(tx) else list(but_jobs)
     values = {"of_tenant": tenant_id, "of_user": user_id, "after_id": after_id}
-    found = await _LOOK.tuples(tx, {**values, "but_jobs": but, "most": limit})
-    return LogLook(found[0][0], [_events(row[1:]) for row in found if row[1] is not None])
+    found = await _LOOK.tuples(tx, {**values, "but_jobs": but, **_limits(limit)})
+    page = _read_page([row[1:] for row in found if row[1] is not None], limit)
+    return LogLook(found[0][0], *page)
 
 
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
-) -> list[LoggedEvents]:
+) -> LogPage:
     """Those that aren't shown in order."""
-    query = (
-        select(*_EVENTS)
-        .where(
-            run_events.c.tenant_id == tenant_id,
-            run_events.c.user_id == user_id,
-            run_events.c.client_id == client_id,
-            run_events.c.id > after_id,
-            run_events.c.id <= to_id,
-            run_events.c.start_id.is_(None),
-        )
-        .order_by(run_events.c.id)
-        .limit(limit)
+    where = (
+        run_events.c.tenant_id == tenant_id,
+        run_events.c.user_id == user_id,
+        run_events.c.client_id == client_id,
+        run_events.c.id > after_id,
+        run_events.c.id <= to_id,
+        run_events.c.start_id.is_(None),
     )
-    return [_events(row) for row in await tx.execute(query)]
+    query = _page(tx, where, [run_events.c.id]).order_by(run_events.c.id)
+    return _read_page([tuple(row) for row in await tx.execute(query, _limits(limit))], limit)
 
 
 _start_id = case((run_events.c.start_id == 0, run_events.c.id), else_=run_events.c.start_id)
@@ -269,22 +306,19 @@ async def events_in_order(
     *,
     to_id: int,
     limit: int,
-) -> list[LoggedEvents]:
+) -> LogPage:
     is_of_shown = and_(_start_id == cursor.start_id, run_events.c.id > cursor.row)
-    query = (
-        select(*_EVENTS)
-        .where(
-            run_events.c.tenant_id == tenant_id,
-            run_events.c.user_id == user_id,
-            run_events.c.client_id == client_id,
-            run_events.c.id > cursor.floor,
-            run_events.c.id <= to_id,
-            or_(_start_id > cursor.start_id, is_of_shown),
-        )
-        .order_by(_start_id, run_events.c.id)
-        .limit(limit)
+    where = (
+        run_events.c.tenant_id == tenant_id,
+        run_events.c.user_id == user_id,
+        run_events.c.client_id == client_id,
+        run_events.c.id > cursor.floor,
+        run_events.c.id <= to_id,
+        or_(_start_id > cursor.start_id, is_of_shown),
     )
-    return [_events(row) for row in await tx.execute(query)]
+    order = _start_id, run_events.c.id
+    query = _page(tx, where, order).order_by(*order)
+    return _read_page([tuple(row) for row in await tx.execute(query, _limits(limit))], limit)
 
 
 _ATTEMPT = PreparedStatement(
@@ -357,24 +391,23 @@ async def running_attempts(
     return [StartedAttempt(*row) for row in await _RUNNING_ATTEMPTS.tuples(tx, values)]
 
 
-_OF_JOB = PreparedStatement(
-    lambda tx: (
-        select(*_EVENTS)
-        .where(
-            run_events.c.tenant_id == bindparam("of_tenant"),
-            run_events.c.job_id == bindparam("of_job"),
-            run_events.c.id > bindparam("after_id", type_=BigInteger),
-        )
-        .order_by(run_events.c.id)
+def _of_job(tx: Tx) -> Select[Any]:
+    where = (
+        run_events.c.tenant_id == bindparam("of_tenant"),
+        run_events.c.job_id == bindparam("of_job"),
+        run_events.c.id > bindparam("after_id", type_=BigInteger),
     )
-)
+    return _page(tx, where, [run_events.c.id]).order_by(run_events.c.id)
+
+
+_OF_JOB = PreparedStatement(_of_job)
 
 
 async def events_of_job(
-    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0
-) -> list[LoggedEvents]:
-    values = {"of_tenant": tenant_id, "of_job": job_id, "after_id": after_id}
-    return [_events(row) for row in await _OF_JOB.tuples(tx, values)]
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int
+) -> LogPage:
+    values = {"of_tenant": tenant_id, "of_job": job_id, "after_id": after_id, **_limits(limit)}
+    return _read_page(await _OF_JOB.tuples(tx, values), limit)
 
 
 async def records_of(

@@ -290,7 +290,7 @@ class WorkflowJobEvents:
         self._progress = LoggedProgress(job.asked.prompt)
         self._clock = asyncio.get_running_loop().time
         self._told_at: dict[str, float] = {}
-        self._row = 0
+        self._row, self._has_more = 0, False
         self._status: tuple[str, int | None] | None = None
         self._outputs_told: set[str] = set()
         self._watch: PreviewWatch | None = None
@@ -321,6 +321,8 @@ class WorkflowJobEvents:
             elif self._clock() - said_at >= HEARTBEAT_SECONDS:
                 said_at = self._clock()
                 yield ": still there\n\n"
+            if self._has_more:
+                continue
             if not self._job.status.is_active:
                 yield "".join(await run_shielded(self._end()))
                 return
@@ -329,7 +331,8 @@ class WorkflowJobEvents:
     async def _read(self) -> list[str]:
         """What is new."""
         plane, caller = self._call.plane, self._call.caller
-        self._job, rows = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
+        self._job, page = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
+        rows, self._has_more = page
         told: list[str] = []
         facts = JobFacts()
         if self._job.status.is_active or any(map(names_files, rows)):
