@@ -1,9 +1,10 @@
-"""What a control plane costs while nothing happens: CPU and memory, alone and with waiting workers.
+"""Measures what a control plane costs while it is idle: CPU and memory, alone and with waiting
+workers.
 
     make bench        or        python bench/idle.py [--polls 10000] [--seconds 20] [--before PATH] [--quick]
 
-Workers wait over sockets of their own, each with its key, and ask again when they are answered, as real
-ones do. CPU and memory are those of the server's process.
+Each worker waits over its own socket, with its own key, and polls again after each answer, as real
+workers do. CPU and memory are those of the server's process.
 """
 
 import argparse
@@ -46,7 +47,8 @@ WAIT_SECONDS = 5 if is_quick() else 60
 SETTLE_SECONDS = 0.5 if is_quick() else 6.0
 ALL_WAIT_SECONDS_MAX = 300
 SPARE_FILES = 500
-# Not all at once: those that are just being let in take more than those that wait.
+# Connections are opened at this rate, because one that is being opened costs more than one that
+# waits.
 OPENED_PER_SECOND = 200
 AGAIN_SECONDS = 0.5 if is_quick() else 5.0
 
@@ -66,7 +68,7 @@ class Idle:
 
 
 class Waiter(asyncio.Protocol):
-    """One worker that polls as long as it is connected."""
+    """A worker that polls as long as it is connected."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -83,7 +85,7 @@ class Waiter(asyncio.Protocol):
         length = re.search(rb"content-length: (\d+)", head, re.I)
         if length and len(body) >= int(length[1]):
             is_good, self._answer = head.startswith(b"HTTP/1.1 200"), b""
-            # After an empty answer it polls again later, as a worker would.
+            # After an error it polls again later, as a worker would.
             pause = 0.0 if is_good else AGAIN_SECONDS
             asyncio.get_running_loop().call_later(pause, self._ask)
 
@@ -94,9 +96,9 @@ class Waiter(asyncio.Protocol):
 
 def _request(url: str, endpoint: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
     content = json.dumps(body).encode()
-    given = {"Host": urlsplit(url).netloc, "Content-Type": "application/json", **headers}
+    all_headers = {"Host": urlsplit(url).netloc, "Content-Type": "application/json", **headers}
     lines = [f"POST /api/worker/{endpoint} HTTP/1.1", f"Content-Length: {len(content)}"]
-    lines += [f"{name}: {text}" for name, text in given.items()]
+    lines += [f"{name}: {text}" for name, text in all_headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
 
 
@@ -110,7 +112,7 @@ def call_json(url: str, path: str, body: dict[str, Any], method: str = "POST") -
 
 
 def fleet_at(url: str) -> None:
-    """Creates a fleet with a workflow to wait for."""
+    """Creates a fleet with a workflow, so that workers have something to wait for."""
     call_json(url, "/api/admin/fleets", {"slug": "gpus", "stage": "production"})
     prompt = {"1": {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}}
     workflow = {"slug": "draw", "document": prompt, "properties": [], "output_node_id": "1"}
@@ -120,14 +122,14 @@ def fleet_at(url: str) -> None:
 
 
 async def registered(url: str, database: str, number: int) -> list[str]:
-    """Inserts workers of the one fleet as rows; returns their keys, by number."""
-    keys = [sha256(f"{url} {each}".encode()).hexdigest() for each in range(number)]
+    """Inserts workers of the one fleet as rows, and returns their keys, by number."""
+    keys = [sha256(f"{url} {index}".encode()).hexdigest() for index in range(number)]
     now, central = utc_now(), open_database(database)
     async with central.transaction() as tx:
         fleet_id = await tx.scalar(select(fleets.c.id))
         rows = [
             {
-                "worker_id": f"gpu-{each}",
+                "worker_id": f"gpu-{index}",
                 "key_hash": hash_key(key),
                 "fleet_id": fleet_id,
                 "registration_source": "fleet",
@@ -140,7 +142,7 @@ async def registered(url: str, database: str, number: int) -> list[str]:
                 "last_seen_at": now,
                 "created_at": now,
             }
-            for each, key in enumerate(keys)
+            for index, key in enumerate(keys)
         ]
         for start in range(0, number, ROWS_AT_ONCE):
             await tx.execute(insert(workers), rows[start : start + ROWS_AT_ONCE])
@@ -155,19 +157,19 @@ def _place(url: str) -> tuple[str, int]:
 
 def waiting_at(url: str) -> int:
     with urllib.request.urlopen(f"{url}/metrics") as answer:  # noqa: S310
-        found = re.search(rb"^comfyfleet_waiting_polls (\S+)", answer.read(), re.M)
-    return int(float(found[1])) if found else 0
+        match = re.search(rb"^comfyfleet_waiting_polls (\S+)", answer.read(), re.M)
+    return int(float(match[1])) if match else 0
 
 
 @asynccontextmanager
 async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
-    """All of them are waiting when the block begins."""
+    """Opens a waiting poll for each key. All of them are waiting when the block begins."""
     loop, transports = asyncio.get_running_loop(), []
     for number, key in enumerate(keys):
         body = {"worker_id": f"gpu-{number}", "wait_seconds": WAIT_SECONDS, "held": []}
         request = _request(url, "poll", body, {"Authorization": f"Bearer {key}"})
-        made, _ = await loop.create_connection(partial(Waiter, request), *_place(url))
-        transports.append(made)
+        transport, _ = await loop.create_connection(partial(Waiter, request), *_place(url))
+        transports.append(transport)
         await asyncio.sleep(1 / OPENED_PER_SECOND)
     deadline = time.monotonic() + ALL_WAIT_SECONDS_MAX
     while (count := await asyncio.to_thread(waiting_at, url)) < 0.99 * len(keys):
@@ -175,15 +177,15 @@ async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
             raise SystemExit(f"only {count} of {len(keys)} wait: too few cores for so many")
         await asyncio.sleep(1)
     yield
-    for each in transports:
-        each.abort()
+    for transport in transports:
+        transport.abort()
 
 
 async def cpu_percent(server: ServerProcess, seconds: float) -> float:
     await asyncio.sleep(SETTLE_SECONDS)
-    begun, at = server.cpu_seconds(), time.monotonic()
+    cpu_before, at = server.cpu_seconds(), time.monotonic()
     await asyncio.sleep(seconds)
-    return 100 * (server.cpu_seconds() - begun) / (time.monotonic() - at)
+    return 100 * (server.cpu_seconds() - cpu_before) / (time.monotonic() - at)
 
 
 async def measured(server: ServerProcess, database: str, polls: int, seconds: float) -> Idle:
@@ -191,18 +193,20 @@ async def measured(server: ServerProcess, database: str, polls: int, seconds: fl
     await asyncio.to_thread(fleet_at, server.url)
     keys = await registered(server.url, database, polls)
     async with waiters(server.url, keys[:FEW_POLLS]):
-        # As long as they wait: each is let in, and looked at, once in that time or twice.
+        # In one wait interval, each worker is accepted and checked once or twice.
         few = await cpu_percent(server, WAIT_SECONDS)
     await asyncio.sleep(SETTLE_SECONDS)
     async with waiters(server.url, keys):
-        # The same: what is left behind by each that asks anew would show.
+        # The same interval, in which each worker polls again, so anything left behind by a poll
+        # would show.
         many_percent, many = await cpu_percent(server, WAIT_SECONDS), server.memory_bytes()
     return Idle(alone_percent, few, alone / 1e6, many_percent, many / 1e6, polls)
 
 
 @contextmanager
 def server_of(tree: Path, data: Path, urls: list[str]) -> Iterator[ServerProcess]:
-    """`serve` on PostgreSQL; otherwise everything on this machine, without a worker."""
+    """Yields the server of a tree: `serve` on PostgreSQL, or `up` without a worker if there are no
+    databases."""
     command, environ = control_plane(tree, data, urls)
     if not urls:
         program = tree / ".venv/bin/comfyfleet"
@@ -216,7 +220,7 @@ def main(polls: int, seconds: float, databases: list[str], before: Path | None) 
     exit_on_sigterm()
     trees = {"before": before.resolve()} if before else {}
     trees["now"] = ROOT
-    found: dict[tuple[str, str], Idle] = {}
+    results: dict[tuple[str, str], Idle] = {}
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         for database in databases:
@@ -228,32 +232,32 @@ def main(polls: int, seconds: float, databases: list[str], before: Path | None) 
                 central = urls[0] if urls else f"sqlite:///{data}/central.sqlite3"
                 with server_of(tree, data, urls) as server:
                     measure = measured(server, central, polls, seconds)
-                    found[database, side] = asyncio.run(measure)
-    print_table(found)
+                    results[database, side] = asyncio.run(measure)
+    print_table(results)
 
 
-def print_table(found: dict[tuple[str, str], Idle]) -> None:
+def print_table(results: dict[tuple[str, str], Idle]) -> None:
     table = Table(title="An idle control plane")
     for name in ("database", "version", "alone", f"{FEW_POLLS} wait", "RSS alone", "RSS, waiting"):
         table.add_column(name)
     table.add_column("per wait")
     table.add_column("all wait")
-    for (database, side), each in found.items():
+    for (database, side), idle in results.items():
         table.add_row(
             database,
             side,
-            f"{each.alone_percent:.2f}% of a core",
-            f"{each.few_percent:.2f}%",
-            f"{each.alone_mb:.0f} MB",
-            f"{each.many_mb:.0f} MB with {each.polls:,}",
-            f"{each.kb_per_poll:.1f} KB",
-            f"{each.many_percent:.0f}%",
+            f"{idle.alone_percent:.2f}% of a core",
+            f"{idle.few_percent:.2f}%",
+            f"{idle.alone_mb:.0f} MB",
+            f"{idle.many_mb:.0f} MB with {idle.polls:,}",
+            f"{idle.kb_per_poll:.1f} KB",
+            f"{idle.many_percent:.0f}%",
         )
     Console(width=120).print(table)
 
 
 def allow_files() -> int:
-    """Raises the limit of open files; returns the number of polls that it allows."""
+    """Raises the limit of open files, and returns the number of polls that it allows."""
     return raise_file_limit() - SPARE_FILES
 
 
@@ -264,12 +268,12 @@ if __name__ == "__main__":
     parser.add_argument("--database", choices=[SQLITE, POSTGRES], action="append")
     parser.add_argument("--before", type=Path, help="a tree with a .venv to compare with")
     parser.add_argument("--quick", action="store_true", help="few polls, for a second")
-    given = parser.parse_args()
-    if given.quick:
-        given.polls, given.seconds = 50, 1.0
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.polls, arguments.seconds = 50, 1.0
     main(
-        min(given.polls, allow_files()),
-        given.seconds,
-        given.database or [SQLITE, POSTGRES],
-        given.before,
+        min(arguments.polls, allow_files()),
+        arguments.seconds,
+        arguments.database or [SQLITE, POSTGRES],
+        arguments.before,
     )

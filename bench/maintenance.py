@@ -1,4 +1,5 @@
-"""Reconcile with 100,000 queued, and leases while 1,000,000 old rows are removed, on PostgreSQL.
+"""Measures reconcile with 100,000 queued jobs, and leases while 1,000,000 old rows are deleted, on
+PostgreSQL.
 
 make bench        or        python bench/maintenance.py [ROWS] [--quick]
 """
@@ -43,21 +44,22 @@ AUDIT = """
 
 
 async def remove_all(context: JobContext) -> int:
-    """Repeats the sweep, pass after pass, until nothing old is left."""
+    """Repeats the sweep until no old rows remain."""
     total = 0
-    while gone := (await delete_expired_rows(context))["audit"]:
-        total += gone
+    while deleted := (await delete_expired_rows(context))["audit"]:
+        total += deleted
     return total
 
 
 async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float]:
-    """How long each lease took, in milliseconds; as many a second as in a fleet of a thousand."""
+    """Returns the duration of each lease in milliseconds. It takes as many per second as a fleet of
+    a thousand workers."""
     took: list[float] = []
     while goes_on() and len(took) < QUEUED // 2:
         await asyncio.sleep(0.002)
-        begun = perf_counter()
+        begin = perf_counter()
         assert await context.queue.lease(waiter(), wait_seconds=0)
-        took.append((perf_counter() - begun) * 1000)
+        took.append((perf_counter() - begin) * 1000)
     return took
 
 
@@ -83,18 +85,18 @@ async def main(url: str, folder: Path) -> None:
         await fill(JOBS, QUEUED, is_central=False)
         await fill(DISPATCHES, QUEUED, is_central=True)
         clock.now = START + timedelta(minutes=5)
-        begun = perf_counter()
+        begin = perf_counter()
         repairs = await reconcile(context)
-        print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")
+        print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begin:.1f} s")
         await fill(AUDIT, OLD, is_central=True)
         until = perf_counter() + ALONE_SECONDS
         print(speed_text("alone", await leases(context, lambda: perf_counter() < until)))
-        begun = perf_counter()
-        removing = asyncio.create_task(remove_all(context))
+        begin = perf_counter()
+        deletion = asyncio.create_task(remove_all(context))
         print(
-            speed_text("while rows are removed", await leases(context, lambda: not removing.done()))
+            speed_text("while rows are removed", await leases(context, lambda: not deletion.done()))
         )
-        print(f"removed: {await removing:,} in {perf_counter() - begun:.0f} s")
+        print(f"removed: {await deletion:,} in {perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What ComfyServer costs: 200 runs of a 20 ms prompt, against a bare loop on the same server.
+"""Measures ComfyServer's overhead: 200 runs of a 20 ms prompt, against a bare loop on the same
+server.
 
-The bare loop posts each prompt and waits on its websocket for the run's last message: the least
-that any client must do. Rounds alternate; the median of each side counts.
+The bare loop posts each prompt and waits on its websocket for the run's last message, which is the
+least that any client must do. Rounds alternate, and the median of each side counts.
 
-Where COMFYUI_URL names a real ComfyUI, the same bare loop also runs a trivial prompt there and on the
-built-in engine: what the engine itself costs per prompt.
+If COMFYUI_URL names a real ComfyUI, the same bare loop also runs a trivial prompt there and on the
+built-in engine, to compare the time per prompt of the two.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ Round = Callable[[str], Awaitable[float]]
 
 
 def prompt(step_ms: int = STEP_MS) -> dict[str, Any]:
-    """One step on a picture with a new color each time, so that nothing is cached."""
+    """Returns a prompt with one step on a picture that has a new color each time, so that nothing
+    is cached."""
     picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
     steps = {"steps": 1, "step_ms": step_ms, "previews": False, "image": ["1", 0]}
     return {
@@ -43,7 +45,7 @@ def prompt(step_ms: int = STEP_MS) -> dict[str, Any]:
 
 
 def trivial() -> dict[str, Any]:
-    """A preview of one pixel with a new color."""
+    """Returns a prompt that previews one pixel of a new color."""
     picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
     return {
         "1": {"class_type": "EmptyImage", "inputs": picture},
@@ -96,7 +98,7 @@ async def measure(url: str, context: dict[str, Round]) -> dict[str, list[float]]
 
 
 def table(seconds: dict[str, list[float]]) -> float:
-    """Prints the table; returns how many times as long ours takes."""
+    """Prints the table, and returns the ratio of ComfyServer's time to the bare loop's."""
     print(f"{RUNS} runs of {STEP_MS} ms, {ROUNDS} alternating rounds\n")
     print(f"{'':12}{'median s':>10}{'ms a run':>10}   rounds")
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -120,11 +122,11 @@ async def beside_real(engine_url: str, real_url: str) -> None:
 
 def main() -> int:
     real_url = os.environ.get("COMFYUI_URL")
-    with serve_in_thread() as served:
-        seconds = asyncio.run(measure(served.url, {"bare loop": bare, "ComfyServer": ours}))
+    with serve_in_thread() as engine:
+        seconds = asyncio.run(measure(engine.url, {"bare loop": bare, "ComfyServer": ours}))
         ratio = table(seconds)
         if real_url:
-            asyncio.run(beside_real(served.url, real_url.rstrip("/")))
+            asyncio.run(beside_real(engine.url, real_url.rstrip("/")))
     return exit_status(is_met=ratio <= SLOWER_MAX)
 
 

@@ -1,4 +1,4 @@
-"""How fast the queue is, against pgqueuer and procrastinate in the same run.
+"""Measures how fast the queue is, next to pgqueuer and procrastinate in the same run.
 
     make bench        or        python bench/queue.py [--quick] [--rounds N] [--check]
 
@@ -10,7 +10,8 @@ import sys
 PEERS = ("pgqueuer", "procrastinate")
 
 if __name__ == "queue":
-    # Run from this folder, a bench finds this file where the standard library's queue is meant.
+    # When a benchmark runs from this folder, `import queue` finds this file instead of the standard
+    # library's module, so this file loads that one in its place.
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
     from pathlib import Path

@@ -1,12 +1,14 @@
-"""What the service costs over HTTP: CPU of the control plane's process for every route, against the version
-before and against a bare server with as many statements; latency; jobs a second; what it costs idle; and
-what several processes give.
+"""Measures the service's overhead over HTTP.
+
+It measures the CPU time of the control plane's process for every route, against the previous
+version and against a bare server with as many statements. It also measures latency, jobs per
+second, the cost of an idle server, and the gain by several processes.
 
     make bench        or        python bench/service.py [--quick] [--only submit,poll] [--before PATH] [--processes 1,2]
 
-All servers run side by side and take turns in the same run; of each the lower quartile counts. CPU is
-that of the server's own process clock, so a busy machine disturbs ratios little. Statements are counted
-on their way to PostgreSQL, without sweeps.
+All servers run next to each other and take turns in the same run. The lower quartile of each
+counts. CPU time comes from the server's own process clock, so a busy machine hardly affects the
+ratios. Statements are counted on their way to PostgreSQL, without sweeps.
 """
 
 import argparse
@@ -52,7 +54,7 @@ WARM_CYCLES = 2
 class Plan:
     trees: Mapping[str, Path]  # before and after
     databases: list[str]
-    wanted: list[str]
+    routes: list[str]
     has_floor: bool
     cycles: int
     calls: int  # of each route in a cycle
@@ -66,8 +68,9 @@ class Plan:
 
 
 async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, StatementMeter]:
-    """The statements of each version, counted by a relay; without sweeps, which would count, too."""
-    found = {}
+    """Returns the statements of each version, counted by a relay. Sweeps are turned off, because
+    they would count as well."""
+    meters = {}
     for side, tree in plan.trees.items():
         place = folder / f"relay-{side}"
         place.mkdir()
@@ -80,9 +83,9 @@ async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, 
                 meter = StatementMeter(counted, lifecycle.connections)
                 for _ in range(WARM_CYCLES):
                     await lifecycle.cycle(meter, plan.calls)
-                found[side] = meter = StatementMeter(counted, lifecycle.connections)
+                meters[side] = meter = StatementMeter(counted, lifecycle.connections)
                 await lifecycle.cycle(meter, plan.calls)
-    return found
+    return meters
 
 
 def _named(relay_url: str, database_url: str) -> str:
@@ -106,7 +109,7 @@ async def measure(
             )
             lives[side], meters[side] = (
                 lifecycle,
-                CpuMeter(server, lifecycle.connections, plan.wanted),
+                CpuMeter(server, lifecycle.connections, plan.routes),
             )
         if plan.has_floor:
             url = await create_database(server_url) if database == POSTGRES else ""
@@ -115,17 +118,17 @@ async def measure(
             connections = Connections(server.url, CONNECTIONS)
             stack.callback(connections.close)
             lives[FLOOR] = BareCalls(connections)
-            meters[FLOOR] = CpuMeter(server, connections, plan.wanted)
+            meters[FLOOR] = CpuMeter(server, connections, plan.routes)
         cycles = plan.cycles if CPU in plan.parts else 0
         for number in range(WARM_CYCLES + cycles):
             if number == WARM_CYCLES:
                 for meter in meters.values():
                     meter.samples.clear()
-            for side, each in lives.items():
-                await each.cycle(meters[side], plan.calls)
+            for side, calls in lives.items():
+                await calls.cycle(meters[side], plan.calls)
         if cycles:
             figures.cpu[database] = {side: meter.samples for side, meter in meters.items()}
-        planes = {side: each for side, each in lives.items() if isinstance(each, JobLifecycle)}
+        planes = {side: calls for side, calls in lives.items() if isinstance(calls, JobLifecycle)}
         await _timed(plan, database, planes, meters, figures)
 
 
@@ -157,17 +160,18 @@ async def _timed(
     runs = figures.throughput[database] = {side: [] for side in planes}
     for _ in range(plan.throughput_rounds):
         for side, lifecycle in planes.items():
-            one = throughput(
+            result = throughput(
                 meters[side].server, lifecycle, jobs=plan.throughput_jobs, clients=8, workers=16
             )
-            runs[side].append(await one)
+            runs[side].append(await result)
 
 
 async def compare_process_counts(
     plan: Plan, server_url: str, folder: Path
 ) -> list[ProcessComparison]:
-    """The same load on one process and on several, with their waits in the database."""
-    found = []
+    """Runs the same load on different numbers of processes, and returns the results with the waits
+    in the database."""
+    comparisons = []
     for count in plan.processes:
         urls = [await create_database(server_url) for _ in range(2)]
         command, environ = control_plane(
@@ -176,22 +180,22 @@ async def compare_process_counts(
         async with running_control_plane(command, environ, plan.calls) as (server, lifecycle):
             jobs = plan.throughput_jobs
             await throughput(server, lifecycle, jobs=jobs // 5, clients=16, workers=32)
-            async with watched(server_url) as (waits, looks):
-                one = await throughput(server, lifecycle, jobs=jobs, clients=16, workers=32)
-            found.append(ProcessComparison(count, one, looks[0], waits))
-    return found
+            async with watched(server_url) as (waits, samples):
+                result = await throughput(server, lifecycle, jobs=jobs, clients=16, workers=32)
+            comparisons.append(ProcessComparison(count, result, samples[0], waits))
+    return comparisons
 
 
 def main() -> None:
     exit_on_sigterm()
-    given = _options().parse_args()
-    wanted = [each.strip().replace("_", " ") for each in given.only.split(",")]
-    if unknown := [each for each in wanted if not any(r.startswith(each) for r in ROUTES)]:
+    arguments = _options().parse_args()
+    prefixes = [word.strip().replace("_", " ") for word in arguments.only.split(",")]
+    if unknown := [prefix for prefix in prefixes if not any(r.startswith(prefix) for r in ROUTES)]:
         raise SystemExit(f"--only: no route {unknown[0]!r}; there are {', '.join(ROUTES)}")
     figures = Figures()
     with (
-        baseline_at(given.before)
-        if not (given.no_before or (given.quick and not given.before))
+        baseline_at(arguments.before)
+        if not (arguments.no_before or (arguments.quick and not arguments.before))
         else nullcontext() as tree,
         running_postgres(durable=True) as url,
         tempfile.TemporaryDirectory(prefix="comfyfleet-service-") as folder,
@@ -199,33 +203,34 @@ def main() -> None:
         trees = {BEFORE: tree, AFTER: ROOT} if tree else {AFTER: ROOT}
         plan = Plan(
             trees=trees,
-            databases=given.databases.split(","),
-            wanted=[route for route in ROUTES if route.startswith(tuple(wanted))],
-            has_floor=not given.no_floor,
-            cycles=given.cycles or (2 if given.quick else 20),
-            calls=10 if given.quick else 40,
-            latency_jobs=5 if given.quick else 150,
-            throughput_jobs=20 if given.quick else 500,
-            throughput_rounds=1 if given.quick else 3,
-            idle_polls=50 if given.quick else 10_000,
-            idle_seconds=1 if given.quick else 20,
-            processes=[int(each) for each in given.processes.split(",") if each],
-            parts=[each for each in given.parts.split(",") if each],
+            databases=arguments.databases.split(","),
+            routes=[route for route in ROUTES if route.startswith(tuple(prefixes))],
+            has_floor=not arguments.no_floor,
+            cycles=arguments.cycles or (2 if arguments.quick else 20),
+            calls=10 if arguments.quick else 40,
+            latency_jobs=5 if arguments.quick else 150,
+            throughput_jobs=20 if arguments.quick else 500,
+            throughput_rounds=1 if arguments.quick else 3,
+            idle_polls=50 if arguments.quick else 10_000,
+            idle_seconds=1 if arguments.quick else 20,
+            processes=[int(count) for count in arguments.processes.split(",") if count],
+            parts=[part for part in arguments.parts.split(",") if part],
         )
         if plan.parts:
-            asyncio.run(_run(plan, url, Path(folder), figures, given.statements))
+            asyncio.run(_run(plan, url, Path(folder), figures, arguments.statements))
         figures.several = asyncio.run(compare_process_counts(plan, url, Path(folder)))
-    print_tables(console, figures, plan.wanted)
-    if given.json:
-        given.json.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
+    print_tables(console, figures, plan.routes)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
 
 
-async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_told: bool) -> None:
+async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_printed: bool) -> None:
     meters = await statements_of(plan, url, folder)
     figures.statements = {side: meter.statements() for side, meter in meters.items()}
-    if is_told:
+    if is_printed:
         _print_statements(plan, meters[AFTER])
-    # The floor has the statements of the version before: what could be had without changing them.
+    # The bare server sends the statements of the previous version, so it shows what is possible
+    # without changing them.
     profile = json.dumps(
         {
             route.replace(" ", "_").replace(",", ""): kinds
@@ -237,7 +242,7 @@ async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_told: bo
 
 
 def _print_statements(plan: Plan, meter: StatementMeter) -> None:
-    for route in plan.wanted:
+    for route in plan.routes:
         console.rule(f"{route}, {meter.calls[route]} calls")
         for text in meter.texts[route]:
             console.print(" ".join(text.split())[:200], markup=False, highlight=False)
@@ -249,12 +254,18 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--only", default="", help="routes, such as submit,poll")
     options.add_argument("--databases", default=f"{SQLITE},{POSTGRES}")
     options.add_argument("--parts", default=",".join(PARTS))
-    options.add_argument("--processes", default="", help="also on so many, such as 1,2")
+    options.add_argument(
+        "--processes", default="", help="also run with these numbers of processes, such as 1,2"
+    )
     options.add_argument("--cycles", type=int, help="rounds over all routes")
-    options.add_argument("--before", type=Path, help="a tree of the version before, with its .venv")
-    options.add_argument("--no-before", action="store_true", help="this tree alone")
+    options.add_argument(
+        "--before", type=Path, help="a tree of the previous version, with its .venv"
+    )
+    options.add_argument("--no-before", action="store_true", help="measure this tree only")
     options.add_argument("--no-floor", action="store_true")
-    options.add_argument("--statements", action="store_true", help="show what is sent, by route")
+    options.add_argument(
+        "--statements", action="store_true", help="show the statements of each route"
+    )
     options.add_argument("--json", type=Path, metavar="FILE")
     return options
 

@@ -1,10 +1,11 @@
-"""What routes cost when a tenant has had a million jobs, against one that has had few.
+"""Measures what routes cost for a tenant with a million jobs, against a tenant with few.
 
     python bench/service_scale.py [JOBS] [--only sqlite|postgres] [--rounds N] [--quick]
     python bench/service_scale.py --memory 50000
 
-Both control planes are in this process and are asked in turn, so that a busy machine is busy for both.
-CPU is this process's own, without what an empty answer costs. Read: rows on PostgreSQL, steps on SQLite.
+Both control planes are in this process and are called in turn, so a busy machine affects both. CPU
+time is that of this process, without the cost of an empty answer. The columns "read" count rows on
+PostgreSQL and steps on SQLite.
 """
 
 import argparse
@@ -47,22 +48,23 @@ def main() -> None:
     options.add_argument("--only", choices=("sqlite", "postgres"))
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument(
-        "--memory", type=int, help="so many jobs go through a server; does it grow?"
+        "--memory", type=int, help="run this many jobs through a server, and measure its memory"
     )
     options.add_argument("--quick", action="store_true", help="few jobs, one round")
-    given = options.parse_args()
-    if given.quick:
-        given.jobs, given.rounds = 2 * FEW, 2
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.jobs, arguments.rounds = 2 * FEW, 2
     for kind in ("sqlite", "postgres"):
-        if given.only in (None, kind):
+        if arguments.only in (None, kind):
             server = running_postgres() if kind == "postgres" else nullcontext()
             with server as url, tempfile.TemporaryDirectory() as folder:
-                act = memory if given.memory else compare
-                asyncio.run(act(Databases(Path(folder), url), Path(folder), given, kind))
+                act = memory if arguments.memory else compare
+                asyncio.run(act(Databases(Path(folder), url), Path(folder), arguments, kind))
 
 
 async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> None:
-    """Resident memory of a separate server after each tenth. The first fills the caches."""
+    """Prints the resident memory of a separate server after each tenth of the jobs. The first tenth
+    fills the caches."""
     table = Table("jobs", "MB", "bytes a job since the first tenth", title=f"{kind}, memory")
     url, tenth = databases.server_url, given.memory // 10
     urls = [await create_database(url) for _ in range(2)] if url else []
@@ -86,19 +88,17 @@ async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> 
         many = await stack.enter_async_context(
             control_plane_with_jobs(databases, folder / "many", given.jobs)
         )
-        read = [await each.read_by_route() for each in (few, many)]
-        turn = (
-            asyncio.Lock()
-        )  # whoever has waited longer has it next: they alternate, route by route
-        costs = [Costs(each, turn) for each in (few, many)]
+        read = [await filled.read_by_route() for filled in (few, many)]
+        turn = asyncio.Lock()  # The lock is fair, so the two alternate, route by route.
+        costs = [Costs(filled, turn) for filled in (few, many)]
         for _ in range(given.rounds):
-            await asyncio.gather(*(each.measure() for each in costs))
+            await asyncio.gather(*(cost.measure() for cost in costs))
     table = Table(
         "route", "CPU ms", "after", "ratio", "read", "after", "pages", "after", title=kind
     )
     for name in read[0]:
-        before, after = (each.typical(name) for each in costs)
-        rows, pages = ([_sums(each[name])[part] for each in read] for part in (0, 1))
+        before, after = (cost.typical(name) for cost in costs)
+        rows, pages = ([_sums(reads[name])[part] for reads in read] for part in (0, 1))
         worse = after > GROWTH_MAX * before or rows[1] > GROWTH_MAX * rows[0] + 100
         cells = [name, f"{before * 1000:.2f}", f"{after * 1000:.2f}", f"{after / before:.2f}"]
         table.add_row(*cells, *map(str, rows), *map(str, pages), style="red" if worse else None)
@@ -106,32 +106,32 @@ async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> 
 
 
 def _sums(reads: list[Read]) -> tuple[int, int]:
-    return sum(each.rows for each in reads), sum(each.pages for each in reads)
+    return sum(read.rows for read in reads), sum(read.pages for read in reads)
 
 
 class Costs:
-    """CPU seconds by route."""
+    """Measures the CPU seconds of one control plane, by route."""
 
     def __init__(self, filled: FilledControlPlane, turn: asyncio.Lock) -> None:
         self.filled = filled
         self.turn = turn
-        self.taken: dict[str, list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
 
     async def measure(self) -> None:
         async def noted(name: str, act: Callable[[], Awaitable[Any]]) -> Any:
             async with self.turn:
-                begun = process_time()
+                begin = process_time()
                 answer = await act()
-                self.taken.setdefault(name, []).append(process_time() - begun)
+                self.seconds.setdefault(name, []).append(process_time() - begin)
                 return answer
 
         await noted("nothing", self.filled.nothing)
         await self.filled.each_route(noted)
 
     def typical(self, name: str) -> float:
-        """The lower quartile, because disturbances only add."""
+        """Returns the lower quartile, because disturbances only add time."""
         quartile, nothing = (
-            statistics.quantiles(self.taken[each], n=4)[0] for each in (name, "nothing")
+            statistics.quantiles(self.seconds[route], n=4)[0] for route in (name, "nothing")
         )
         return max(quartile - nothing, 1e-6)
 

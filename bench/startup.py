@@ -1,8 +1,9 @@
-"""What it takes to start: `import comfyfleet.workflow` and `comfyfleet --help`, against a Python that does nothing.
+"""Measures startup: `import comfyfleet.workflow` and `comfyfleet --help`, against a Python that
+does nothing.
 
-Each is a fresh process, with bytecode at hand as after an installation; the three take turns, and the
-median counts. What is judged is what comes on top of Python's own start. Where the CPU time is much less
-than the time, the machine was busy with something else.
+Each is a new process, with cached bytecode as after an installation. The three take turns, and the
+median counts. The limits apply to the time in addition to Python's own startup. If the CPU time is
+much lower than the time, the machine was busy with something else.
 """
 
 import os
@@ -19,7 +20,7 @@ from support import exit_status, is_quick
 
 ROUNDS = 2 if is_quick() else 15
 BARE = ("-c", "pass")
-# Seconds on top of a bare start, at most.
+# The maximum of seconds in addition to a bare startup.
 MEASURED = {
     "import comfyfleet.workflow": (("-c", "import comfyfleet.workflow"), 0.15),
     "comfyfleet --help": (("-m", "comfyfleet", "--help"), 0.25),
@@ -27,13 +28,15 @@ MEASURED = {
 
 
 def main() -> None:
-    commands = {"python -c pass": BARE} | {name: each for name, (each, _) in MEASURED.items()}
+    commands = {"python -c pass": BARE} | {
+        name: arguments for name, (arguments, _) in MEASURED.items()
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         for arguments in commands.values():
-            spent(arguments, environ)  # writes the bytecode
+            spent(arguments, environ)  # the first run writes the bytecode
         for _ in range(ROUNDS):
             for name, arguments in commands.items():
                 times[name].append(spent(arguments, environ))
@@ -42,12 +45,13 @@ def main() -> None:
 
 
 def spent(arguments: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds, and seconds of CPU."""
-    began = time.perf_counter()
+    """Returns the seconds, and the seconds of CPU time, that a process with these arguments
+    takes."""
+    begin = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environ)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0
-    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
 
 
 def median(times: list[tuple[float, float]]) -> tuple[float, float]:
@@ -56,7 +60,7 @@ def median(times: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def show(medians: dict[str, tuple[float, float]]) -> bool:
-    """Prints the table; returns whether all of it is fast enough."""
+    """Prints the table, and returns whether all times are within their limits."""
     columns = ("start", "ms", "CPU ms", "on top of Python", "at most")
     table = Table(*columns, title=f"median of {ROUNDS}")
     bare, _ = medians["python -c pass"]
@@ -65,7 +69,7 @@ def show(medians: dict[str, tuple[float, float]]) -> bool:
         _, limit = MEASURED.get(name, (BARE, 0.0))
         is_fast = is_fast and seconds - bare <= limit
         figures = (seconds, cpu, seconds - bare, limit)
-        table.add_row(name, *(f"{each * 1000:.0f}" for each in figures))
+        table.add_row(name, *(f"{figure * 1000:.0f}" for figure in figures))
     Console().print(table)
     return is_fast
 

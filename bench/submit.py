@@ -1,4 +1,4 @@
-"""How fast jobs are taken in, and how fast media are shown however many jobs there are.
+"""Measures how fast jobs are submitted, and how fast media are listed while there are many jobs.
 
     make bench        or        python bench/submit.py [--quick] [--rounds N] [--check]
 

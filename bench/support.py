@@ -1,4 +1,5 @@
-"""Shared by benches: child processes that end with them, a control plane on a free port, and calls to it."""
+"""Helpers for all benchmarks: child processes that end with them, a control plane on a free port,
+and calls to it."""
 
 import os
 import re
@@ -24,17 +25,19 @@ END_SECONDS_MAX = 300
 
 
 def is_quick() -> bool:
-    """Whether only the smallest load is wanted, to see that the benchmark runs.
+    """Checks whether the smallest load was requested, which only tests that the benchmark runs.
 
-    Its figures say nothing, so no limit is judged.
+    Its figures mean nothing, so no limit is judged.
     """
     return "--quick" in sys.argv
 
 
 def exit_status(*, is_met: bool) -> int:
-    """Returns the exit status of a benchmark, which is the same for all: 1 only with `--check`, if an aim was missed.
+    """Returns the exit status of a benchmark, in the same way for all: 1 only with `--check`, if a
+    limit was missed.
 
-    So `make bench` runs to its end whatever the figures are. The figures of `--quick` are never judged.
+    Without `--check`, `make bench` runs to its end whatever the figures are. The figures of
+    `--quick` are never judged.
     """
     if is_met or is_quick():
         return 0
@@ -51,12 +54,12 @@ def exit_on_sigterm() -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not cut the cleaning up short
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     sys.exit(128 + number)
 
 
 def raise_file_limit() -> int:
-    """Lets this process open as many files as the system allows; returns their number."""
+    """Lets this process open as many files as the system allows, and returns their number."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -82,14 +85,15 @@ def process(*command: str | Path, **environ: str) -> Iterator["subprocess.Popen[
 
 def first_url(child: "subprocess.Popen[str]") -> str:
     assert child.stdout is not None
-    found = re.search(r"http://\S+:\d+", child.stdout.readline())
-    assert found
-    return found[0]
+    match = re.search(r"http://\S+:\d+", child.stdout.readline())
+    assert match
+    return match[0]
 
 
 @contextmanager
 def control_plane(folder: Path, **environ: str) -> Iterator[tuple[str, httpx.Client]]:
-    """On its embedded defaults: SQLite, and local files. Yields its URL and its operator's client."""
+    """Runs a control plane with its default SQLite databases and local files. Yields its URL and an
+    operator's client."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder, "--log-level", "error")
