@@ -56,7 +56,7 @@ async def adds_up(pool: Database) -> bool:
 async def test_a_payment_is_credited_once(pool: Database) -> None:
     assert await pay(pool, 100) == (100, True)
     assert await pay(pool, 100) == (100, False)
-    with pytest.raises(Conflict, match="credited before, with 100 tokens and not 999"):
+    with pytest.raises(Conflict, match="credited before, with 100 tokens, not 999"):
         await pay(pool, 999)
     assert await pay(pool, 5, "pi_2") == (105, True)
     assert await types(pool) == ["PAYMENT_CREDIT", "PAYMENT_CREDIT"]
@@ -351,7 +351,7 @@ async def test_a_wallet_that_is_not_the_sum_is_found(pool: Database) -> None:
         [drift] = await ledger.verify(tx)
         assert await ledger.verify(tx, UUID(int=9)) == []
     assert (drift.fault, drift.user_id) == (Fault.BALANCE, ADA)
-    assert drift.message == "the balance is 99, and the transactions add up to 100"
+    assert drift.message == "the balance is 99, but the transactions add up to 100"
 
 
 async def test_transactions_without_their_wallet_are_found(pool: Database) -> None:

@@ -53,7 +53,7 @@ async def test_a_playlist_that_was_never_linked_is_no_input_of_a_graph(
     file_id = await ada.upload(PLAYLIST, filename="x.m3u8", content_type="video/mp4")
     refused = await run_with(ada, {"file_id": file_id}, "video")
     assert refused.status_code == 422, refused.text
-    assert "no media that we know" in refused.text
+    assert "an unknown type" in refused.text
     assert (await row_of(effect_setup, ada, file_id)).is_announced
 
 

@@ -1,4 +1,3 @@
-"""Stored files of a tenant, and the media of its users: pictures, videos, sound.
+"""Stored files of a tenant, and its users' media: images, videos and audio.
 
-Internal: may change without notice.
-"""
+Internal: may change without notice."""

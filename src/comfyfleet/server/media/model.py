@@ -1,4 +1,5 @@
-"""Stored files with their keys, media items of users, and media types by one canonical name each. Pure."""
+"""The model of stored files with their keys, users' media items, and media types with canonical
+names. Pure."""
 
 import base64
 import re
@@ -26,22 +27,22 @@ _ALLOWED = " .-_()[]+,=@~"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A stored file, or an announced upload, whose size and hash are None until its bytes were
-    checked."""
+    """A stored file or an announced upload. The size and hash of an announced upload are None until
+    its content has been checked."""
 
     id: UUID
     tenant_id: UUID
     disk: str  # local or s3
-    path: str  # the key in object storage; no two files share one
-    filename: str  # as its owner named it
+    path: str  # the key in object storage, which is unique
+    filename: str  # the name given by its owner
     mime_type: str
     created_at: datetime
     user_id: UUID | None = None
     size: int | None = None
-    content_hash: str | None = None  # BLAKE3 as 64 hexadecimal digits, without any prefix
+    content_hash: str | None = None  # BLAKE3 as 64 hexadecimal digits, without a prefix
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    checked_at: datetime | None = None  # when its bytes were looked at
-    kept_from: datetime | None = None  # its retention counts from here; None: from created_at
+    checked_at: datetime | None = None  # when its content was checked
+    kept_from: datetime | None = None  # start of its retention period; None means created_at
 
     @property
     def is_announced(self) -> bool:
@@ -49,7 +50,8 @@ class File:
 
     @property
     def object_keys(self) -> tuple[str, str]:
-        """Its object, and its small picture, if one was made: both go when it goes."""
+        """The keys of its object and of its thumbnail, if there is one. Both are deleted
+        together."""
         return self.path, small_key(self.path)
 
 
@@ -58,7 +60,7 @@ def check_file(file: File) -> File:
         raise InvalidInput(f"a file can't have {file.size} bytes", field="size")
     if not file.filename or len(file.filename) > FILENAME_CHARACTERS_MAX:
         raise InvalidInput(
-            f"a file name has 1 to {FILENAME_CHARACTERS_MAX} characters", field="filename"
+            f"a file name must have 1 to {FILENAME_CHARACTERS_MAX} characters", field="filename"
         )
     if file.content_hash is not None:
         check_hash(file.content_hash)
@@ -68,15 +70,15 @@ def check_file(file: File) -> File:
 def check_hash(content_hash: str) -> str:
     if not CONTENT_HASH.fullmatch(content_hash):
         raise InvalidInput(
-            "a content hash is BLAKE3, written as 64 hexadecimal digits in lower case",
+            "a content hash must be BLAKE3, as 64 lower-case hexadecimal digits",
             field="content_hash",
         )
     return content_hash
 
 
 def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
-    """Returns an upload key for an output. `delivery` is unique per lease, so a late worker
-    overwrites nothing."""
+    """Returns an upload key for an output. `delivery` is unique per lease, so a late worker can't
+    overwrite anything."""
     suffix = PurePosixPath(safe_name(name)).suffix
     # JSON may contain lone surrogates, which can't be encoded.
     plain = name.encode(errors="backslashreplace").decode()
@@ -84,7 +86,8 @@ def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
 
 
 def kept_output_key(tenant_id: UUID, job_id: UUID, file_id: UUID, suffix: str) -> str:
-    """Returns the final key of an output; no upload URL for it exists, so nobody can overwrite it."""
+    """Returns the final key of an output. There is no upload URL for it, so nobody can overwrite
+    it."""
     return f"tenants/{tenant_id}/ai-jobs/{job_id}/{file_id}{suffix}"
 
 
@@ -92,10 +95,10 @@ _OUTPUT_KEY = re.compile(r"tenants/[0-9a-f-]{36}/ai-jobs/(?P<job>[0-9a-f-]{36})/
 
 
 def job_in_key(key: str) -> UUID | None:
-    """Returns the job that made the object; None for uploads."""
-    found = _OUTPUT_KEY.match(key)
+    """Returns the job that produced the object, or None for uploads."""
+    match = _OUTPUT_KEY.match(key)
     try:
-        return UUID(found["job"]) if found else None
+        return UUID(match["job"]) if match else None
     except ValueError:
         return None
 
@@ -105,12 +108,14 @@ def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
 
 
 def part_key(key: str, number: int) -> str:
-    """Returns the key of one part of an upload; beside the upload's folder, as a name may be any."""
+    """Returns the key of a part of an upload. It is outside the upload's own folder, because the
+    file name there can be anything."""
     return f"{key.rpartition('/')[0]}.parts/{number:05d}"
 
 
 def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
-    """Returns the final key of an upload; no upload URL for it exists, so nobody can overwrite it."""
+    """Returns the final key of an upload. There is no upload URL for it, so nobody can overwrite
+    it."""
     return f"tenants/{tenant_id}/files/{file_id}/{version}{suffix}"
 
 
@@ -118,12 +123,13 @@ _SMALL_SUFFIX = ".small.webp"
 
 
 def small_key(key: str) -> str:
-    """Returns the key of the small picture of an object."""
+    """Returns the key of an object's thumbnail."""
     return f"{key}{_SMALL_SUFFIX}"
 
 
 def owner_of_small(key: str) -> str:
-    """Returns the key of the object whose small picture this is; the key itself if it is none."""
+    """Returns the key of the object that a thumbnail belongs to. Returns the key itself if it isn't
+    a thumbnail's."""
     return key.removesuffix(_SMALL_SUFFIX)
 
 
@@ -135,13 +141,13 @@ def replace_suffix(filename: str, suffix: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Returns the last part of a path with only characters that are safe in file systems, URLs and
-    shells; keeps the suffix."""
+    """Returns the last part of a path, with only those characters that are safe in file systems,
+    URLs and shells. Keeps the suffix."""
     last = re.split(r"[/\\]", unicodedata.normalize("NFC", name))[-1]
-    kept = "".join(_safe(character) for character in last).strip(" .")
-    stem, dot, suffix = kept.rpartition(".")
+    cleaned = "".join(_safe(character) for character in last).strip(" .")
+    stem, dot, suffix = cleaned.rpartition(".")
     if not dot or not stem.strip(" .") or len(suffix.encode()) > SUFFIX_BYTES_MAX:
-        stem, dot, suffix = kept, "", ""
+        stem, dot, suffix = cleaned, "", ""
     room = SAFE_NAME_BYTES_MAX - len(f"{dot}{suffix}".encode())
     return f"{_truncate(stem, room).strip(' .') or NAMELESS}{dot}{suffix}"
 
@@ -150,7 +156,7 @@ def _safe(character: str) -> str:
     kind = unicodedata.category(character)
     if kind[0] == "C":  # control characters, direction marks, surrogates
         return ""
-    # Letters, digits and the accents that belong to them, of all languages.
+    # Letters, digits and combining accents of all languages.
     return character if kind[0] in "LMN" or character in _ALLOWED else "_"
 
 
@@ -180,7 +186,7 @@ _ALIASES: Mapping[str, str] = {
     "audio/m4a": "audio/mp4",
     "application/ogg": "audio/ogg",
 }
-# Containers whose first bytes don't tell whether they have video or only audio.
+# Containers whose first bytes don't reveal whether they contain video or only audio.
 _AUDIO_CONTAINERS: Mapping[str, str] = {
     "audio/mp4": "video/mp4",
     "audio/webm": "video/webm",
@@ -189,13 +195,13 @@ _AUDIO_CONTAINERS: Mapping[str, str] = {
 
 
 def canonical_type(media_type: str) -> str:
-    """Returns the media type without parameters, in lower case, with aliases replaced."""
+    """Returns the media type in lower case, without parameters and with aliases replaced."""
     bare = media_type.partition(";")[0].strip().lower()
     return _ALIASES.get(bare, bare)
 
 
 def extension_of(media_type: str) -> str | None:
-    """Returns the file extension with its dot; None for types that are not media."""
+    """Returns the file extension with its dot, or None for types that are not media."""
     return ENDINGS.get(canonical_type(media_type))
 
 
@@ -206,16 +212,19 @@ def kind_of(media_type: str) -> MediaKind | None:
 
 
 def is_media_type(claimed: str, first: bytes) -> bool:
-    wanted, found = canonical_type(claimed), sniff_type(first)
-    return found is not None and found in (wanted, _AUDIO_CONTAINERS.get(wanted))
+    claimed_type, actual_type = canonical_type(claimed), sniff_type(first)
+    return actual_type is not None and actual_type in (
+        claimed_type,
+        _AUDIO_CONTAINERS.get(claimed_type),
+    )
 
 
 def check_claim(claimed: str, first: bytes) -> str:
-    """Returns the canonical media type; raises if the first bytes are of another type."""
+    """Returns the canonical media type. Raises an error if the first bytes are of another type."""
     if not is_media_type(claimed, first):
-        found = sniff_type(first) or "no media that we know"
+        actual = sniff_type(first) or "an unknown type"
         raise InvalidInput(
-            f"the file is said to be {canonical_type(claimed)[:100]}, and is {found}",
+            f"the file was announced as {canonical_type(claimed)[:100]}, but it is {actual}",
             field="content_type",
             found=sniff_type(first),
         )
@@ -228,11 +237,11 @@ class MediaItem:
     tenant_id: UUID
     user_id: UUID
     kind: MediaKind
-    original_file_id: UUID | None  # none once it has expired
+    original_file_id: UUID | None  # None after it has expired
     created_at: datetime
-    processed_file_id: UUID | None = None  # of the latest job
-    job_id: UUID | None = None  # the latest
-    active_job_id: UUID | None = None  # the same, until it ends
+    processed_file_id: UUID | None = None  # result of the latest job
+    job_id: UUID | None = None  # the latest job
+    active_job_id: UUID | None = None  # the latest job, until it ends
     processing_details: Mapping[str, Any] = field(default_factory=dict)
     expired_at: datetime | None = None
 
@@ -242,16 +251,18 @@ class MediaItem:
 
     @property
     def file_ids(self) -> tuple[UUID, ...]:
-        return tuple(each for each in (self.original_file_id, self.processed_file_id) if each)
+        return tuple(
+            file_id for file_id in (self.original_file_id, self.processed_file_id) if file_id
+        )
 
 
 class MediaFilter(NamedTuple):
-    """What a list of media is filtered by; None does not filter."""
+    """The filters for a list of media. A field that is None doesn't filter."""
 
     kind: MediaKind | None = None
     status: MediaStatus | None = None
-    effect_id: UUID | None = None  # of any of its jobs
-    text: str | None = None  # in the name of the file
+    effect_id: UUID | None = None  # the effect of any of its jobs
+    text: str | None = None  # part of the file name
 
 
 ANY_MEDIA = MediaFilter()
@@ -259,7 +270,8 @@ _ID_DIGITS = re.compile(r"[0-9a-f]{6,32}")
 
 
 def ids_beginning(text: str) -> tuple[UUID, UUID] | None:
-    """Returns the first and the last id that begins with these digits; None if they are too few, or none."""
+    """Returns the first and the last id that begin with these digits. Returns None if they aren't
+    digits or are too few."""
     digits = text.replace("-", "").lower()
     if not _ID_DIGITS.fullmatch(digits):
         return None
@@ -274,7 +286,8 @@ _SHARE_SECRET = re.compile(SHARE_PREFIX + r"[A-Za-z0-9_-]{64}")
 
 @dataclass(frozen=True, slots=True)
 class SharedLink:
-    """A link by which a user shows one result to people without a key. Of its secret the hash is stored."""
+    """A link that shows one result to people without a key. Only the hash of its secret is
+    stored."""
 
     id: UUID
     tenant_id: UUID
@@ -292,9 +305,10 @@ class SharedLink:
 
 
 def new_share_secret(tenant_id: UUID) -> str:
-    """Begins with the tenant, as each has its own database; the rest can't be guessed."""
-    said = tenant_id.bytes + secrets.token_bytes(_SECRET_BYTES)
-    return SHARE_PREFIX + base64.urlsafe_b64encode(said).decode()
+    """Generates a secret. It begins with the tenant's id, because each tenant has its own database.
+    The rest can't be guessed."""
+    data = tenant_id.bytes + secrets.token_bytes(_SECRET_BYTES)
+    return SHARE_PREFIX + base64.urlsafe_b64encode(data).decode()
 
 
 def tenant_of_share(secret: str) -> UUID | None:
@@ -304,7 +318,8 @@ def tenant_of_share(secret: str) -> UUID | None:
 
 
 def status_of(media: MediaItem, job_status: str | None) -> MediaStatus:
-    """Returns the status of a media item; `job_status` is that of its latest job, None without one."""
+    """Returns the status of a media item. `job_status` is the status of its latest job, or None if
+    it has no job."""
     if media.expired_at is not None:
         return MediaStatus.EXPIRED
     if media.job_id is None or job_status is None:

@@ -1,5 +1,6 @@
-"""Processes that decode strangers' pictures: each for one picture, with limits of time and memory, and without the
-environment of the control plane. One pool per control plane, in which tenants take turns."""
+"""Processes that decode images from other people. Each one handles a single image, with limits for
+time and memory, and without the control plane's environment. There is one pool per control plane,
+in which tenants take turns."""
 
 import asyncio
 import contextlib
@@ -15,7 +16,8 @@ AT_ONCE_MAX = 2
 WAITING_PER_TENANT_MAX = 50
 PROCESS_SECONDS_MAX = 30.0
 OUTPUT_BYTES_MAX = 1_000
-# Where Python and its packages are, and where temporary files go. Everything else is left out: databases, keys, proxies.
+# The locations of Python, its packages and temporary files. Everything else, such as databases,
+# keys and proxies, is left out.
 _PASSED_ON = frozenset(
     {"APPDATA", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUSERBASE", "SYSTEMROOT", "TEMP",
      "TMP", "TMPDIR", "USERPROFILE"}
@@ -27,17 +29,18 @@ class PictureProcesses:
         self._turns = FairTurns(AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
 
     def turn(self, tenant: Hashable) -> AbstractAsyncContextManager[None]:
-        """Waits for one of the processes. Raises TooManyCalls for a tenant for whom too many pictures wait."""
+        """Waits for a free process. Raises TooManyCalls if too many images of the tenant are
+        waiting."""
         return self._turns.turn(tenant)
 
     async def run(self, module: str, *arguments: str) -> str | None:
-        """Runs a module of ours with these arguments; returns its first words, or None if it failed or took too long.
+        """Runs a module with these arguments. Returns the beginning of its output, or None if it
+        failed or took too long.
 
-        Raises OSError if it had no room for its result. Call it within a turn.
-        """
+        Raises OSError if there was no space for its result. Must be called within a turn."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # nothing is imported from the current folder, which may belong to somebody else
+            "-P",  # no imports from the current folder, which may belong to someone else
             "-m",
             module,
             *arguments,
@@ -50,13 +53,13 @@ class PictureProcesses:
             assert process.stdout is not None  # noqa: S101
             try:
                 async with asyncio.timeout(PROCESS_SECONDS_MAX):
-                    said = await process.stdout.read(OUTPUT_BYTES_MAX)
+                    output = await process.stdout.read(OUTPUT_BYTES_MAX)
                     code = await process.wait()
             except TimeoutError:
                 return None
         if code == errno.ENOSPC:
             raise OSError(code, os.strerror(code))
-        return said.decode(errors="replace").strip() if code == 0 else None
+        return output.decode(errors="replace").strip() if code == 0 else None
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,5 @@
-"""Files of a tenant, counted against its quota, and media items of its users. What belongs to others is not found."""
+"""Manages a tenant's files, which count against its quota, and its users' media items. Other users'
+items are reported as not found."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -40,7 +41,7 @@ async def add_file(tx: Tx, file: File) -> File:
 
 
 def add_call(file: File) -> StatementCall:
-    """Like `add_file`, as a call to be sent together with other writes."""
+    """Builds a call like `add_file`, to be sent together with other writes."""
     return store.add_file_call(check_file(file))
 
 
@@ -50,11 +51,10 @@ async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
 
 
 async def recount(pool: Database) -> dict[UUID, int]:
-    """Corrects the counters of tenants' storage; returns by tenant how many bytes were missing.
+    """Corrects the tenants' storage counters. Returns the missing bytes per tenant.
 
-    An older version that ran at the same time may have checked or deleted files without counting
-    them.
-    """
+    During an upgrade, a control plane of the older version may have checked or deleted files
+    without updating the counters."""
     async with pool.read() as tx:
         missing = await store.storage_miscounts(tx)
     for tenant_id, size in missing.items():
@@ -64,39 +64,39 @@ async def recount(pool: Database) -> dict[UUID, int]:
 
 
 async def require_quota(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> None:
-    """Raises StorageFull if the quota would be exceeded. Locks the counter, so call it in the
-    transaction that adds the file."""
+    """Raises StorageFull if the quota would be exceeded. Locks the counter, so it must be called in
+    the transaction that adds the file."""
     used = await store.used_bytes(tx, tenant_id)
     if used + size > most:
         raise StorageFull(
-            f"the quota of {most:,} bytes does not hold {size:,} more: {used:,} are used",
+            f"the quota of {most:,} bytes has no room for {size:,} more; {used:,} are used",
             quota_bytes=most,
             used_bytes=used,
         )
 
 
 async def get_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
-    found = await store.find_files(tx, tenant_id, [file_id])
-    if not found:
+    files = await store.find_files(tx, tenant_id, [file_id])
+    if not files:
         raise _missing(file_id)
-    return found[0]
+    return files[0]
 
 
 async def get_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
-    """Returns the files by id; NotFound names the first that is missing."""
+    """Returns files by id. Raises NotFound with the id of the first missing file."""
     if len(file_ids) > FILES_AT_ONCE_MAX:
-        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
-    found = {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
+        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files can be looked up in one call")
+    files = {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
     for file_id in file_ids:
-        if file_id not in found:
+        if file_id not in files:
             raise _missing(file_id)
-    return found
+    return files
 
 
 async def find_existing(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
-    """Returns those files that still exist, by id; a job may outlive its files."""
+    """Returns the files that still exist, by id. A job may outlive its files."""
     if len(file_ids) > FILES_AT_ONCE_MAX:
-        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
+        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files can be looked up in one call")
     return {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
 
 
@@ -108,42 +108,43 @@ async def lock_kept(
     *,
     since: datetime | None,
 ) -> dict[UUID, File]:
-    """Locks those files of a user that exist and are kept since a moment, or for ever."""
-    wanted = sorted(set(file_ids))
-    found: dict[UUID, File] = {}
-    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
-        part = wanted[start : start + FILES_AT_ONCE_MAX]
+    """Locks the user's existing files that have been kept since the given time, or all of them if
+    it is None."""
+    ordered_ids = sorted(set(file_ids))
+    files: dict[UUID, File] = {}
+    for start in range(0, len(ordered_ids), FILES_AT_ONCE_MAX):
+        part = ordered_ids[start : start + FILES_AT_ONCE_MAX]
         for file in await store.lock_own_files(tx, tenant_id, user_id, part):
             if since is None or (file.kept_from or file.created_at) > since:
-                found[file.id] = file
-    return found
+                files[file.id] = file
+    return files
 
 
 async def keep_longer(
     tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], *, now: datetime
 ) -> None:
-    """Lets the retention of files begin anew; to be called with their rows locked."""
-    wanted = sorted(file_ids)
-    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
-        part = wanted[start : start + FILES_AT_ONCE_MAX]
+    """Restarts the retention period of files. Their rows must be locked."""
+    ordered_ids = sorted(file_ids)
+    for start in range(0, len(ordered_ids), FILES_AT_ONCE_MAX):
+        part = ordered_ids[start : start + FILES_AT_ONCE_MAX]
         await store.keep_longer(tx, tenant_id, part, now=now)
 
 
 async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
-    """Like `get_file`; also locks the row until the transaction ends."""
-    found = await store.lock_file(tx, tenant_id, file_id)
-    if found is None:
+    """Returns a file like `get_file`, and locks its row until the transaction ends."""
+    file = await store.lock_file(tx, tenant_id, file_id)
+    if file is None:
         raise _missing(file_id)
-    return found
+    return file
 
 
 async def file_by_hash(
     tx: Tx, tenant_id: UUID, user_id: UUID | None, content_hash: str
 ) -> File | None:
-    """Finds the user's oldest file with this content, so the same bytes needn't be uploaded again.
+    """Finds the user's oldest file with this content, so that the same bytes don't have to be
+    uploaded again.
 
-    Its row is locked, so it can't be deleted before the transaction that refers to it ends.
-    """
+    Locks its row, so that it can't be deleted before the transaction that refers to it ends."""
     return await store.file_by_hash(tx, tenant_id, user_id, check_hash(content_hash))
 
 
@@ -157,28 +158,27 @@ async def confirm_file(
     content_hash: str | None = None,
     path: str | None = None,
 ) -> File:
-    """Records that an announced file has arrived; repeating it with the same facts is allowed, with
-    others a Conflict.
+    """Records that an announced file has arrived. Repeating it with the same values is allowed, but
+    other values raise Conflict.
 
-    `path` becomes its key, unless the file was confirmed before.
-    """
+    `path` becomes its key, unless the file was confirmed before."""
     if size < 0:
         raise InvalidInput(f"a file can't have {size} bytes", field="size")
-    told = {"mime_type": mime_type, "content_hash": content_hash and check_hash(content_hash)}
+    claims = {"mime_type": mime_type, "content_hash": content_hash and check_hash(content_hash)}
     facts: dict[str, Any] = {"size": size} | {
-        name: value for name, value in told.items() if value is not None
+        name: value for name, value in claims.items() if value is not None
     }
     moved = {"path": path} if path else {}
     if confirmed := await store.confirm_file(tx, tenant_id, file_id, {**facts, **moved}):
         return confirmed
     file = await get_file(tx, tenant_id, file_id)
     if any(getattr(file, name) != value for name, value in facts.items()):
-        raise Conflict("the file is there already, and is another one", file_id=str(file_id))
+        raise Conflict("the file already exists with other content", file_id=str(file_id))
     return file
 
 
 async def set_metadata(tx: Tx, tenant_id: UUID, file_id: UUID, metadata: Mapping[str, Any]) -> File:
-    """Replaces what is noted of a file."""
+    """Replaces the metadata of a file."""
     changed = await store.set_metadata(tx, tenant_id, file_id, metadata)
     if changed is None:
         raise _missing(file_id)
@@ -186,15 +186,14 @@ async def set_metadata(tx: Tx, tenant_id: UUID, file_id: UUID, metadata: Mapping
 
 
 async def is_in_media(tx: Tx, tenant_id: UUID, file_id: UUID) -> bool:
-    """Whether a media item needs the file."""
+    """Checks whether a media item needs the file."""
     return await store.is_in_media(tx, tenant_id, file_id)
 
 
 async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
-    """Deletes the row; the caller deletes the object after the commit.
+    """Deletes the row. The caller must delete the object after the commit.
 
-    A crash in between leaves an unused object, never a row without its object.
-    """
+    A crash in between leaves an unused object, but never a row without its object."""
     removed = await store.delete_file(tx, tenant_id, file_id)
     if removed is None:
         raise _missing(file_id)
@@ -218,17 +217,17 @@ async def create_media(
     original_file_id: UUID,
     now: datetime,
 ) -> MediaItem:
-    """Creates a media item of a file that was checked with `check_claim`."""
+    """Creates a media item for a file that was checked with `check_claim`."""
     media = MediaItem(media_id, tenant_id, user_id, kind, original_file_id, now)
     await store.add_media(tx, media)
     return media
 
 
 async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID) -> MediaItem:
-    found = await store.get_media(tx, tenant_id, user_id, media_id)
-    if found is None:
+    item = await store.get_media(tx, tenant_id, user_id, media_id)
+    if item is None:
         raise NotFound(f"there is no media {media_id}")
-    return found
+    return item
 
 
 async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | None:
@@ -245,7 +244,7 @@ async def list_media(
     limit: int,
     wanted: MediaFilter = ANY_MEDIA,
 ) -> list[MediaItem]:
-    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
+    """Returns a page of media, newest first. `before_id` is the last id of the previous page."""
     before = await get_media(tx, tenant_id, user_id, before_id) if before_id else None
     return await store.page_of_media(
         tx,
@@ -260,7 +259,8 @@ async def list_media(
 async def search(
     tx: Tx, tenant_id: UUID, user_id: UUID, text: str, *, limit: int
 ) -> list[tuple[MediaItem, str | None]]:
-    """Finds the user's newest media by file name, or by the first digits of an id; with the file name."""
+    """Finds the user's newest media by file name or by the first digits of an id. Returns each with
+    its file name."""
     return await store.search_media(
         tx, tenant_id, user_id, text, between=ids_beginning(text), limit=limit
     )
@@ -269,7 +269,7 @@ async def search(
 async def media_of_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
 ) -> dict[UUID, UUID]:
-    """Returns the user's media by the file that was uploaded for it."""
+    """Returns the ids of the user's media by the id of their original file."""
     return await store.media_of_files(tx, tenant_id, user_id, file_ids)
 
 
@@ -279,16 +279,16 @@ async def create_share(tx: Tx, share: SharedLink, *, now: datetime) -> SharedLin
         >= SHARES_PER_USER_MAX
     ):
         raise LimitExceeded(
-            f"a user has at most {SHARES_PER_USER_MAX:,} links at a time; revoke some first"
+            f"a user can have at most {SHARES_PER_USER_MAX:,} active links; revoke some first"
         )
     await store.add_share(tx, share)
     return share
 
 
 async def find_share(tx: Tx, tenant_id: UUID, secret: str) -> SharedLink | None:
-    """Finds a share by its secret, also one that has expired; None if it was revoked."""
-    found = await store.share_by_hash(tx, tenant_id, hash_key(secret))
-    return found if found and found.revoked_at is None else None
+    """Finds a share by its secret, even if it has expired. Returns None if it was revoked."""
+    share = await store.share_by_hash(tx, tenant_id, hash_key(secret))
+    return share if share and share.revoked_at is None else None
 
 
 async def list_shares(
@@ -301,38 +301,38 @@ async def list_shares(
     before_id: UUID | None = None,
     limit: int,
 ) -> list[SharedLink]:
-    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
+    """Returns a page of shares, newest first. `before_id` is the last id of the previous page."""
     before = await get_share(tx, tenant_id, user_id, before_id) if before_id else None
-    wanted = {"video_id": video_id, "job_id": job_id}
+    filters = {"video_id": video_id, "job_id": job_id}
     return await store.page_of_shares(
-        tx, tenant_id, user_id, wanted=wanted, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
+        tx, tenant_id, user_id, wanted=filters, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
     )
 
 
 async def get_share(tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID) -> SharedLink:
-    found = await store.get_share(tx, tenant_id, user_id, share_id)
-    if found is None:
+    share = await store.get_share(tx, tenant_id, user_id, share_id)
+    if share is None:
         raise NotFound(f"there is no share {share_id}")
-    return found
+    return share
 
 
 async def revoke_share(
     tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID, *, now: datetime
 ) -> SharedLink:
-    """Revokes a share at once; repeating it changes nothing."""
+    """Revokes a share immediately. Repeating it has no effect."""
     revoked = await store.revoke_share(tx, tenant_id, user_id, share_id, now)
     return revoked or await get_share(tx, tenant_id, user_id, share_id)
 
 
 async def prune_shares(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes shares that expired before then; returns how many."""
+    """Deletes shares that expired before the given time. Returns their number."""
     return await store.prune_shares(tx, before=before, limit=limit)
 
 
 async def attach_job(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> MediaItem:
-    """Makes the job the latest of a media item; earlier jobs continue."""
+    """Makes the job the latest one of a media item. Earlier jobs continue."""
     attached = await store.attach_job(tx, tenant_id, user_id, media_id, job_id)
     if attached is None:
         await get_media(tx, tenant_id, user_id, media_id)
@@ -348,8 +348,8 @@ async def end_job(
     processed_file_id: UUID | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> MediaItem | None:
-    """Records the end of a media item's job, in the same transaction; None if the job is not its
-    latest."""
+    """Records the end of a media item's job, in the same transaction. Returns None if the job isn't
+    its latest."""
     values: dict[str, Any] = {"processed_file_id": processed_file_id}
     if details is not None:
         values["processing_details"] = dict(details)
@@ -359,10 +359,10 @@ async def end_job(
 async def expire_media(
     tx: Tx, tenant_id: UUID, *, before: datetime, now: datetime, limit: int
 ) -> list[MediaItem]:
-    """Expires media; returns them with their file ids, so that the caller can delete the files."""
-    found = await store.expired_media(
+    """Expires media. Returns them with their file ids, so that the caller can delete the files."""
+    expired = await store.expired_media(
         tx, tenant_id, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
     )
-    if found:
-        await store.expire_media(tx, [each.id for each in found], now)
-    return found
+    if expired:
+        await store.expire_media(tx, [item.id for item in expired], now)
+    return expired

@@ -1,8 +1,9 @@
-"""Small pictures for lists and galleries: made when somebody first looks, from the stored picture, and kept beside it.
+"""Thumbnails for lists and galleries. They are generated from the stored image at the first
+request, and stored next to it.
 
-They are no files of their own: no row names them, no quota counts them, and each goes with its picture. Whoever may get
-the picture gets a signed URL of the small one, too. Where none can be made, that URL leads to the whole picture.
-"""
+They aren't separate files: no row refers to them, no quota counts them, and each is deleted with
+its image. A user who may see the image also gets a signed URL of the thumbnail. If there is no
+thumbnail, that URL returns the whole image."""
 
 import asyncio
 import logging
@@ -21,17 +22,18 @@ from comfyfleet.transport.files import open_file
 logger = logging.getLogger(__name__)
 SMALL_PATH = "/api/small"
 SMALL_TYPE = "image/webp"
-METHOD = "SMALL"  # in what is signed: a URL of a small picture is none of the whole one
+# part of the signed text, so that a thumbnail's URL isn't valid for the whole image
+METHOD = "SMALL"
 MODULE = "comfyfleet.protocol.small_picture"
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
-# Smaller ones are small as they are; larger ones cost more to read than a gallery saves.
+# Smaller images need no thumbnail. Reading larger images costs more than a thumbnail saves.
 PICTURE_BYTES_MIN = 64 * 1024
 PICTURE_BYTES_MAX = 64 * 1024**2
 WAITING_MAX = 200
-# Then the whole picture is shown, and the small one the next time.
+# After this time, the whole image is shown. The next request gets the thumbnail.
 WAIT_SECONDS_MAX = 10.0
 REFUSED_KEPT_MAX = 10_000
-# A list that is read again names the same URL for so long, and a browser does not load the picture again.
+# A list returns the same URL during this time, so that browsers don't load the image again.
 SAME_URL_SECONDS = 600
 
 
@@ -54,10 +56,12 @@ class SmallPictures:
         self._has_pillow = find_spec("PIL") is not None
         self._processes = processes
         self._making: dict[str, asyncio.Task[bytes | None]] = {}
-        self._refused: OrderedDict[str, None] = OrderedDict()  # keys of which there can be none
+        # keys of images that can't have a thumbnail
+        self._refused: OrderedDict[str, None] = OrderedDict()
 
     def url_of(self, file: File, *, seconds: int) -> str | None:
-        """A URL of the small picture; None if the file is no picture, or small as it is."""
+        """Returns a URL of the thumbnail. Returns None if the file isn't an image, or needs no
+        thumbnail."""
         if not self._has_pillow or file.mime_type not in PICTURE_TYPES:
             return None
         if not PICTURE_BYTES_MIN < (file.size or 0) <= PICTURE_BYTES_MAX:
@@ -68,12 +72,13 @@ class SmallPictures:
         return self._signer.url(self._public_url, grant, path=SMALL_PATH)
 
     def require_granted(self, key: str, expires: str, signature: str) -> None:
-        """Raises Forbidden unless we signed the URL and it is still valid."""
+        """Raises Forbidden unless the URL's signature is correct and still valid."""
         query = {"expires": expires, "signature": signature}
         self._signer.granted(METHOD, key, query, now=self._clock().timestamp())
 
     async def read(self, key: str) -> bytes | None:
-        """The small picture of an object; None if only the whole one can be shown now."""
+        """Returns the thumbnail of an object. Returns None if only the whole image can be shown
+        now."""
         try:
             return await self._store.get(small_key(key))
         except NotFound:
@@ -92,8 +97,8 @@ class SmallPictures:
 
     async def aclose(self) -> None:
         waiting = list(self._making.values())
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _make(self, key: str) -> bytes | None:
@@ -102,7 +107,7 @@ class SmallPictures:
                 return await self._make_and_store(key)
         except (NotFound, TooManyCalls, Unavailable, OSError) as error:
             level = logging.DEBUG if is_logged(error) else logging.INFO
-            logger.log(level, "there is no small picture of %s: %s", key, error)
+            logger.log(level, "no thumbnail was created for %s: %s", key, error)
             return None
 
     async def _make_and_store(self, key: str) -> bytes | None:
@@ -110,18 +115,18 @@ class SmallPictures:
         if facts is None or facts.size > PICTURE_BYTES_MAX:
             return None
         with system_scratch().opened() as folder:
-            source, made = folder / "picture", folder / "small"
+            source, target = folder / "picture", folder / "small"
             with await open_file(source, "wb") as file:
                 async for chunk in self._store.chunks(key):
                     await asyncio.to_thread(file.write, chunk)
-            words = str(source), str(made), str(self._pixels_max)
-            is_made = await self._processes.run(MODULE, *words) is not None and made.is_file()
-            content = await asyncio.to_thread(made.read_bytes) if is_made else None
+            words = str(source), str(target), str(self._pixels_max)
+            is_made = await self._processes.run(MODULE, *words) is not None and target.is_file()
+            content = await asyncio.to_thread(target.read_bytes) if is_made else None
         if content is None or len(content) >= facts.size:
             self._refuse(key)
             return None
         await self._store.put(small_key(key), content, SMALL_TYPE)
-        if await self._store.head(key) is None:  # it was deleted meanwhile
+        if await self._store.head(key) is None:  # it was deleted in the meantime
             await self._store.delete(small_key(key))
         return content
 
@@ -132,6 +137,7 @@ class SmallPictures:
 
 
 def tenant_of(key: str) -> str:
-    """Returns the tenant's id from a key that begins with `tenants/ID/`; else the key itself."""
+    """Returns the tenant's id from a key that begins with `tenants/ID/`, otherwise the key
+    itself."""
     parts = key.split("/", 2)
     return parts[1] if len(parts) > 1 else key

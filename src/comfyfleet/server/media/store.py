@@ -1,4 +1,4 @@
-"""The only SQL of files and media."""
+"""All SQL for files and media."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
@@ -71,7 +71,7 @@ async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
 async def lock_own_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
 ) -> list[File]:
-    """Locks files of a user in the order of their ids, so that no two transactions deadlock."""
+    """Locks files of a user in the order of their ids, so that two transactions can't deadlock."""
     query = (
         select(files)
         .where(
@@ -107,22 +107,22 @@ async def file_by_hash(
         .order_by(files.c.created_at, files.c.id)
         .limit(1)
     )
-    found = await tx.execute(for_update(tx, query))
-    row = found.mappings().first()
+    rows = await tx.execute(for_update(tx, query))
+    row = rows.mappings().first()
     return None if row is None else _file(row)
 
 
 async def confirm_file(
     tx: Tx, tenant_id: UUID, file_id: UUID, facts: dict[str, Any]
 ) -> File | None:
-    """Confirms an announced file; None if there is none, or it was confirmed before."""
-    found = await tx.execute(
+    """Confirms an announced file. Returns None if it doesn't exist or was confirmed before."""
+    rows = await tx.execute(
         update(files)
         .where(files.c.tenant_id == tenant_id, files.c.id == file_id, files.c.size.is_(None))
         .values(facts)
         .returning(files)
     )
-    row = found.mappings().first()
+    row = rows.mappings().first()
     return None if row is None else _file(row)
 
 
@@ -148,10 +148,10 @@ async def is_in_media(tx: Tx, tenant_id: UUID, file_id: UUID) -> bool:
 
 
 async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
-    found = await tx.execute(
+    rows = await tx.execute(
         delete(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id).returning(files)
     )
-    row = found.mappings().first()
+    row = rows.mappings().first()
     if row is None:
         return None
     if row["checked_at"] is not None:
@@ -160,13 +160,12 @@ async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
 
 
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
-    """Returns the used bytes, including announced files; on PostgreSQL, locks the tenant until the
+    """Returns the used bytes, including announced files. On PostgreSQL, locks the tenant until the
     transaction ends.
 
-    Checked files are counted in the tenant's row of `storage_use`, in the transaction that checks
-    or deletes them; the others are summed. One statement reads both, so that no file is missed or
-    counted twice.
-    """
+    Checked files are counted in the tenant's `storage_use` row, in the transaction that checks or
+    deletes them. Other files are summed. A single statement reads both, so that no file is missed
+    or counted twice."""
     if not is_sqlite(tx):
         key = int.from_bytes(tenant_id.bytes[:8], signed=True)
         await tx.execute(select(func.pg_advisory_xact_lock(key)))
@@ -176,17 +175,17 @@ async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
     )
     counted = select(storage_use.c.bytes).where(storage_use.c.tenant_id == tenant_id)
     parts = (await tx.execute(select(counted.scalar_subquery(), unchecked.scalar_subquery()))).one()
-    return sum(int(each or 0) for each in parts)
+    return sum(int(part or 0) for part in parts)
 
 
 async def add_storage_bytes(tx: Tx, tenant_id: UUID, size: int) -> None:
-    """Adds to the tenant's counter of checked bytes; the row stays locked until the commit."""
+    """Adds to the tenant's counter of checked bytes. The row remains locked until the commit."""
     row = {"tenant_id": tenant_id, "bytes": size}
     await tx.execute(upsert_sum(tx, storage_use, row, key=["tenant_id"]))
 
 
 async def storage_miscounts(tx: Tx) -> dict[UUID, int]:
-    """Returns by tenant how many bytes its checked files have beyond the counter."""
+    """Returns per tenant how many bytes its checked files have beyond the counter."""
     has = (
         select(files.c.tenant_id, func.sum(files.c.size).label("bytes"))
         .where(files.c.checked_at.is_not(None))
@@ -218,14 +217,14 @@ async def get_media(
     query = select(videos).where(
         videos.c.tenant_id == tenant_id, videos.c.user_id == user_id, videos.c.id == media_id
     )
-    found = (await tx.execute(query)).first()
-    return _media(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _media(row) if row else None
 
 
 async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | None:
     query = select(videos).where(videos.c.tenant_id == tenant_id, videos.c.job_id == job_id)
-    found = (await tx.execute(query)).first()
-    return _media(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _media(row) if row else None
 
 
 async def page_of_media(
@@ -253,26 +252,27 @@ async def page_of_media(
     return [_media(row) for row in await tx.execute(query)]
 
 
-def _filters(wanted: MediaFilter) -> Iterator[ColumnElement[bool]]:
-    if wanted.kind is not None:
-        yield videos.c.kind == wanted.kind
-    if wanted.status is not None:
-        yield _has_status(wanted.status)
-    if wanted.effect_id is not None:
+def _filters(filters: MediaFilter) -> Iterator[ColumnElement[bool]]:
+    if filters.kind is not None:
+        yield videos.c.kind == filters.kind
+    if filters.status is not None:
+        yield _has_status(filters.status)
+    if filters.effect_id is not None:
         yield exists().where(
             ai_jobs.c.tenant_id == videos.c.tenant_id,
             ai_jobs.c.video_id == videos.c.id,
-            ai_jobs.c.effect_id == wanted.effect_id,
+            ai_jobs.c.effect_id == filters.effect_id,
         )
-    if wanted.text is not None:
+    if filters.text is not None:
         yield exists().where(
             files.c.id == videos.c.original_file_id,
-            files.c.filename.icontains(wanted.text, autoescape=True),
+            files.c.filename.icontains(filters.text, autoescape=True),
         )
 
 
 def _has_status(status: MediaStatus) -> ColumnElement[bool]:
-    """As `status_of` tells it: by the latest job, of which a prefetched one is queued."""
+    """Returns the condition for a status, consistent with `status_of`. A prefetched latest job
+    counts as queued."""
     if status == MediaStatus.EXPIRED:
         return videos.c.expired_at.is_not(None)
     is_kept = videos.c.expired_at.is_(None)
@@ -296,7 +296,8 @@ async def search_media(
     between: tuple[UUID, UUID] | None,
     limit: int,
 ) -> list[tuple[MediaItem, str | None]]:
-    """Returns the newest whose file name has the text, or whose id is in the range, each with its file name."""
+    """Returns the newest media whose file name contains the text, or whose id is in the range, each
+    with its file name."""
     is_found = [files.c.filename.icontains(text, autoescape=True)]
     if between is not None:
         is_found.append(videos.c.id.between(*between))
@@ -307,18 +308,18 @@ async def search_media(
         .order_by(videos.c.created_at.desc(), videos.c.id.desc())
         .limit(limit)
     )
-    found = []
+    media = []
     for row in (await tx.execute(query)).mappings():
         values = dict(row)
         name = values.pop("filename")
-        found.append((MediaItem(**values), name))
-    return found
+        media.append((MediaItem(**values), name))
+    return media
 
 
 async def media_of_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
 ) -> dict[UUID, UUID]:
-    """Returns the user's media by the file that was uploaded for it."""
+    """Returns the ids of the user's media by the id of their original file."""
     if not file_ids:
         return {}
     query = select(videos.c.original_file_id, videos.c.id).where(
@@ -337,14 +338,14 @@ async def share_by_hash(tx: Tx, tenant_id: UUID, secret_hash: str) -> SharedLink
     query = select(shares).where(
         shares.c.tenant_id == tenant_id, shares.c.secret_hash == secret_hash
     )
-    found = (await tx.execute(query)).first()
-    return SharedLink(**found._mapping) if found else None
+    row = (await tx.execute(query)).first()
+    return SharedLink(**row._mapping) if row else None
 
 
 async def get_share(tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID) -> SharedLink | None:
     query = select(shares).where(*_own_shares(tenant_id, user_id), shares.c.id == share_id)
-    found = (await tx.execute(query)).first()
-    return SharedLink(**found._mapping) if found else None
+    row = (await tx.execute(query)).first()
+    return SharedLink(**row._mapping) if row else None
 
 
 async def page_of_shares(
@@ -380,7 +381,7 @@ async def count_open_shares(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetim
 async def revoke_share(
     tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID, now: datetime
 ) -> SharedLink | None:
-    """Revokes a share; None if there is none, or it was revoked before."""
+    """Revokes a share. Returns None if it doesn't exist or was revoked before."""
     statement = (
         update(shares)
         .where(
@@ -389,14 +390,14 @@ async def revoke_share(
         .values(revoked_at=now)
         .returning(shares)
     )
-    found = (await tx.execute(statement)).first()
-    return SharedLink(**found._mapping) if found else None
+    row = (await tx.execute(statement)).first()
+    return SharedLink(**row._mapping) if row else None
 
 
 async def prune_shares(tx: Tx, *, before: datetime, limit: int) -> int:
     old = select(shares.c.id).where(shares.c.expires_at < before).limit(limit)
-    gone = await tx.execute(delete(shares).where(shares.c.id.in_(old)).returning(shares.c.id))
-    return len(gone.all())
+    deleted = await tx.execute(delete(shares).where(shares.c.id.in_(old)).returning(shares.c.id))
+    return len(deleted.all())
 
 
 def _own_shares(tenant_id: UUID, user_id: UUID) -> tuple[ColumnElement[bool], ...]:
@@ -406,7 +407,7 @@ def _own_shares(tenant_id: UUID, user_id: UUID) -> tuple[ColumnElement[bool], ..
 async def attach_job(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> MediaItem | None:
-    """Attaches a job; None if the media item is missing or expired."""
+    """Attaches a job to a media item. Returns None if the item is missing or expired."""
     statement = (
         update(videos)
         .where(
@@ -418,12 +419,12 @@ async def attach_job(
         .values(job_id=job_id, active_job_id=job_id, processed_file_id=None)
         .returning(videos)
     )
-    found = (await tx.execute(statement)).first()
-    return _media(found) if found else None
+    row = (await tx.execute(statement)).first()
+    return _media(row) if row else None
 
 
-def end_job_update(job: CTE, told: ColumnElement[Any]) -> Update:
-    """Builds `end_job` for a completed job as part of a larger statement."""
+def end_job_update(job: CTE, details: ColumnElement[Any]) -> Update:
+    """Builds `end_job` for a completed job, as part of a larger statement."""
     return (
         update(videos)
         .where(
@@ -432,15 +433,17 @@ def end_job_update(job: CTE, told: ColumnElement[Any]) -> Update:
             videos.c.job_id == job.c.id,
             videos.c.active_job_id == job.c.id,
         )
-        .values(active_job_id=None, processed_file_id=job.c.output_file_id, processing_details=told)
+        .values(
+            active_job_id=None, processed_file_id=job.c.output_file_id, processing_details=details
+        )
     )
 
 
 async def end_job(
     tx: Tx, tenant_id: UUID, job_id: UUID, values: Mapping[str, Any]
 ) -> MediaItem | None:
-    """Ends the job of a media item; None if there is no such item, it has a later job, or the job
-    has ended before."""
+    """Ends the job of a media item. Returns None if there is no such item, if it has a later job,
+    or if the job has ended before."""
     statement = (
         update(videos)
         .where(
@@ -451,15 +454,15 @@ async def end_job(
         .values(active_job_id=None, **values)
         .returning(videos)
     )
-    found = (await tx.execute(statement)).first()
-    return _media(found) if found else None
+    row = (await tx.execute(statement)).first()
+    return _media(row) if row else None
 
 
 async def expired_media(
     tx: Tx, tenant_id: UUID, *, before: datetime, limit: int
 ) -> list[MediaItem]:
-    """Returns media without active jobs that were created before a moment; locked, so that no job
-    is attached meanwhile."""
+    """Returns media without active jobs that were created before the given time. Locks them, so
+    that no job can be attached in between."""
     query = (
         select(videos)
         .where(

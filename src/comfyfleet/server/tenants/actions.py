@@ -1,6 +1,7 @@
-"""Changes of tenants and users by operators, each in one transaction with its audit entry.
+"""Operators' changes to tenants and users, each in one transaction with its audit entry.
 
-A change in a tenant's database notes its entry there, and copies it to the central audit log."""
+A change in a tenant's database stores its audit entry there first, and then copies it to the
+central audit log."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -61,7 +62,7 @@ async def activate_user(
     operator: str,
     now: datetime,
 ) -> User:
-    """Activates a user again. Nothing that was stopped is resumed, and revoked keys stay revoked."""
+    """Activates a user again. Stopped work is not resumed, and revoked keys remain revoked."""
     async with central.read() as tx:
         await service.require_kept(tx, tenant_id)
     async with pool.transaction() as tx:
@@ -80,10 +81,10 @@ async def deactivate_user(
     operator: str,
     now: datetime,
 ) -> User:
-    """Deactivates a user and revokes all keys, and notes that the user's work must be stopped.
+    """Deactivates a user, revokes all keys, and records that the user's work must be stopped.
 
-    The user comes first, so that no sign-in by an identity provider makes a key that outlives this.
-    """
+    The user is deactivated first, so that a sign-in through an identity provider can't create a key
+    in between."""
     async with pool.transaction() as tx:
         user = await service.set_user_active(tx, tenant_id, user_id, is_active=False)
         await note_stop(tx, tenant_id, user_id, now=now)
@@ -106,8 +107,8 @@ async def credit_payment(
     reason: str | None = None,
     now: datetime,
 ) -> Credited:
-    """Credits a payment once in the whole installation: its id is claimed in the central database
-    first. After an interruption, the repeated call completes the credit."""
+    """Credits a payment once in the whole installation. Its id is claimed in the central database
+    first. After an interruption, repeating the call completes the credit."""
     async with pool.read() as tx:
         await service.get_user(tx, payment.tenant_id, payment.user_id)
     async with central.transaction() as tx:

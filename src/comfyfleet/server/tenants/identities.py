@@ -1,7 +1,7 @@
-"""People whom an identity provider knows: which tenant's user and which operator they are.
+"""Maps people from an identity provider to a tenant's user and to an operator.
 
-Their ids are made from the provider's own name for them, so that a second sign-in finds what the first one made.
-"""
+Their ids are derived from the provider's own id, so that a later sign-in finds the same user and
+operator."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ OPERATOR_NAME_CHARACTERS_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A person as an identity provider has described them."""
+    """A person, as described by an identity provider."""
 
     issuer: str
     claims: Mapping[str, Any]
@@ -53,21 +53,21 @@ class Identity:
 
     @property
     def email(self) -> str | None:
-        """Only an address that the provider has verified."""
-        given = self.claims.get("email")
-        if self.claims.get("email_verified") is not True or not isinstance(given, str):
+        """The email address, if the provider has verified it."""
+        email = self.claims.get("email")
+        if self.claims.get("email_verified") is not True or not isinstance(email, str):
             return None
         try:
-            return check_email(given)
+            return check_email(email)
         except InvalidInput:
             return None
 
     @property
     def name(self) -> str | None:
-        given = self.claims.get("name") or self.claims.get("preferred_username")
-        if not isinstance(given, str) or not is_storable(given) or not given.isprintable():
+        name = self.claims.get("name") or self.claims.get("preferred_username")
+        if not isinstance(name, str) or not is_storable(name) or not name.isprintable():
             return None
-        return given.strip()[:NAME_CHARACTERS_MAX] or None
+        return name.strip()[:NAME_CHARACTERS_MAX] or None
 
     def id_within(self, namespace: UUID) -> UUID:
         return uuid5(namespace, f"{self.issuer} {self.subject}")
@@ -75,23 +75,23 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class IdentityRules:
-    """Whose users people become, and which of them are operators."""
+    """Rules that map people to tenants and to operator roles."""
 
     tenants: tuple[ClaimRule, ...]
     roles: tuple[ClaimRule, ...]
 
     def tenant_of(self, identity: Identity) -> UUID | None:
-        """By the first rule that fits."""
-        return next((UUID(each.target) for each in self.tenants if fits(each, identity)), None)
+        """Returns the tenant of the first matching rule."""
+        return next((UUID(rule.target) for rule in self.tenants if fits(rule, identity)), None)
 
     def role_of(self, identity: Identity) -> Role | None:
-        """The highest of all that fit."""
-        found = {Role(each.target) for each in self.roles if fits(each, identity)}
-        return next((role for role in reversed(Role) if role in found), None)
+        """Returns the highest role of all matching rules."""
+        roles = {Role(rule.target) for rule in self.roles if fits(rule, identity)}
+        return next((role for role in reversed(Role) if role in roles), None)
 
 
 def rules_from(settings: Settings) -> IdentityRules:
-    """Raises InvalidInput for a rule that could never hold."""
+    """Parses the rules of the settings. Raises InvalidInput for a rule that can never match."""
     tenants = parse_claim_rules(settings.oidc_tenants, "COMFYFLEET_OIDC_TENANTS")
     roles = parse_claim_rules(settings.oidc_roles, "COMFYFLEET_OIDC_ROLES")
     for name, kind, rules in (
@@ -102,9 +102,9 @@ def rules_from(settings: Settings) -> IdentityRules:
             try:
                 kind(rule.target)
             except ValueError:
-                wanted = "the id of a tenant" if kind is UUID else f"one of {', '.join(Role)}"
+                expected = "the id of a tenant" if kind is UUID else f"one of {', '.join(Role)}"
                 raise InvalidInput(
-                    f"{name}: {rule.target!r} must be {wanted}",
+                    f"{name}: {rule.target!r} must be {expected}",
                     field=name,
                     hint=f"Write {name}=claim:value={'TENANT_ID' if kind is UUID else 'operator'}",
                 ) from None
@@ -112,13 +112,13 @@ def rules_from(settings: Settings) -> IdentityRules:
 
 
 async def warn_of_unknown_tenants(tx: Tx, rules: IdentityRules) -> None:
-    """Logs tenants that the rules name and that don't exist: nobody can sign in to them."""
+    """Logs tenants in the rules that don't exist, because nobody can sign in to them."""
     if not rules.tenants:
         return
     known = {str(tenant.id) for tenant in await service.list_tenants(tx)}
     for tenant_id in sorted({str(UUID(rule.target)) for rule in rules.tenants} - known):
         logger.warning(
-            "COMFYFLEET_OIDC_TENANTS names tenant %s, which doesn't exist: nobody can sign in to it",
+            "COMFYFLEET_OIDC_TENANTS names tenant %s, which doesn't exist, so nobody can sign in to it",
             tenant_id,
         )
 
@@ -132,13 +132,14 @@ def fits(rule: ClaimRule, identity: Identity) -> bool:
 
 
 def _values(claims: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """A claim by its name, or by a path with dots: `realm_access.roles`."""
-    found: Any = claims.get(name)
-    if found is None:
-        found = claims
+    """Returns the values of a claim. The name may be a path with dots, such as
+    `realm_access.roles`."""
+    value: Any = claims.get(name)
+    if value is None:
+        value = claims
         for part in name.split(".", CLAIM_DEPTH_MAX):
-            found = found.get(part) if isinstance(found, Mapping) else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _text(value: Any) -> str:
@@ -146,8 +147,9 @@ def _text(value: Any) -> str:
 
 
 async def ensure_user(tx: Tx, tenant: Tenant, identity: Identity, *, now: datetime) -> User:
-    """Returns the tenant's user: the one of an earlier sign-in, else the one with the same verified address, else a
-    new one. Raises Forbidden for one that was deactivated. `tx`: of the tenant's database."""
+    """Returns the tenant's user: the user of an earlier sign-in, otherwise the user with the same
+    verified address, otherwise a new user. Raises Forbidden for a deactivated user. `tx` is a
+    transaction in the tenant's database."""
     user_id, email = identity.id_within(tenant.id), identity.email
     user = await store.get_user(tx, tenant.id, user_id)
     if user is None and email is not None:
@@ -166,15 +168,20 @@ def check_active(user: User) -> None:
 
 
 async def ensure_key(tx: Tx, tenant: Tenant, user: User, key_id: UUID, *, now: datetime) -> Caller:
-    """Returns the key for sign-ins without a key, which nobody ever sees; revoked, it ends them all."""
-    found = await service.list_keys(tx, tenant.id, user.id)
-    # Users may give this name to keys of their own.
-    kept = (
-        each
-        for each in found
-        if each.name == SIGN_ON_KEY and each.scopes == ALL_SCOPES and each.expires_at is None
+    """Returns the key used for single sign-on, which nobody ever sees. Revoking it ends all
+    sign-ins of the user."""
+    keys = await service.list_keys(tx, tenant.id, user.id)
+    # Users may give this name to their own keys, so the other fields are compared as well.
+    candidates = (
+        api_key
+        for api_key in keys
+        if api_key.name == SIGN_ON_KEY
+        and api_key.scopes == ALL_SCOPES
+        and api_key.expires_at is None
     )
-    key = next((each for each in kept if service.is_key_current(each, now)), None)
+    key = next(
+        (candidate for candidate in candidates if service.is_key_current(candidate, now)), None
+    )
     if key is None:
         new = NewApiKey(key_id, new_api_key(), tenant.id, user.id, SIGN_ON_KEY)
         key = await service.create_key(tx, new, now=now)
@@ -186,7 +193,8 @@ async def find_operator(tx: Tx, identity: Identity) -> Operator | None:
 
 
 async def ensure_operator(tx: Tx, identity: Identity, role: Role, *, now: datetime) -> Operator:
-    """Returns the operator with the role that the provider tells now. Raises Forbidden for a revoked one."""
+    """Returns the operator, with the role that the provider currently assigns. Raises Forbidden if
+    the operator was revoked."""
     operator = await find_operator(tx, identity)
     if operator is None:
         return await _create_operator(tx, identity, identity.id_within(OF_OPERATORS), role, now)
@@ -210,9 +218,10 @@ async def _create_operator(
 
 
 def _operator_names(identity: Identity, operator_id: UUID) -> Iterator[str]:
-    """A name is one person's for ever: where it is taken, a part of the id tells them apart."""
-    given = identity.email or identity.claims.get("preferred_username") or identity.subject
-    name = _NOT_IN_NAMES.sub("-", str(given)).strip("-._@")[:OPERATOR_NAME_CHARACTERS_MAX]
+    """Yields possible names. A name is never reused for another person, so part of the id is
+    appended if the name is in use."""
+    identifier = identity.email or identity.claims.get("preferred_username") or identity.subject
+    name = _NOT_IN_NAMES.sub("-", str(identifier)).strip("-._@")[:OPERATOR_NAME_CHARACTERS_MAX]
     if name:
         yield name
         yield f"{name}-{operator_id.hex[:8]}"

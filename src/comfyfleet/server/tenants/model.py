@@ -1,4 +1,5 @@
-"""Tenants, users, API keys, operators, wallets and transactions: data and pure rules."""
+"""The model of tenants, users, API keys, operators, wallets and transactions: data and pure
+rules."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ PRIORITY_MIN, PRIORITY_MAX = -10, 10
 PRIORITY_LIMIT = 1_000_000
 RETENTION_DAYS_MAX = 36_500
 ERASED = "erased"
-# The tenant of operators' jobs by default; created at the first start.
+# The default tenant for operators' jobs. It is created at the first start.
 DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
 
 
@@ -32,14 +33,14 @@ class Tenant:
     pool: str
     min_priority: int
     max_priority: int
-    max_queued: int | None  # None: as many as the settings allow
+    max_queued: int | None  # None means the default of the settings
     created_at: datetime
-    retention_days: int | None = None  # None: as the settings say
-    max_storage_bytes: int | None = None  # None: as the settings say
+    retention_days: int | None = None  # None means the default of the settings
+    max_storage_bytes: int | None = None  # None means the default of the settings
     erasing_at: datetime | None = None
     erased_at: datetime | None = None
-    gateway: Mapping[str, Any] | None = None  # which fleets and node types its prompts may use
-    show_backends: bool | None = None  # None: as the settings say
+    gateway: Mapping[str, Any] | None = None  # the fleets and node types that its prompts may use
+    show_backends: bool | None = None  # None means the default of the settings
 
     @property
     def subject(self) -> str:
@@ -47,11 +48,12 @@ class Tenant:
 
     @property
     def prompts(self) -> TenantPrompts:
-        """What its prompts of ComfyUI's clients may use."""
+        """The fleets and node types that its prompts from ComfyUI clients may use."""
         return TenantPrompts.model_validate(self.gateway or {})
 
     def sees_backends(self, usual: bool) -> bool:
-        """Whether its users see the names of machines, tracebacks and devices."""
+        """Checks whether its users see machine names, tracebacks and devices. `usual` is the
+        default."""
         return usual if self.show_backends is None else self.show_backends
 
     def clamped(self, priority: int) -> int:
@@ -71,19 +73,17 @@ def check_tenant_name(name: str) -> str:
 def check_limits(*, min_priority: int, max_priority: int, max_queued: int | None) -> None:
     if not -PRIORITY_LIMIT <= min_priority <= max_priority <= PRIORITY_LIMIT:
         raise InvalidInput(
-            f"the priorities {min_priority} to {max_priority} are no range within ±{PRIORITY_LIMIT:,}",
+            f"the priorities {min_priority} to {max_priority} aren't a valid range within ±{PRIORITY_LIMIT:,}",
             field="min_priority",
         )
     if max_queued is not None and max_queued < 0:
-        raise InvalidInput(
-            f"max_queued must not be below zero, not {max_queued}", field="max_queued"
-        )
+        raise InvalidInput(f"max_queued must be 0 or more, not {max_queued}", field="max_queued")
 
 
 def check_retention(days: int | None) -> int | None:
     if days is not None and not 1 <= days <= RETENTION_DAYS_MAX:
         raise InvalidInput(
-            f"retention_days must be 1 to {RETENTION_DAYS_MAX:,}, not {days}",
+            f"retention_days must be between 1 and {RETENTION_DAYS_MAX:,}, not {days}",
             field="retention_days",
         )
     return days
@@ -107,15 +107,15 @@ class User:
 
 
 def check_email(email: str | None) -> str | None:
-    """Returns the address in lower case, so that it is unique regardless of case. Ownership is not
-    verified."""
+    """Returns the address in lower case, so that it is unique regardless of case. Doesn't verify
+    who owns it."""
     if email is None:
         return None
     text = email.strip().lower()
     name, at, domain = text.rpartition("@")
     is_short = len(text) <= EMAIL_CHARACTERS_MAX
     if not (name and at and domain and is_short and text.isprintable()) or " " in text:
-        raise InvalidInput("that is no e-mail address", field="email")
+        raise InvalidInput("this isn't a valid email address", field="email")
     return text
 
 
@@ -130,11 +130,11 @@ def check_user_name(name: str | None) -> str | None:
     return text
 
 
-# Lets secret scanners recognise our keys.
+# Allows secret scanners to recognize these keys.
 API_KEY_PREFIX = "cf_"
 API_KEY_SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
 KEYS_PER_USER_MAX = 100
-# A key's last use is recorded once a minute at most, so that most reads cause no write.
+# A key's last use is recorded at most once a minute, so that most requests cause no write.
 KEY_USE_NOTED_EVERY = timedelta(minutes=1)
 
 
@@ -143,8 +143,8 @@ ALL_SCOPES = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class NewApiKey:
-    """A key to be created. `key` is from `new_api_key` and only its hash is stored, so it can be
-    shown only now."""
+    """A key to create. `key` comes from `new_api_key`. Only its hash is stored, so this is the only
+    time it can be shown."""
 
     id: UUID
     key: str
@@ -161,7 +161,7 @@ class ApiKey:
     tenant_id: UUID
     user_id: UUID
     name: str
-    prefix: str  # the first characters, to tell it from others
+    prefix: str  # the first characters, to identify the key
     scopes: frozenset[Scope]
     created_at: datetime
     expires_at: datetime | None
@@ -174,7 +174,8 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The key and the tenant of a request. `session_id`: of a browser that signed in with the key."""
+    """The key and tenant of a request. `session_id` identifies a browser that signed in with the
+    key."""
 
     key: ApiKey
     tenant: Tenant
@@ -186,11 +187,12 @@ class Caller:
 
     def require(self, scope: Scope) -> None:
         if scope not in self.key.scopes:
-            raise Forbidden(f"this key has no scope {scope}", scope=scope)
+            raise Forbidden(f"this key doesn't have the scope {scope}", scope=scope)
 
 
 def new_api_key() -> str:
-    """Makes a random key of 256 bits with our prefix. Not pure: for the outer layers only."""
+    """Generates a random 256-bit key with the prefix. Not pure, so only the outer layers may call
+    it."""
     return API_KEY_PREFIX + new_key()
 
 
@@ -207,29 +209,27 @@ def check_scopes(scopes: Collection[str]) -> frozenset[Scope]:
     known = {str(scope) for scope in Scope}
     unknown = sorted(set(scopes) - known)
     if unknown:
-        raise InvalidInput(
-            f"there is no scope {unknown[0]!r}; there are: {', '.join(Scope)}", field="scopes"
-        )
-    found = frozenset(Scope(scope) for scope in scopes)
-    if not found:
-        raise InvalidInput("a key needs at least one scope", field="scopes")
-    return found
+        raise InvalidInput(f"unknown scope {unknown[0]!r}; use {', '.join(Scope)}", field="scopes")
+    checked = frozenset(Scope(scope) for scope in scopes)
+    if not checked:
+        raise InvalidInput("a key must have at least one scope", field="scopes")
+    return checked
 
 
-# Lets secret scanners recognise our keys.
+# Allows secret scanners to recognize these keys.
 OPERATOR_KEY_PREFIX = "cfo_"
 OPERATOR_KEY_SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
-# A key's last use is recorded once a minute at most, so that most reads cause no write.
+# A key's last use is recorded at most once a minute, so that most requests cause no write.
 OPERATOR_USE_NOTED_EVERY = timedelta(minutes=1)
-# The key that the environment names, or that the first start has made.
+# The key from the environment, or the one generated at the first start.
 FIRST_OWNER = "admin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class NewOperator:
-    """An operator to be created. `key` is from `new_operator_key` and only its hash is stored, so
-    it can be shown only now."""
+    """An operator to create. `key` comes from `new_operator_key`. Only its hash is stored, so this
+    is the only time it can be shown."""
 
     id: UUID
     name: str
@@ -243,7 +243,7 @@ class Operator:
     id: UUID
     name: str
     role: Role
-    prefix: str  # the first characters of the key, to tell it from others
+    prefix: str  # the first characters of the key, to identify it
     created_at: datetime
     created_by: str
     revoked_at: datetime | None
@@ -259,7 +259,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class ActingOperator:
-    """The operator of a request; `actor` is the name in the audit."""
+    """The operator of a request. `actor` is the name in the audit log."""
 
     actor: str
     role: Role
@@ -267,24 +267,24 @@ class ActingOperator:
     def require(self, role: Role) -> None:
         if not self.role.includes(role):
             raise Forbidden(
-                f"this takes the role {role}, and this key has the role {self.role}", role=role
+                f"this requires the role {role}, but this key has the role {self.role}", role=role
             )
 
 
-# Sign-ins with one key; with one more, the oldest ends.
+# Limit for sign-ins with one key. Another sign-in ends the oldest one.
 SESSIONS_PER_KEY_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """Who is signed in in a browser: a customer, an operator, or one person as both."""
+    """The sign-in of a browser: a customer, an operator, or one person as both."""
 
     id: UUID
     customer: Caller | None = None
     customer_until: datetime | None = None
     operator: ActingOperator | None = None
     operator_until: datetime | None = None
-    operator_row: Operator | None = None  # None: the first owner, who has only a key
+    operator_row: Operator | None = None  # None for the first owner, who has only a key
 
     @property
     def is_of_first_owner(self) -> bool:
@@ -296,26 +296,27 @@ class BrowserSession:
 
     @property
     def until(self) -> datetime | None:
-        """When somebody has to sign in again."""
+        """The time when someone has to sign in again."""
         return min(filter(None, (self.customer_until, self.operator_until)), default=None)
 
 
 def new_operator_key() -> str:
-    """Makes a random key of 256 bits with our prefix. Not pure: for the outer layers only."""
+    """Generates a random 256-bit key with the prefix. Not pure, so only the outer layers may call
+    it."""
     return OPERATOR_KEY_PREFIX + new_key()
 
 
 def check_operator_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name == FIRST_OWNER:
         raise InvalidInput(
-            "an operator's name has 1 to 100 letters, digits and . _ @ -, begins with a letter or "
-            f"digit, and is not {FIRST_OWNER}",
+            "an operator's name must have 1 to 100 letters, digits and . _ @ -, begin with a letter or "
+            f"digit, and differ from {FIRST_OWNER}",
             field="name",
         )
     return name
 
 
-# JavaScript numbers still hold the sum of a thousand such amounts exactly.
+# Low enough that JavaScript numbers can represent the sum of a thousand such amounts exactly.
 AMOUNT_TOKENS_MAX = 1_000_000_000_000
 PROVIDER_ID_CHARACTERS_MAX = 200
 
@@ -332,29 +333,29 @@ class TokenWallet:
 
 
 class WalletSummary(NamedTuple):
-    """Tokens of a wallet within some time."""
+    """The changes of a wallet within a period, in tokens."""
 
     added: int
-    spent: int  # by jobs that completed
+    spent: int  # tokens for completed jobs
     refunded: int
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTransaction:
-    """One line of the ledger; never changed."""
+    """An entry of the ledger. It never changes."""
 
     id: int
     tenant_id: UUID
     user_id: UUID
     job_id: UUID | None
     type: TransactionType
-    amount: int  # what it adds to the balance
+    amount: int  # the change of the balance
     provider_transaction_id: str | None
     created_at: datetime
 
 
 class PaymentClaim(NamedTuple):
-    """To whom a payment is credited, by the provider's id."""
+    """The wallet that a payment is credited to, by the provider's payment id."""
 
     provider_transaction_id: str
     tenant_id: UUID
@@ -364,17 +365,17 @@ class PaymentClaim(NamedTuple):
 
 class Credited(NamedTuple):
     balance: int
-    is_new: bool  # False: this payment had been credited before
+    is_new: bool  # False means this payment was credited before
 
 
 class Reserved(NamedTuple):
-    amount: int  # of all jobs together
-    balance: int  # what is left
+    amount: int  # total for all jobs
+    balance: int  # the remaining balance
     is_new: bool
 
 
 class Settlement(NamedTuple):
-    """How a job was settled: now, or before if it is not new."""
+    """The settlement of a job. It is either new, or was done before."""
 
     type: TransactionType
     user_id: UUID
@@ -383,18 +384,18 @@ class Settlement(NamedTuple):
 
 
 class JobLedgerFacts(NamedTuple):
-    """What the ledger's check needs to know of a job."""
+    """The facts about a job that the ledger check uses."""
 
     job_id: UUID
     reserved_tokens: int
     is_ended: bool
     is_completed: bool
-    is_metered: bool = False  # priced by the second: may pay its seconds even if it did not succeed
+    is_metered: bool = False  # priced per second, so the job may be charged even if it failed
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerDrift:
-    """An inconsistency that the ledger's check found."""
+    """An inconsistency found by the ledger check."""
 
     fault: Fault
     tenant_id: UUID
@@ -404,12 +405,12 @@ class LedgerDrift:
 
 
 def check_amount(amount: int, *, least: int) -> int:
-    # In Python a bool is an int, but it is no amount.
+    # In Python a bool is an int, but it isn't a valid amount.
     if isinstance(amount, bool) or not isinstance(amount, int):
         raise InvalidInput("an amount of tokens must be a whole number", field="amount")
     if not least <= amount <= AMOUNT_TOKENS_MAX:
         raise InvalidInput(
-            f"an amount of tokens must be {least} to {AMOUNT_TOKENS_MAX:,}, not {amount}",
+            f"an amount of tokens must be between {least} and {AMOUNT_TOKENS_MAX:,}, not {amount}",
             field="amount",
         )
     return amount
@@ -429,12 +430,19 @@ def check_provider_id(provider_transaction_id: str) -> str:
 
 
 def drifts_of_job(
-    tenant_id: UUID, job: JobLedgerFacts, found: Sequence[LedgerTransaction]
+    tenant_id: UUID, job: JobLedgerFacts, transactions: Sequence[LedgerTransaction]
 ) -> list[LedgerDrift]:
-    """Returns the inconsistencies of a job; `found` are all its transactions."""
-    reserve = next((each for each in found if each.type is TransactionType.JOB_RESERVE), None)
-    settled = [each for each in found if each.type in SETTLES]
-    user_id = found[0].user_id if found else None
+    """Returns the inconsistencies of a job. `transactions` are all its transactions."""
+    reserve = next(
+        (
+            transaction
+            for transaction in transactions
+            if transaction.type is TransactionType.JOB_RESERVE
+        ),
+        None,
+    )
+    settled = [transaction for transaction in transactions if transaction.type in SETTLES]
+    user_id = transactions[0].user_id if transactions else None
     faults = [*_amount_faults(job, reserve, settled), *_settlement_faults(job, reserve, settled)]
     return [LedgerDrift(fault, tenant_id, user_id, job.job_id, says) for fault, says in faults]
 
@@ -444,11 +452,11 @@ def _amount_faults(
 ) -> list[tuple[Fault, str]]:
     if reserve is None:
         if job.reserved_tokens or settled:
-            says = f"{job.reserved_tokens} tokens should be reserved, and nothing is"
+            says = f"{job.reserved_tokens} tokens should be reserved, but none are"
             return [(Fault.NOT_RESERVED, says)]
         return []
     if -reserve.amount != job.reserved_tokens:
-        says = f"{-reserve.amount} tokens are reserved, and the job says {job.reserved_tokens}"
+        says = f"{-reserve.amount} tokens are reserved, but the job requires {job.reserved_tokens}"
         return [(Fault.AMOUNT, says)]
     return []
 
@@ -459,11 +467,11 @@ def _settlement_faults(
     if reserve is None:
         return []
     if not settled:
-        says = "the job has ended, and its tokens are still reserved"
+        says = "the job has ended, but its tokens are still reserved"
         return [(Fault.NOT_SETTLED, says)] if job.is_ended else []
     if not job.is_ended:
-        return [(Fault.SETTLED_EARLY, f"the job goes on after its {settled[0].type}")]
-    wanted = TransactionType.JOB_CONSUME if job.is_completed else TransactionType.JOB_REFUND
-    if settled[0].type is not wanted and not (job.is_metered and not job.is_completed):
-        return [(Fault.SETTLED_WRONGLY, f"{settled[0].type} instead of {wanted}")]
+        return [(Fault.SETTLED_EARLY, f"the job is still active after its {settled[0].type}")]
+    expected = TransactionType.JOB_CONSUME if job.is_completed else TransactionType.JOB_REFUND
+    if settled[0].type is not expected and not (job.is_metered and not job.is_completed):
+        return [(Fault.SETTLED_WRONGLY, f"{settled[0].type} instead of {expected}")]
     return []

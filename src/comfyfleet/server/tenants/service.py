@@ -1,4 +1,5 @@
-"""Tenants, their users and API keys, and operators: created, found, authenticated, limited, revoked, erased."""
+"""Manages tenants, their users and API keys, and operators: create, find, authenticate, limit,
+revoke and erase."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -61,8 +62,8 @@ def _row(tenant_id: UUID, name: str, pool: str, now: datetime) -> dict[str, Any]
 
 
 async def ensure_default(tx: Tx, *, pools: Iterable[str], now: datetime) -> None:
-    """Creates the tenant of operators' own jobs if it is missing; safe if several control planes
-    start at once."""
+    """Creates the tenant for operators' own jobs if it doesn't exist. Safe if several control
+    planes start at the same time."""
     if await store.get_tenant(tx, DEFAULT_TENANT) is None:
         pool = await emptiest_pool(tx, pools)
         await store.add_tenant_if_new(tx, _row(DEFAULT_TENANT, "default", pool, now))
@@ -79,7 +80,7 @@ async def list_tenants(tx: Tx, *, pool: str | None = None) -> list[Tenant]:
 async def set_limits(
     tx: Tx, tenant_id: UUID, *, min_priority: int, max_priority: int, max_queued: int | None
 ) -> Tenant:
-    """Sets the limits; queued jobs keep their priority."""
+    """Sets the limits of a tenant. Queued jobs keep their priority."""
     check_limits(min_priority=min_priority, max_priority=max_priority, max_queued=max_queued)
     limits = {
         "min_priority": min_priority,
@@ -90,33 +91,35 @@ async def set_limits(
 
 
 async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
-    """Sets how long media and files are kept; None uses the setting."""
+    """Sets how many days media and files are kept. None means the default of the settings."""
     values = {"retention_days": check_retention(days)}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> Tenant:
-    """Sets how many bytes the tenant may store; None uses the setting."""
+    """Sets how many bytes the tenant may store. None means the default of the settings."""
     values = {"max_storage_bytes": max_storage_bytes}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_show_backends(tx: Tx, tenant_id: UUID, show: bool | None) -> Tenant:
-    """Sets whether the tenant's users see machines; None uses the setting."""
+    """Sets whether the tenant's users see machines. None means the default of the settings."""
     values = {"show_backends": show}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_prompts(tx: Tx, tenant_id: UUID, terms: TenantPrompts) -> Tenant:
-    """Sets which fleets and node types its prompts may use; queued ones stay."""
+    """Sets the fleets and node types that the tenant's prompts may use. Queued prompts are not
+    affected."""
     values = {"gateway": terms.model_dump(mode="json")}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
-    """Marks a tenant for erasure: it gets nothing new. A repeated call keeps the first time."""
+    """Marks a tenant for erasure, so that it accepts nothing new. Repeating the call keeps the
+    original time."""
     if tenant_id == DEFAULT_TENANT:
-        raise Refused("operators' own jobs are this tenant's: it is not erased")
+        raise Refused("this tenant owns the operators' jobs and can't be erased")
     tenant = await get_tenant(tx, tenant_id)
     if tenant.erasing_at is not None:
         return tenant
@@ -124,13 +127,15 @@ async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
 
 
 async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
-    """Marks a tenant as erased and removes its name; the row stays, as the ledger refers to it."""
+    """Marks a tenant as erased and removes its name. The row remains, because the ledger refers to
+    it."""
     values = {"erased_at": now, "name": ERASED}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
-    """Returns the tenant; refuses one that is being erased, which gets no more users and keys."""
+    """Returns the tenant. Refuses a tenant that is being erased, because it gets no more users and
+    keys."""
     tenant = await get_tenant(tx, tenant_id)
     check_kept(tenant)
     return tenant
@@ -138,15 +143,15 @@ async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
 
 def check_kept(tenant: Tenant) -> None:
     if tenant.erasing_at is not None:
-        raise Conflict(f"the tenant {tenant.id} is erased, or about to be")
+        raise Conflict(f"the tenant {tenant.id} has been erased or is being erased")
 
 
 async def emptiest_pool(tx: Tx, names: Iterable[str]) -> str:
-    """Returns the pool with the fewest tenants; the first of equals."""
+    """Returns the pool with the fewest tenants. The first one wins a tie."""
     counts = await store.count_tenants_by_pool(tx)
     pools = sorted(names, key=lambda name: (counts.get(name, 0), name))
     if not pools:
-        raise Refused("there is no pool; COMFYFLEET_TENANT_DATABASE_URLS names them")
+        raise Refused("there is no pool; set COMFYFLEET_TENANT_DATABASE_URLS")
     return pools[0]
 
 
@@ -178,7 +183,7 @@ async def create_user(
     }
     user = await store.add_user(tx, row)
     if user is None:
-        raise Conflict("the tenant has a user of that e-mail address already", field="email")
+        raise Conflict("the tenant already has a user with this email address", field="email")
     return user
 
 
@@ -189,7 +194,7 @@ async def get_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> User:
 async def list_users(
     tx: Tx, tenant_id: UUID, *, after_id: UUID | None = None, limit: int = USERS_PER_PAGE_MAX
 ) -> list[User]:
-    """Returns a page, the oldest first; `after_id` is the id of the last page's last."""
+    """Returns a page of users, oldest first. `after_id` is the last id of the previous page."""
     after = await get_user(tx, tenant_id, after_id) if after_id else None
     return await store.page_of_users(
         tx, tenant_id, after=after, limit=min(limit, USERS_PER_PAGE_MAX)
@@ -213,9 +218,9 @@ KEYS_LISTED_MAX = 500
 
 async def create_key(tx: Tx, new: NewApiKey, *, now: datetime) -> ApiKey:
     if new.expires_at is not None and new.expires_at <= now:
-        raise InvalidInput("a key can't have expired before it is made", field="expires_at")
+        raise InvalidInput("the expiry time of a key must be in the future", field="expires_at")
     if await store.count_valid_keys(tx, new.tenant_id, new.user_id, now) >= KEYS_PER_USER_MAX:
-        raise LimitExceeded(f"a user has at most {KEYS_PER_USER_MAX} keys; revoke one first")
+        raise LimitExceeded(f"a user can have at most {KEYS_PER_USER_MAX} keys; revoke one first")
     row = {
         "id": new.id,
         "tenant_id": new.tenant_id,
@@ -231,11 +236,11 @@ async def create_key(tx: Tx, new: NewApiKey, *, now: datetime) -> ApiKey:
 
 
 async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
-    """Returns the caller of a key. Reads only; to record the use, call `note_key_use`."""
-    found = await store.key_by_hash(tx, hash_key(key))
-    if found is None or not is_key_of_hash(key, found[2]):
+    """Returns the caller of a key. Only reads; call `note_key_use` to record the use."""
+    match = await store.key_by_hash(tx, hash_key(key))
+    if match is None or not is_key_of_hash(key, match[2]):
         raise Unauthenticated("this key is unknown")
-    api_key, tenant, _ = found
+    api_key, tenant, _ = match
     if api_key.revoked_at is not None:
         raise Unauthenticated("this key was revoked")
     if api_key.expires_at is not None and api_key.expires_at <= now:
@@ -244,13 +249,14 @@ async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
 
 
 async def is_key_valid(tx: Tx, key: ApiKey, *, now: datetime) -> bool:
-    """Whether a key is still valid: it may have been revoked or deleted since it was read."""
-    found = await store.get_key(tx, key.tenant_id, key.user_id, key.id)
-    return found is not None and is_key_current(found, now)
+    """Checks whether a key is still valid, because it may have been revoked or deleted since it was
+    read."""
+    stored = await store.get_key(tx, key.tenant_id, key.user_id, key.id)
+    return stored is not None and is_key_current(stored, now)
 
 
 def is_key_current(key: ApiKey, now: datetime) -> bool:
-    """Whether it is neither revoked nor expired, as it was read."""
+    """Checks whether the key as read is neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
 
 
@@ -259,19 +265,19 @@ async def note_key_use(tx: Tx, key: ApiKey, *, now: datetime) -> None:
 
 
 async def list_keys(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[ApiKey]:
-    """Returns all keys, including revoked ones; the newest first."""
+    """Returns all keys, including revoked ones, newest first."""
     return await store.keys_of_user(tx, tenant_id, user_id, limit=KEYS_LISTED_MAX)
 
 
 async def revoke_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID, *, now: datetime
 ) -> ApiKey:
-    """Revokes a key at once; repeating it changes nothing."""
+    """Revokes a key immediately. Repeating it has no effect."""
     await store.revoke_key(tx, tenant_id, user_id, key_id, now)
-    found = await store.get_key(tx, tenant_id, user_id, key_id)
-    if found is None:
+    key = await store.get_key(tx, tenant_id, user_id, key_id)
+    if key is None:
         raise NotFound(f"there is no key {key_id}")
-    return found
+    return key
 
 
 async def revoke_all_keys(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> int:
@@ -279,12 +285,12 @@ async def revoke_all_keys(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: dateti
 
 
 async def delete_keys_of(tx: Tx, tenant_id: UUID) -> int:
-    """Deletes the keys of a tenant that is erased, including their names."""
+    """Deletes the keys of a tenant that is being erased, including their names."""
     return await store.delete_keys_of(tx, tenant_id)
 
 
 async def create_operator(tx: Tx, new: NewOperator, *, now: datetime) -> Operator:
-    """Creates an operator. A name is never used for a second one, as the audit refers to it."""
+    """Creates an operator. A name is never reused, because the audit log refers to it."""
     row = {
         "id": new.id,
         "name": check_operator_name(new.name),
@@ -296,17 +302,17 @@ async def create_operator(tx: Tx, new: NewOperator, *, now: datetime) -> Operato
     }
     added = await store.add_operator(tx, row)
     if added is None:
-        raise Conflict(f"there is an operator {new.name}, or was one: choose another name")
+        raise Conflict(f"the operator name {new.name} is or was in use; choose another name")
     return added
 
 
 async def authenticate_operator(tx: Tx, key: str) -> Operator:
-    found = await store.operator_by_hash(tx, hash_key(key)) if is_storable(key) else None
-    if found is None:
+    operator = await store.operator_by_hash(tx, hash_key(key)) if is_storable(key) else None
+    if operator is None:
         raise Unauthenticated("this is not an operator's key")
-    if found.revoked_at is not None:
+    if operator.revoked_at is not None:
         raise Unauthenticated("this operator's key was revoked")
-    return found
+    return operator
 
 
 async def note_operator_use(tx: Tx, operator: Operator, *, now: datetime) -> None:
@@ -319,9 +325,9 @@ async def list_operators(tx: Tx) -> list[Operator]:
 
 
 async def revoke_operator(tx: Tx, name: str, *, now: datetime) -> Operator:
-    """Revokes an operator's key at once; repeating it changes nothing."""
+    """Revokes an operator's key immediately. Repeating it has no effect."""
     await store.revoke_operator(tx, name, now)
-    found = await store.operator_by_name(tx, name)
-    if found is None:
+    operator = await store.operator_by_name(tx, name)
+    if operator is None:
         raise NotFound(f"there is no operator {name}")
-    return found
+    return operator

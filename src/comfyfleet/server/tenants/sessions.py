@@ -1,4 +1,5 @@
-"""Sign-ins of browsers: opened by a key, found by their secret, over with their key, by a sign-out, or in time."""
+"""Browser sessions. A key opens them, a secret identifies them, and they end with their key, at
+sign-out, or after their time."""
 
 import hashlib
 import hmac
@@ -29,8 +30,9 @@ EXPIRED_PER_SIGN_IN_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """As whom somebody may sign in: what a key, or an identity provider, has proved. `is_whole`: it says all that
-    this person is, so nothing stays of whoever used the browser before."""
+    """What a key or an identity provider has proved about a person's identity. `is_whole` means
+    that the grant covers all roles of the person, so nothing of the browser's previous session is
+    kept."""
 
     customer: Caller | None = None
     operator: Operator | None = None
@@ -40,8 +42,8 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session to be opened. `secret` is for the cookie, and only its hash is stored. `replaces`: the
-    secret of the session that the same browser has; whoever is signed in there stays so."""
+    """A session to open. `secret` is for the cookie, and only its hash is stored. `replaces` is the
+    secret of the browser's previous session, whose sign-in is kept."""
 
     id: UUID
     secret: str
@@ -50,7 +52,7 @@ class NewSession:
 
 
 async def grant_of_key(tx: Tx, key: str, *, admin_key_hash: str, now: datetime) -> SessionGrant:
-    """Returns as whom a key signs in, be it a customer's or an operator's. Raises Unauthenticated."""
+    """Returns the customer or operator that a key belongs to. Raises Unauthenticated."""
     if not is_storable(key):
         raise Unauthenticated("this key is unknown")
     if is_key_of_hash(key, admin_key_hash):
@@ -63,7 +65,8 @@ async def grant_of_key(tx: Tx, key: str, *, admin_key_hash: str, now: datetime) 
 async def open_session(
     tx: Tx, new: NewSession, *, settings: Settings, admin_key_hash: str, now: datetime
 ) -> BrowserSession:
-    """Opens a session under a new secret: one that somebody else has put into a browser is worth nothing."""
+    """Opens a session with a new secret, so that a secret planted in the browser by an attacker
+    becomes useless."""
     opened = await _replaced(tx, new, settings, admin_key_hash, now)
     if opened is None:
         opened = _merged(new, None, settings, now)
@@ -80,7 +83,8 @@ async def open_session(
 async def _replaced(
     tx: Tx, new: NewSession, settings: Settings, admin_key_hash: str, now: datetime
 ) -> BrowserSession | None:
-    """Takes over the browser's session, unless it has ended or may be another person's: then it is removed."""
+    """Takes over the browser's previous session. Deletes it instead if it has ended or may belong
+    to another person."""
     if new.replaces is None:
         return None
     previous = None
@@ -98,23 +102,22 @@ async def _replaced(
 async def find_session(
     tx: Tx, secret: str, *, admin_key_hash: str, now: datetime
 ) -> BrowserSession | None:
-    """Returns who is signed in: whose key was revoked, or whose time is over, is not. None: nobody."""
-    found = await store.session_by_hash(tx, hash_key(secret))
-    if found is None or not is_key_of_hash(secret, found.values["secret_hash"]):
+    """Returns the current sign-in of a session. Leaves out anyone whose key was revoked or whose
+    time has expired. Returns None if nobody remains."""
+    row = await store.session_by_hash(tx, hash_key(secret))
+    if row is None or not is_key_of_hash(secret, row.values["secret_hash"]):
         return None
-    session_id: UUID = found.values["id"]
+    session_id: UUID = row.values["id"]
     session = BrowserSession(session_id)
-    until = found.values["customer_until"]
-    if found.key is not None and found.tenant is not None and until is not None and until > now:
-        caller = Caller(found.key, found.tenant, session_id)
-        if service.is_key_current(found.key, now):
+    until = row.values["customer_until"]
+    if row.key is not None and row.tenant is not None and until is not None and until > now:
+        caller = Caller(row.key, row.tenant, session_id)
+        if service.is_key_current(row.key, now):
             session = replace(session, customer=caller, customer_until=until)
-    until = found.values["operator_until"]
-    acting = _acting(found, secret, admin_key_hash)
+    until = row.values["operator_until"]
+    acting = _acting(row, secret, admin_key_hash)
     if acting is not None and until is not None and until > now:
-        session = replace(
-            session, operator=acting, operator_until=until, operator_row=found.operator
-        )
+        session = replace(session, operator=acting, operator_until=until, operator_row=row.operator)
     return None if session.is_empty else session
 
 
@@ -123,7 +126,7 @@ async def end_session(tx: Tx, secret: str) -> None:
 
 
 async def is_caller_valid(tx: Tx, caller: Caller, *, now: datetime) -> bool:
-    """Whether the key of an open stream, and the sign-in by which it came, are still valid."""
+    """Checks whether the key of an open stream, and the session that opened it, are still valid."""
     if not await service.is_key_valid(tx, caller.key, now=now):
         return False
     if caller.session_id is None:
@@ -131,12 +134,12 @@ async def is_caller_valid(tx: Tx, caller: Caller, *, now: datetime) -> bool:
     return await store.has_session(tx, caller.session_id, caller.key.id, now)
 
 
-def _acting(found: store.SessionRow, secret: str, admin_key_hash: str) -> ActingOperator | None:
-    if found.operator is not None:
-        operator = found.operator
+def _acting(row: store.SessionRow, secret: str, admin_key_hash: str) -> ActingOperator | None:
+    if row.operator is not None:
+        operator = row.operator
         is_valid = operator.revoked_at is None
         return ActingOperator(operator.subject, operator.role) if is_valid else None
-    proof = found.values["admin_proof"]
+    proof = row.values["admin_proof"]
     if proof is None or not hmac.compare_digest(proof, _admin_proof(secret, admin_key_hash)):
         return None
     return ActingOperator(FIRST_OWNER, Role.OWNER)
@@ -165,7 +168,7 @@ def _merged(
 def _row(
     session: BrowserSession, secret: str, admin_key_hash: str, now: datetime
 ) -> dict[str, Any]:
-    ends = [each for each in (session.customer_until, session.operator_until) if each is not None]
+    ends = [end for end in (session.customer_until, session.operator_until) if end is not None]
     proof = _admin_proof(secret, admin_key_hash) if session.is_of_first_owner else None
     return {
         "id": session.id,
@@ -181,8 +184,9 @@ def _row(
 
 
 def _admin_proof(secret: str, admin_key_hash: str) -> str:
-    """Tells, only together with the cookie, by which admin key a session was opened: a new key ends it, and
-    whoever reads the database can't guess the key."""
+    """Returns a proof of the admin key with which a session was opened. It can only be checked
+    together with the cookie. A new admin key ends the session, and reading the database doesn't
+    help to guess the key."""
     return hashlib.sha256(f"{secret}:{admin_key_hash}".encode()).hexdigest()
 
 

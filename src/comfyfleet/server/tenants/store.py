@@ -1,4 +1,4 @@
-"""The only SQL of tenants, users, API keys, operators, sessions, wallets and transactions."""
+"""All SQL for tenants, users, API keys, operators, sessions, wallets and transactions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -53,8 +53,8 @@ from comfyfleet.server.tenants.model import (
 
 
 async def add_tenant(tx: Tx, row: Mapping[str, Any]) -> Tenant:
-    found = await tx.execute(insert(tenants).values(dict(row)).returning(tenants))
-    return _tenant(found.one())
+    added = await tx.execute(insert(tenants).values(dict(row)).returning(tenants))
+    return _tenant(added.one())
 
 
 async def add_tenant_if_new(tx: Tx, row: Mapping[str, Any]) -> None:
@@ -67,8 +67,8 @@ _GET_TENANT = PreparedStatement(
 
 
 async def get_tenant(tx: Tx, tenant_id: UUID) -> Tenant | None:
-    found = await _GET_TENANT.first(tx, {"of_id": tenant_id})
-    return Tenant(**found) if found else None
+    row = await _GET_TENANT.first(tx, {"of_id": tenant_id})
+    return Tenant(**row) if row else None
 
 
 async def all_tenants(tx: Tx, *, pool: str | None) -> list[Tenant]:
@@ -80,8 +80,8 @@ async def all_tenants(tx: Tx, *, pool: str | None) -> list[Tenant]:
 
 async def update_tenant(tx: Tx, tenant_id: UUID, values: Mapping[str, Any]) -> Tenant | None:
     statement = update(tenants).where(tenants.c.id == tenant_id).values(dict(values))
-    found = (await tx.execute(statement.returning(tenants))).first()
-    return _tenant(found) if found else None
+    row = (await tx.execute(statement.returning(tenants))).first()
+    return _tenant(row) if row else None
 
 
 async def count_tenants_by_pool(tx: Tx) -> dict[str, int]:
@@ -94,21 +94,21 @@ def _tenant(row: Row[Any]) -> Tenant:
 
 
 async def add_user(tx: Tx, row: Mapping[str, Any]) -> User | None:
-    """Adds a user; None if the tenant has one with that address or id."""
-    found = (await tx.execute(insert_if_new(tx, users, [row]).returning(users))).first()
-    return _user(found) if found else None
+    """Adds a user. Returns None if the tenant already has a user with this address or id."""
+    added = (await tx.execute(insert_if_new(tx, users, [row]).returning(users))).first()
+    return _user(added) if added else None
 
 
 async def get_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> User | None:
     query = select(users).where(users.c.tenant_id == tenant_id, users.c.id == user_id)
-    found = (await tx.execute(query)).first()
-    return _user(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _user(row) if row else None
 
 
 async def user_by_email(tx: Tx, tenant_id: UUID, email: str) -> User | None:
     query = select(users).where(users.c.tenant_id == tenant_id, users.c.email == email)
-    found = (await tx.execute(query)).first()
-    return _user(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _user(row) if row else None
 
 
 async def page_of_users(tx: Tx, tenant_id: UUID, *, after: User | None, limit: int) -> list[User]:
@@ -134,8 +134,8 @@ async def update_user(
         .values(dict(values))
         .returning(users)
     )
-    found = (await tx.execute(statement)).first()
-    return _user(found) if found else None
+    row = (await tx.execute(statement)).first()
+    return _user(row) if row else None
 
 
 def _user(row: Row[Any]) -> User:
@@ -143,14 +143,14 @@ def _user(row: Row[Any]) -> User:
 
 
 async def add_key(tx: Tx, row: Mapping[str, Any]) -> ApiKey:
-    found = await tx.execute(insert(api_keys).values(dict(row)).returning(api_keys))
-    return _key(found.one())
+    added = await tx.execute(insert(api_keys).values(dict(row)).returning(api_keys))
+    return _key(added.one())
 
 
-_COLUMNS, _OF_OWNER = ([each.name for each in table.c] for table in (api_keys, tenants))
+_COLUMNS, _OF_OWNER = ([column.name for column in table.c] for table in (api_keys, tenants))
 _KEY_BY_HASH = PreparedStatement(
     lambda tx: (
-        select(*api_keys.c, *(each.label(f"owner_{each.name}") for each in tenants.c))
+        select(*api_keys.c, *(column.label(f"owner_{column.name}") for column in tenants.c))
         .join(tenants, tenants.c.id == api_keys.c.tenant_id)
         .where(api_keys.c.key_hash == bindparam("of_hash"))
     )
@@ -159,10 +159,10 @@ _KEY_BY_HASH = PreparedStatement(
 
 async def key_by_hash(tx: Tx, key_hash: str) -> tuple[ApiKey, Tenant, str] | None:
     """Returns the key, its tenant and the stored hash."""
-    found = await _KEY_BY_HASH.tuples(tx, {"of_hash": key_hash})
-    if not found:
+    rows = await _KEY_BY_HASH.tuples(tx, {"of_hash": key_hash})
+    if not rows:
         return None
-    mine, owner = in_parts(found[0], _COLUMNS, _OF_OWNER)
+    mine, owner = in_parts(rows[0], _COLUMNS, _OF_OWNER)
     return _key_of(mine), Tenant(**owner), mine["key_hash"]
 
 
@@ -192,14 +192,14 @@ async def get_key(tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID) -> ApiKe
         api_keys.c.user_id == user_id,
         api_keys.c.id == key_id,
     )
-    found = (await tx.execute(query)).first()
-    return _key(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _key(row) if row else None
 
 
 async def revoke_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID | None, now: datetime
 ) -> int:
-    """Revokes one key, or all keys of the user; returns how many were not revoked before."""
+    """Revokes one key, or all keys of the user. Returns how many were not revoked before."""
     statement = update(api_keys).where(
         api_keys.c.tenant_id == tenant_id,
         api_keys.c.user_id == user_id,
@@ -231,22 +231,22 @@ def _key(row: Row[Any]) -> ApiKey:
 
 def _key_of(row: Mapping[Any, Any]) -> ApiKey:
     values = {name: value for name, value in row.items() if name != "key_hash"}
-    return ApiKey(**{**values, "scopes": frozenset(Scope(each) for each in values["scopes"])})
+    return ApiKey(**{**values, "scopes": frozenset(Scope(scope) for scope in values["scopes"])})
 
 
 OPERATORS_LISTED_MAX = 1000
 
 
 async def add_operator(tx: Tx, row: Mapping[str, Any]) -> Operator | None:
-    """Adds an operator; None if the name exists."""
+    """Adds an operator. Returns None if the name already exists."""
     added = await tx.execute(insert_if_new(tx, operators, [row]).returning(operators))
-    found = added.first()
-    return _operator(found) if found else None
+    inserted = added.first()
+    return _operator(inserted) if inserted else None
 
 
 async def operator_by_hash(tx: Tx, key_hash: str) -> Operator | None:
-    found = (await tx.execute(select(operators).where(operators.c.key_hash == key_hash))).first()
-    return _operator(found) if found else None
+    row = (await tx.execute(select(operators).where(operators.c.key_hash == key_hash))).first()
+    return _operator(row) if row else None
 
 
 async def all_operators(tx: Tx) -> list[Operator]:
@@ -264,19 +264,19 @@ async def revoke_operator(tx: Tx, name: str, now: datetime) -> None:
 
 
 async def operator_by_id(tx: Tx, operator_id: UUID) -> Operator | None:
-    found = (await tx.execute(select(operators).where(operators.c.id == operator_id))).first()
-    return _operator(found) if found else None
+    row = (await tx.execute(select(operators).where(operators.c.id == operator_id))).first()
+    return _operator(row) if row else None
 
 
 async def set_operator_role(tx: Tx, operator_id: UUID, role: Role) -> Operator | None:
     changed = update(operators).where(operators.c.id == operator_id).values(role=role)
-    found = (await tx.execute(changed.returning(operators))).first()
-    return _operator(found) if found else None
+    row = (await tx.execute(changed.returning(operators))).first()
+    return _operator(row) if row else None
 
 
 async def operator_by_name(tx: Tx, name: str) -> Operator | None:
-    found = (await tx.execute(select(operators).where(operators.c.name == name))).first()
-    return _operator(found) if found else None
+    row = (await tx.execute(select(operators).where(operators.c.name == name))).first()
+    return _operator(row) if row else None
 
 
 async def note_operator_use(tx: Tx, operator_id: UUID, now: datetime) -> None:
@@ -301,14 +301,14 @@ def _operator_of(row: Mapping[Any, Any]) -> Operator:
 
 
 _SESSION_PARTS = (("", sessions), ("key_", api_keys), ("owner_", tenants), ("operator_", operators))
-_SESSION_COLUMNS = [[each.name for each in table.c] for _, table in _SESSION_PARTS]
+_SESSION_COLUMNS = [[column.name for column in table.c] for _, table in _SESSION_PARTS]
 _SESSION_BY_HASH = PreparedStatement(
     lambda tx: (
         select(
             *(
-                each.label(f"{prefix}of_{each.name}")
+                column.label(f"{prefix}of_{column.name}")
                 for prefix, table in _SESSION_PARTS
-                for each in table.c
+                for column in table.c
             )
         )
         .select_from(sessions)
@@ -321,7 +321,7 @@ _SESSION_BY_HASH = PreparedStatement(
 
 
 class SessionRow(NamedTuple):
-    """A session with the key, the tenant and the operator that it names."""
+    """A session with its key, tenant and operator."""
 
     values: Mapping[str, Any]
     key: ApiKey | None
@@ -330,10 +330,10 @@ class SessionRow(NamedTuple):
 
 
 async def session_by_hash(tx: Tx, secret_hash: str) -> SessionRow | None:
-    found = await _SESSION_BY_HASH.tuples(tx, {"of_hash": secret_hash})
-    if not found:
+    rows = await _SESSION_BY_HASH.tuples(tx, {"of_hash": secret_hash})
+    if not rows:
         return None
-    values, key, owner, operator = in_parts(found[0], *_SESSION_COLUMNS)
+    values, key, owner, operator = in_parts(rows[0], *_SESSION_COLUMNS)
     return SessionRow(
         values,
         _key_of(key) if key["id"] else None,
@@ -347,13 +347,13 @@ async def add_session(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def replace_session(tx: Tx, secret_hash: str, values: Mapping[str, Any]) -> bool:
-    """Gives a session another secret, and whatever else; False if it has ended meanwhile."""
+    """Changes the secret and other values of a session. Returns False if the session has ended."""
     changed = update(sessions).where(sessions.c.secret_hash == secret_hash).values(dict(values))
     return (await tx.execute(changed.returning(sessions.c.id))).first() is not None
 
 
 async def has_session(tx: Tx, session_id: UUID, key_id: UUID, now: datetime) -> bool:
-    """Whether a customer is still signed in there with this key."""
+    """Checks whether a customer is still signed in to this session with this key."""
     query = select(sessions.c.id).where(
         sessions.c.id == session_id,
         sessions.c.api_key_id == key_id,
@@ -374,7 +374,8 @@ async def delete_expired_sessions(tx: Tx, *, before: datetime, limit: int) -> No
 async def delete_oldest_sessions(
     tx: Tx, *, key_id: UUID | None, operator_id: UUID | None, kept: int
 ) -> None:
-    """Deletes all but the newest of a key, of an operator, or, without both, of the first owner."""
+    """Deletes all but the newest sessions of a key or an operator. Without both, applies to the
+    first owner."""
     if key_id is not None:
         same = sessions.c.api_key_id == key_id
     elif operator_id is not None:
@@ -391,19 +392,19 @@ async def list_balances(
     query = select(wallets.c.user_id, wallets.c.balance).where(wallets.c.tenant_id == tenant_id)
     if after_user_id is not None:
         query = query.where(wallets.c.user_id > after_user_id)
-    found = await tx.execute(query.order_by(wallets.c.user_id).limit(limit))
-    return [(row.user_id, row.balance) for row in found]
+    rows = await tx.execute(query.order_by(wallets.c.user_id).limit(limit))
+    return [(row.user_id, row.balance) for row in rows]
 
 
 async def get_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
-    found = (await tx.execute(select(wallets).where(_is_wallet(tenant_id, user_id)))).first()
-    return _wallet(found) if found else None
+    row = (await tx.execute(select(wallets).where(_is_wallet(tenant_id, user_id)))).first()
+    return _wallet(row) if row else None
 
 
 _IS_BOUND = and_(
     wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
 )
-# On PostgreSQL an UPDATE without a change, which locks the row and replaces its version (xmin).
+# On PostgreSQL, an UPDATE without changes, which locks the row and changes its version (xmin).
 _LOCK_WALLET = PreparedStatement(
     lambda tx: (
         select(wallets).where(_IS_BOUND)
@@ -414,8 +415,8 @@ _LOCK_WALLET = PreparedStatement(
 
 
 async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
-    found = await _LOCK_WALLET.first(tx, {"of_tenant": tenant_id, "of_user": user_id})
-    return TokenWallet(**found) if found else None
+    row = await _LOCK_WALLET.first(tx, {"of_tenant": tenant_id, "of_user": user_id})
+    return TokenWallet(**row) if row else None
 
 
 async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> None:
@@ -426,31 +427,32 @@ async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> 
 async def debit(
     tx: Tx, tenant_id: UUID, user_id: UUID, amount: int, job_ids: Collection[UUID]
 ) -> int | None:
-    """Takes tokens; returns the balance, None if it is too low or one of the jobs has a reservation
-    already."""
+    """Takes tokens from the wallet and returns the new balance. Returns None if the balance is too
+    low, or if one of the jobs already has a reservation."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "amount_taken": amount}
     if len(job_ids) == 1:
-        found = await _DEBIT.first(tx, {**values, "of_job": next(iter(job_ids))})
-        return found["balance"] if found else None
+        row = await _DEBIT.first(tx, {**values, "of_job": next(iter(job_ids))})
+        return row["balance"] if row else None
     statement = debit_statement(is_one_of(tx, lines.c.job_id, job_ids))
-    left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
-    return left
+    balance: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
+    return balance
 
 
 def version_of_wallet() -> ColumnElement[Any]:
-    """Selects the version (xmin) of the bound wallet on PostgreSQL, which every change and every
-    lock replaces."""
+    """Selects the version (xmin) of the bound wallet on PostgreSQL. Every change and every lock
+    replaces it."""
     return select(literal_column("token_wallets.xmin")).where(_IS_BOUND).scalar_subquery()
 
 
 def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
-    """Condition for an UPDATE of a wallet: its version is still the one that was read."""
+    """Returns the condition for an UPDATE that the wallet's version has not changed since it was
+    read."""
     return literal_column("token_wallets.xmin") == select(seen.c.version).scalar_subquery()
 
 
 def debit_statement(is_of_jobs: ColumnElement[bool]) -> Any:
-    """Builds a statement that takes `amount_taken` if the balance is sufficient and no reservation
-    exists."""
+    """Builds a statement that takes `amount_taken` if the balance is sufficient and there is no
+    reservation yet."""
     reserved = select(lines.c.id).where(
         lines.c.tenant_id == bindparam("of_tenant"),
         is_of_jobs,
@@ -480,7 +482,7 @@ async def credit(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
 
 
 async def claim_payment(tx: Tx, payment: PaymentClaim, now: datetime) -> PaymentClaim:
-    """Stores a payment if its id is new; returns the one that has the id."""
+    """Stores a payment if its id is new. Returns the payment stored under this id."""
     row = {**payment._asdict(), "created_at": now}
     await tx.execute(insert_if_new(tx, payments, [row]))
     columns = [payments.c[name] for name in PaymentClaim._fields]
@@ -504,7 +506,7 @@ _ADD_TRANSACTION = PreparedInsert(
 
 
 async def add_transaction(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Adds transactions; returns how many of them are new."""
+    """Adds transactions and returns how many of them are new."""
     whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
     return len(await _ADD_TRANSACTION.add(tx, whole))
 
@@ -512,7 +514,7 @@ async def add_transaction(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
 def consumption(
     tx: Tx, tenant_id: ColumnElement[Any], job_id: ColumnElement[Any], now: ColumnElement[Any]
 ) -> Any:
-    """Builds an INSERT that consumes a job's reservation; may be a part of another statement."""
+    """Builds an INSERT that consumes a job's reservation. It can be part of another statement."""
     reserved = select(
         lines.c.tenant_id,
         lines.c.user_id,
@@ -537,8 +539,8 @@ _CONSUME = PreparedStatement(
 
 
 def consume_call(tenant_id: UUID, job_id: UUID, now: datetime) -> StatementCall:
-    """Builds a call that consumes a reservation; no effect if there is none, or the job was settled
-    before."""
+    """Builds a call that consumes a reservation. It has no effect if there is no reservation, or if
+    the job was settled before."""
     return _CONSUME, {"of_tenant": tenant_id, "of_job": job_id, "settled_at": now}
 
 
@@ -548,8 +550,8 @@ async def transaction_of_payment(
     query = select(lines).where(
         lines.c.tenant_id == tenant_id, lines.c.provider_transaction_id == provider_id
     )
-    found = (await tx.execute(query)).first()
-    return _transaction(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _transaction(row) if row else None
 
 
 async def transactions_of_jobs(
@@ -570,8 +572,8 @@ async def transactions_of_jobs(
 async def sums_by_type(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime, limit: int
 ) -> dict[TransactionType, int]:
-    """Sums what the user's newest transactions added to the balance. Of JOB_CONSUME: what its jobs
-    have cost in all."""
+    """Sums the user's newest transactions by type. For JOB_CONSUME, sums the total cost of the
+    jobs."""
     newest = (
         select(lines)
         .where(lines.c.tenant_id == tenant_id, lines.c.user_id == user_id)
@@ -619,10 +621,10 @@ async def newest_transactions(
 
 
 async def unbalanced_wallets(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    """Returns wallets with a negative balance, or one that differs from the sum of transactions.
+    """Returns wallets with a negative balance, or with a balance that differs from the sum of their
+    transactions.
 
-    It is one statement, so that both tables are read at the same moment.
-    """
+    A single statement reads both tables, so that they are consistent."""
     sums = _sums().subquery()
     total = func.coalesce(sums.c.total, 0)
     query = (
@@ -639,18 +641,18 @@ async def unbalanced_wallets(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
 
 
 async def transactions_without_wallet(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    there = select(wallets.c.balance).where(
+    wallet = select(wallets.c.balance).where(
         wallets.c.tenant_id == lines.c.tenant_id, wallets.c.user_id == lines.c.user_id
     )
-    query = _sums().where(~there.exists())
+    query = _sums().where(~wallet.exists())
     if tenant_id is not None:
         query = query.where(lines.c.tenant_id == tenant_id)
     return list(await tx.execute(query))
 
 
 async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    """Returns jobs that were settled twice, without a reservation, refunded with another amount, or
-    given back more than was reserved."""
+    """Returns jobs that were settled twice, have no reservation, were refunded with another amount,
+    or got more unused tokens back than were reserved."""
     is_reserve = lines.c.type == TransactionType.JOB_RESERVE
     is_refund = lines.c.type == TransactionType.JOB_REFUND
     reserves = func.count().filter(is_reserve)

@@ -1,4 +1,5 @@
-"""The token ledger: credit, reserve, consume, refund. Only the holder of a wallet's lock changes its balance."""
+"""The token ledger: credit, reserve, consume and refund. Only the holder of a wallet's lock changes
+its balance."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -31,11 +32,11 @@ JOBS_AT_ONCE_MAX = 1000
 TRANSACTIONS_PER_PAGE_MAX = 500
 TRANSACTIONS_SUMMED_MAX = 10_000
 PAID_TO_ANOTHER_USER = "this payment was credited to another user's wallet"
-ALREADY_RESERVED = "one of the jobs has its tokens reserved already"
+ALREADY_RESERVED = "one of the jobs already has reserved tokens"
 
 
 async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> TokenWallet:
-    """Locks the wallet until the transaction ends; creates it if the user has none."""
+    """Locks the wallet until the transaction ends. Creates the wallet if the user has none."""
     wallet = await store.lock_wallet(tx, tenant_id, user_id)
     if wallet is None:
         await store.open_wallet(tx, tenant_id, user_id, now)
@@ -45,16 +46,15 @@ async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) 
 
 
 async def claim_payment(tx: Tx, payment: PaymentClaim, *, now: datetime) -> None:
-    """Claims the id of a payment in the central database, before its credit.
+    """Claims a payment's id in the central database before the payment is credited.
 
-    The claim of an interrupted credit stays, so that only the same credit can be repeated.
-    """
+    The claim of an interrupted credit remains, so that only the same credit can be repeated."""
     check_amount(payment.amount, least=1)
     check_provider_id(payment.provider_transaction_id)
     claimed = await store.claim_payment(tx, payment, now)
     if claimed.tenant_id != payment.tenant_id:
         raise Conflict(
-            f"this payment was credited to another tenant, {claimed.tenant_id}",
+            f"this payment was credited to another tenant: {claimed.tenant_id}",
             field="provider_transaction_id",
         )
     if claimed.user_id != payment.user_id:
@@ -72,7 +72,7 @@ async def credit(
     *,
     now: datetime,
 ) -> Credited:
-    """Credits a payment once: a repeated id changes nothing, and is refused with another amount."""
+    """Credits a payment once. A repeated id has no effect, and is refused with another amount."""
     check_amount(amount, least=1)
     check_provider_id(provider_transaction_id)
     wallet = await lock_wallet(tx, tenant_id, user_id, now=now)
@@ -92,7 +92,7 @@ async def credit(
 
 def _other_amount(amount: int, *, credited: int) -> Conflict:
     return Conflict(
-        f"this payment was credited before, with {credited} tokens and not {amount}",
+        f"this payment was credited before with {credited} tokens, not {amount}",
         field="amount",
         credited=credited,
     )
@@ -101,51 +101,55 @@ def _other_amount(amount: int, *, credited: int) -> Conflict:
 async def reserve(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, amount: int, *, now: datetime
 ) -> Reserved:
-    """Takes the tokens for a job out of the wallet; returns the existing reservation if there is
-    one."""
-    taken = await _reserve(tx, tenant_id, user_id, {job_id: amount}, now)
-    if taken is not None:
-        return taken
-    found = await store.transactions_of_jobs(tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE])
-    left = await balance(tx, tenant_id, user_id)
-    if not found:
-        raise InsufficientTokens(required_tokens=amount, balance=left)
-    if found[0].user_id != user_id:
-        raise Conflict(f"another user pays for the job {job_id}")
-    return Reserved(-found[0].amount, left, is_new=False)
+    """Reserves tokens for a job. Returns the existing reservation if there is one."""
+    reserved = await _reserve(tx, tenant_id, user_id, {job_id: amount}, now)
+    if reserved is not None:
+        return reserved
+    earlier = await store.transactions_of_jobs(
+        tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE]
+    )
+    remaining = await balance(tx, tenant_id, user_id)
+    if not earlier:
+        raise InsufficientTokens(required_tokens=amount, balance=remaining)
+    if earlier[0].user_id != user_id:
+        raise Conflict(f"the job {job_id} belongs to another user's wallet")
+    return Reserved(-earlier[0].amount, remaining, is_new=False)
 
 
 async def reserve_all(
     tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], *, now: datetime
 ) -> Reserved:
-    """Reserves tokens for new jobs, by id: for all of them or none."""
+    """Reserves tokens for all of the new jobs, by id, or for none."""
     if len(amounts) > JOBS_AT_ONCE_MAX:
-        raise LimitExceeded(f"tokens are reserved for at most {JOBS_AT_ONCE_MAX:,} jobs at once")
-    taken = await _reserve(tx, tenant_id, user_id, amounts, now)
-    if taken is not None:
-        return taken
+        raise LimitExceeded(
+            f"tokens can be reserved for at most {JOBS_AT_ONCE_MAX:,} jobs in one call"
+        )
+    reserved = await _reserve(tx, tenant_id, user_id, amounts, now)
+    if reserved is not None:
+        return reserved
     priced = [job_id for job_id, amount in amounts.items() if amount]
     if await store.transactions_of_jobs(tx, tenant_id, priced, [TransactionType.JOB_RESERVE]):
         raise Conflict(ALREADY_RESERVED)
-    left = await balance(tx, tenant_id, user_id)
-    raise InsufficientTokens(required_tokens=sum(amounts.values()), balance=left)
+    remaining = await balance(tx, tenant_id, user_id)
+    raise InsufficientTokens(required_tokens=sum(amounts.values()), balance=remaining)
 
 
 async def consume(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, unused: int = 0, now: datetime
 ) -> Settlement | None:
-    """Consumes the reservation of a successful job, but for what it has not used, which goes back
-    by the same transaction; None if nothing was reserved."""
+    """Consumes the reservation of a successful job. The same transaction returns unused tokens to
+    the wallet. Returns None if nothing was reserved."""
     return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now, unused)
 
 
 def consume_call(tenant_id: UUID, job_id: UUID, *, now: datetime) -> StatementCall:
-    """Like `consume`, as a call to be sent together with other writes."""
+    """Builds a call like `consume`, to be sent together with other writes."""
     return store.consume_call(tenant_id, job_id, now)
 
 
 async def refund(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
-    """Refunds the reservation of a job that did not succeed; None if nothing was reserved."""
+    """Refunds the reservation of a job that did not succeed. Returns None if nothing was
+    reserved."""
     return await _settle(tx, tenant_id, job_id, TransactionType.JOB_REFUND, now)
 
 
@@ -157,7 +161,8 @@ async def balance(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def balances(
     tx: Tx, tenant_id: UUID, *, after_user_id: UUID | None = None, limit: int
 ) -> list[tuple[UUID, int]]:
-    """Returns a page of (user, balance), by user; `after_user_id` is the last page's last."""
+    """Returns a page of (user, balance), ordered by user. `after_user_id` is the last user of the
+    previous page."""
     return await store.list_balances(tx, tenant_id, after_user_id=after_user_id, limit=limit)
 
 
@@ -170,7 +175,8 @@ async def transactions(
     limit: int,
     types: Collection[TransactionType] = (),
 ) -> list[LedgerTransaction]:
-    """Returns a page, the newest first; `before_id` is the id of the last page's last. Of no type: of all."""
+    """Returns a page of transactions, newest first. `before_id` is the last id of the previous
+    page. Without `types`, returns all types."""
     return await store.newest_transactions(
         tx,
         tenant_id,
@@ -182,19 +188,20 @@ async def transactions(
 
 
 async def summary(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> WalletSummary:
-    """Sums what was added, spent and given back since a moment, as far as the newest transactions go."""
-    found = await store.sums_by_type(
+    """Sums the tokens added, spent and refunded since a given time, over a limited number of the
+    newest transactions."""
+    totals = await store.sums_by_type(
         tx, tenant_id, user_id, since=since, limit=TRANSACTIONS_SUMMED_MAX
     )
     return WalletSummary(
-        added=found.get(TransactionType.PAYMENT_CREDIT, 0),
-        spent=-found.get(TransactionType.JOB_CONSUME, 0),
-        refunded=found.get(TransactionType.JOB_REFUND, 0),
+        added=totals.get(TransactionType.PAYMENT_CREDIT, 0),
+        spent=-totals.get(TransactionType.JOB_CONSUME, 0),
+        refunded=totals.get(TransactionType.JOB_REFUND, 0),
     )
 
 
 async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
-    """Returns the inconsistencies within the ledger, of one tenant or of the whole pool."""
+    """Returns the inconsistencies within the ledger, for one tenant or for the whole pool."""
     drifts = [_wallet_drift(row) for row in await store.unbalanced_wallets(tx, tenant_id)]
     drifts += [
         LedgerDrift(
@@ -202,7 +209,7 @@ async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
             row.tenant_id,
             row.user_id,
             None,
-            f"transactions of {row.total} tokens in all, and no wallet",
+            f"the transactions add up to {row.total} tokens, but there is no wallet",
         )
         for row in await store.transactions_without_wallet(tx, tenant_id)
     ]
@@ -210,34 +217,34 @@ async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
 
 
 async def verify_jobs(tx: Tx, tenant_id: UUID, jobs: Sequence[JobLedgerFacts]) -> list[LedgerDrift]:
-    """Returns jobs whose transactions don't match their status: ended jobs must be settled
+    """Returns jobs whose transactions don't match their status. Ended jobs must be settled
     accordingly."""
     if len(jobs) > JOBS_AT_ONCE_MAX:
-        raise LimitExceeded(f"at most {JOBS_AT_ONCE_MAX:,} jobs are checked at once")
-    found: dict[UUID, list[LedgerTransaction]] = {job.job_id: [] for job in jobs}
+        raise LimitExceeded(f"at most {JOBS_AT_ONCE_MAX:,} jobs can be checked in one call")
+    by_job: dict[UUID, list[LedgerTransaction]] = {job.job_id: [] for job in jobs}
     for line in await store.transactions_of_jobs(
-        tx, tenant_id, found.keys(), list(TransactionType)
+        tx, tenant_id, by_job.keys(), list(TransactionType)
     ):
         if line.job_id is not None:
-            found[line.job_id].append(line)
-    return [drift for job in jobs for drift in drifts_of_job(tenant_id, job, found[job.job_id])]
+            by_job[line.job_id].append(line)
+    return [drift for job in jobs for drift in drifts_of_job(tenant_id, job, by_job[job.job_id])]
 
 
 async def _reserve(
     tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], now: datetime
 ) -> Reserved | None:
-    """Takes tokens; None, with nothing written, if the balance is too low or a job has a
-    reservation already."""
+    """Takes tokens. Returns None without writing anything if the balance is too low, or if a job
+    already has a reservation."""
     priced = {job_id: check_amount(amount, least=0) for job_id, amount in amounts.items()}
     priced = {job_id: amount for job_id, amount in priced.items() if amount}
     total = sum(priced.values())
     if not priced:
         return Reserved(0, await balance(tx, tenant_id, user_id), is_new=True)
-    left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
-    if left is None and await store.lock_wallet(tx, tenant_id, user_id):
-        # A payment may have been added meanwhile; under the lock the second result is final.
-        left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
-    if left is None:
+    remaining = await store.debit(tx, tenant_id, user_id, total, priced.keys())
+    if remaining is None and await store.lock_wallet(tx, tenant_id, user_id):
+        # A payment may have been added in between. Under the lock, the second result is final.
+        remaining = await store.debit(tx, tenant_id, user_id, total, priced.keys())
+    if remaining is None:
         return None
     rows = [
         {**_row(tenant_id, user_id, TransactionType.JOB_RESERVE, -amount, now), "job_id": job_id}
@@ -245,14 +252,14 @@ async def _reserve(
     ]
     if await store.add_transaction(tx, rows) != len(rows):
         raise Conflict(ALREADY_RESERVED)
-    return Reserved(total, left, is_new=True)
+    return Reserved(total, remaining, is_new=True)
 
 
 async def _settle(
     tx: Tx,
     tenant_id: UUID,
     job_id: UUID,
-    wanted: TransactionType,
+    settlement: TransactionType,
     now: datetime,
     unused: int = 0,
 ) -> Settlement | None:
@@ -262,16 +269,16 @@ async def _settle(
     if not reserves:
         return None
     user_id, reserved = reserves[0].user_id, -reserves[0].amount
-    gives = reserved if wanted is TransactionType.JOB_REFUND else min(unused, reserved)
+    gives = reserved if settlement is TransactionType.JOB_REFUND else min(unused, reserved)
     if gives:
         await store.lock_wallet(tx, tenant_id, user_id)
-    row = _row(tenant_id, user_id, wanted, gives, now)
+    row = _row(tenant_id, user_id, settlement, gives, now)
     if not await store.add_transaction(tx, [{**row, "job_id": job_id}]):
         earlier = await store.transactions_of_jobs(tx, tenant_id, [job_id], SETTLES)
         return Settlement(earlier[0].type, user_id, reserved, is_new=False)
     if gives:
         await store.credit(tx, tenant_id, user_id, gives)
-    return Settlement(wanted, user_id, reserved, is_new=True)
+    return Settlement(settlement, user_id, reserved, is_new=True)
 
 
 def _row(
@@ -291,7 +298,7 @@ def _wallet_drift(row: Any) -> LedgerDrift:
         fault, says = Fault.NEGATIVE, f"the balance is {row.balance}"
     else:
         fault = Fault.BALANCE
-        says = f"the balance is {row.balance}, and the transactions add up to {row.total}"
+        says = f"the balance is {row.balance}, but the transactions add up to {row.total}"
     return LedgerDrift(fault, row.tenant_id, row.user_id, None, says)
 
 
@@ -304,8 +311,8 @@ def _job_drift(row: Any) -> LedgerDrift:
     elif row.settled > 1:
         fault, says = Fault.SETTLED_TWICE, f"settled {row.settled} times"
     elif row.payers > 1:
-        fault, says = Fault.AMOUNT, "the transactions of one job are in several wallets"
+        fault, says = Fault.AMOUNT, "the transactions of a single job are in several wallets"
     else:
         fault = Fault.AMOUNT
-        says = f"{row.reserved} tokens were reserved, {row.refunded} refunded and {row.unused} given back"
+        says = f"{row.reserved} tokens were reserved, {row.refunded} refunded and {row.unused} returned as unused"
     return LedgerDrift(fault, row.tenant_id, None, row.job_id, says)

@@ -112,7 +112,7 @@ async def test_a_payment_counts_once_in_all_tenants(client: httpx.AsyncClient) -
     assert (again.status_code, again.json()) == (200, {"balance": 500})
     other = await client.post(f"{wallet_path(ada)}/credits", json={**paid, "amount": 400})
     assert other.status_code == 409
-    assert "with 500 tokens and not 400" in other.json()["error"]["message"]
+    assert "with 500 tokens, not 400" in other.json()["error"]["message"]
 
 
 async def test_a_payment_counts_once_among_tenants_credited_at_once(
