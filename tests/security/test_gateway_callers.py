@@ -56,6 +56,7 @@ def test_a_key_counts_wherever_it_stands(gateway: GatewayProcess, user: GatewayU
         ("/queue", {"Cookie": f"other=1; {signed_in(user)}"}),
         ("/queue", basic("anybody", user.key)),
         ("/queue", basic(user.key, "")),
+        ("/queue", basic(user.key, "not-a-key")),
         (f"/k/{user.key}/queue", {}),
         (f"/k/{user.key}/api/queue", {"Authorization": f"Bearer {WRONG}"}),
     ]
@@ -74,6 +75,7 @@ def test_a_wrong_key_is_not_this_machines_user(gateway: GatewayProcess) -> None:
         ("/queue", {"Authorization": f"Bearer {WRONG}"}),
         (f"/queue?token={WRONG}", {}),
         (f"/k/{WRONG}/queue", {}),
+        ("/queue", basic("anybody", WRONG)),
     ]:
         refused = httpx.get(gateway.url + path, headers=headers)
         assert refused.status_code == 401
@@ -82,6 +84,21 @@ def test_a_wrong_key_is_not_this_machines_user(gateway: GatewayProcess) -> None:
         with pytest.raises(InvalidStatus) as closed:
             opened(gateway, path.replace("queue", "ws"), headers)
         assert closed.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("pair", [("undefined", ""), ("ada", "hunter2")])
+def test_basic_auth_that_is_no_key_counts_as_none(
+    gateway: GatewayProcess, pair: tuple[str, str]
+) -> None:
+    headers = basic(*pair)
+    assert httpx.post(f"{gateway.url}/interrupt", headers=headers).status_code == 200
+    with opened(gateway, "/ws", headers) as socket:
+        assert json.loads(socket.recv(timeout=10))["type"] == "status"
+    from_elsewhere = {**headers, "X-Forwarded-For": "203.0.113.9"}
+    refused = httpx.post(f"{gateway.url}/interrupt", headers=from_elsewhere)
+    assert refused.status_code == 401
+    of_a_page = {**headers, "Origin": "https://elsewhere.example"}
+    assert httpx.post(f"{gateway.url}/interrupt", headers=of_a_page).status_code in (401, 403)
 
 
 def test_a_browser_whose_sign_in_has_ended_is_this_machines_user_again(
@@ -355,7 +372,8 @@ async def test_wrong_keys_are_slowed_down_wherever_they_stand(
                 await client.get("/queue", headers={"Authorization": f"Bearer {WRONG}"})
                 await client.get(f"/queue?token={WRONG}")
                 await client.get(f"/k/{WRONG}/queue")
-                assert (await client.get("/queue", headers=basic("a", "b"))).status_code == 401
+                wrong = basic("a", "cf_" + "1" * 64)
+                assert (await client.get("/queue", headers=wrong)).status_code == 401
     assert waited == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0, 5.0]
 
 

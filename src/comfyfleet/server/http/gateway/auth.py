@@ -20,7 +20,7 @@ from comfyfleet.server.http.public.auth import RateLimiter
 from comfyfleet.server.http.sessions import is_reading, require_own_page, session_of
 from comfyfleet.server.http.tallies import holders_of
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.tenants.model import API_KEY_PREFIX, Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
 KEY_PREFIX = "/k/"
@@ -89,13 +89,15 @@ def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
 
 
 def _basic(given: str) -> Iterator[str]:
-    """The key as password, or as the user's name."""
+    """The key as password, or as the user's name.
+
+    Anything else is not for us: clients send `undefined` or what another server wants, as ComfyUI ignores it.
+    """
     try:
         user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         return
-    if password or user:
-        yield password or user
+    yield from (each for each in (password, user) if each.startswith(API_KEY_PREFIX))
 
 
 async def authenticate(
