@@ -1,6 +1,5 @@
 """A client's next prompt runs on the backend that ran its previous one."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -74,16 +73,34 @@ async def test_prompts_of_a_client_run_on_one_backend_while_it_is_free(
         assert (await runs(server))[mine] == before[mine] + 1
 
 
-async def test_prompts_that_come_together_use_all_backends(server: GatewayInProcess) -> None:
+async def test_a_prompt_runs_on_another_backend_while_the_preferred_one_is_busy(
+    server: GatewayInProcess,
+) -> None:
     matcher = server.plane.queue._matcher
     matcher._rules = replace(matcher._rules, preferred_max_wait=timedelta(seconds=0.3))
     ada = await server.new_user()
     async with ada.http_async() as http:
         await run(http, "krita", 0)
-        async with asyncio.TaskGroup() as group:
-            for color in range(1, 21):
-                group.create_task(run(http, "krita", color))
-    assert min(await runs(server)) > 2
+        endless = {"image": ["1", 0], "steps": 1000, "step_ms": 60, "previews": False}
+        slow = {**PROMPT, "2": {"class_type": "ComfyfleetSteps", "inputs": endless}}
+        answer = await http.post("/prompt", json={"prompt": slow, "client_id": "krita"})
+        assert answer.status_code == 200, answer.text
+        await until(lambda: busy(server))
+        (preferred,) = await busy(server)
+        before = await runs(server)
+        await run(http, "krita", 1)
+        assert await busy(server) == [preferred], "the first prompt still runs"
+        after = await runs(server)
+        other = 1 - preferred
+        assert after[other] == before[other] + 1
+        await http.post("/interrupt")
+
+
+async def busy(server: GatewayInProcess) -> list[int]:
+    """Returns the numbers of the engines that run a prompt."""
+    async with httpx.AsyncClient() as http:
+        answers = [await http.get(f"{engine.url}/queue") for engine in server.engines]
+    return [n for n, answer in enumerate(answers) if answer.json()["queue_running"]]
 
 
 def ended(client_id: str | None) -> EndedPrompt:
