@@ -141,5 +141,5 @@ async def test_which_api_is_asked_once_and_a_failure_settles_nothing() -> None:
 
 async def test_a_server_that_is_no_cloud_is_told_as_such() -> None:
     async with cloud_of({}) as stage:
-        with pytest.raises(UnexpectedAnswer, match="isn.t Comfy Cloud"):
+        with pytest.raises(UnexpectedAnswer, match=r"isn.t Comfy Cloud"):
             await stage.cloud.submit({}, prompt_id=RUN)
