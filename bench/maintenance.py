@@ -54,13 +54,13 @@ async def remove_all(context: JobContext) -> int:
 async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float]:
     """Returns the duration of each lease in milliseconds. It takes as many per second as a fleet of
     a thousand workers."""
-    took: list[float] = []
-    while goes_on() and len(took) < QUEUED // 2:
+    durations: list[float] = []
+    while goes_on() and len(durations) < QUEUED // 2:
         await asyncio.sleep(0.002)
         begin = perf_counter()
         assert await context.queue.lease(waiter(), wait_seconds=0)
-        took.append((perf_counter() - begin) * 1000)
-    return took
+        durations.append((perf_counter() - begin) * 1000)
+    return durations
 
 
 def speed_text(name: str, took: list[float]) -> str:

@@ -1,10 +1,11 @@
-"""The time around a single job: from its submission until the client has the answer, without the run itself.
+"""Measures the overhead of a single job: the time from its submission until the client has the
+answer, without the run itself.
 
     python bench/single_job.py [--quick] [--jobs 60] [--rounds 4] [--before TREE] [--check]
 
-A control plane, a worker and the built-in engine run as processes, once from this tree and once from the version
-before. Jobs alternate between the two in short rounds. The steps of a job come from the engine's history and the worker's
-log: all processes share one clock.
+A control plane, a worker and the built-in engine run as separate processes, once from this tree and
+once from the previous version. Jobs alternate between the two in short rounds. The steps of a job
+come from the engine's history and the worker's log, because all processes share one clock.
 """
 
 import argparse
@@ -38,10 +39,10 @@ from support import (
     wait_for,
 )
 
-COMMIT = "0d109615"  # the version before
-MEDIAN_MAX = 0.45  # of the median before
+COMMIT = "0d109615"  # the previous version
+MEDIAN_MAX = 0.45  # the maximum, as a factor of the previous version's median
 PAUSE_SECONDS = 0.12  # between two jobs: a user makes at most 20 calls per second
-WORST_MAX = 3.0  # the 99th percentile, in medians
+WORST_MAX = 3.0  # the maximum of the 99th percentile, as a factor of the median
 PROMPT = {
     "1": {
         "class_type": "EmptyImage",
@@ -62,7 +63,7 @@ STEPS = (
 
 @dataclass
 class JobTimes:
-    """Moments of one job, in seconds since 1970."""
+    """The times of one job's steps, in seconds since 1970."""
 
     began: float
     submitted: float
@@ -92,7 +93,7 @@ class JobTimes:
 
 @dataclass
 class Side:
-    """A running system of one version."""
+    """A running system of one version, and the times of its jobs."""
 
     name: str
     client: httpx.Client
@@ -114,23 +115,24 @@ class Side:
 
     def _cpu(self) -> dict[str, float]:
         times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: each.user + each.system for name, each in times.items()}
+        return {name: cpu.user + cpu.system for name, cpu in times.items()}
 
     def run(self, color: int) -> None:
         body = {"effect_id": self.effect_id, "properties": {"color": color}}
-        began = time.time()
-        made = self.client.post("/api/ai-jobs", json=body)
+        begin = time.time()
+        response = self.client.post("/api/ai-jobs", json=body)
         submitted = time.time()
-        assert made.status_code == 201, made.text
-        job_id = made.json()["id"]
+        assert response.status_code == 201, response.text
+        job_id = response.json()["id"]
         answer: dict[str, Any] = {}
         while answer.get("status") not in ("completed", "failed", "cancelled"):
             answer = self.client.get(f"/api/ai-jobs/{job_id}", params={"wait": 30}).json()
         assert answer["status"] == "completed", answer
-        self.times[job_id] = JobTimes(began, submitted, time.time())
+        self.times[job_id] = JobTimes(begin, submitted, time.time())
 
     def read_steps(self) -> list[JobTimes]:
-        """Adds what the worker's log and the engine's history say about each job."""
+        """Adds the times in the worker's log and the engine's history to each job, and returns the
+        times of all jobs."""
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
@@ -177,7 +179,7 @@ def running_side(name: str, tree: Path, folder: Path) -> Iterator[Side]:
     folder.mkdir()
     url, engine_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     with contextlib.ExitStack() as stack:
-        port, engine_port = (each.rpartition(":")[2] for each in (url, engine_url))
+        port, engine_port = (address.rpartition(":")[2] for address in (url, engine_url))
         serve = ("serve", "--port", port, "--data", str(folder / "data"), "--log-level", "error")
         _, plane = stack.enter_context(
             started(tree, folder, *serve, COMFYFLEET_ADMIN_KEY=ADMIN_KEY)
@@ -212,10 +214,11 @@ def _set_up(admin: httpx.Client) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def tree_before(given: Path | None) -> Iterator[Path]:
-    """A work tree of the version before; it runs with this tree's packages."""
-    if given is not None:
-        yield given.resolve()
+def tree_before(existing: Path | None) -> Iterator[Path]:
+    """Yields a work tree of the previous version: the given one, or a temporary one from git. It
+    runs with this tree's packages."""
+    if existing is not None:
+        yield existing.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="comfyfleet-before-") as folder:
         tree = Path(folder) / "tree"
@@ -232,11 +235,12 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def print_table(found: dict[str, list[JobTimes]]) -> None:
-    print(f"{'ms, medians':48}" + "".join(f"{name:>10}" for name in found))
+def print_table(times_by_side: dict[str, list[JobTimes]]) -> None:
+    print(f"{'ms, medians':48}" + "".join(f"{name:>10}" for name in times_by_side))
     for number, step in enumerate(STEPS):
         medians = [
-            statistics.median(job.steps_ms[number] for job in jobs) for jobs in found.values()
+            statistics.median(job.steps_ms[number] for job in jobs)
+            for jobs in times_by_side.values()
         ]
         print(f"{step:48}" + "".join(f"{median:10.1f}" for median in medians))
     for label, share in (
@@ -245,12 +249,14 @@ def print_table(found: dict[str, list[JobTimes]]) -> None:
         ("90th percentile", 0.9),
         ("99th percentile", 0.99),
     ):
-        figures = [percentile([job.around_ms for job in jobs], share) for jobs in found.values()]
+        figures = [
+            percentile([job.around_ms for job in jobs], share) for jobs in times_by_side.values()
+        ]
         print(f"{'around a job, ' + label:48}" + "".join(f"{figure:10.1f}" for figure in figures))
 
 
-def is_within(found: dict[str, list[JobTimes]]) -> bool:
-    before, after = ([job.around_ms for job in jobs] for jobs in found.values())
+def is_within(times_by_side: dict[str, list[JobTimes]]) -> bool:
+    before, after = ([job.around_ms for job in jobs] for jobs in times_by_side.values())
     ratio = statistics.median(after) / statistics.median(before)
     worst = percentile(after, 0.99) / statistics.median(after)
     print(f"\nmedian {ratio:.2f} of before (at most {MEDIAN_MAX}); ", end="")
@@ -261,36 +267,38 @@ def is_within(found: dict[str, list[JobTimes]]) -> bool:
 def main() -> int:
     exit_on_sigterm()
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    options.add_argument("--quick", action="store_true", help="a few jobs, of this tree only")
-    options.add_argument("--jobs", type=int, default=60, help="of each version in a round")
+    options.add_argument("--quick", action="store_true", help="run a few jobs, on this tree only")
+    options.add_argument(
+        "--jobs", type=int, default=60, help="the number of jobs of each version in a round (60)"
+    )
     options.add_argument("--rounds", type=int, default=4)
-    options.add_argument("--check", action="store_true", help="fail above the aims")
-    options.add_argument("--before", type=Path, help="a tree of the version before")
-    given = options.parse_args()
+    options.add_argument("--check", action="store_true", help="fail if a limit is missed")
+    options.add_argument("--before", type=Path, help="a tree of the previous version")
+    arguments = options.parse_args()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-single-")))
         trees = {"after": ROOT}
-        if not given.quick:
-            trees = {"before": stack.enter_context(tree_before(given.before)), **trees}
+        if not arguments.quick:
+            trees = {"before": stack.enter_context(tree_before(arguments.before)), **trees}
         sides = [
             stack.enter_context(running_side(name, tree, folder / name))
             for name, tree in trees.items()
         ]
-        rounds, jobs = (1, 5) if given.quick else (given.rounds, given.jobs)
+        rounds, jobs = (1, 5) if arguments.quick else (arguments.rounds, arguments.jobs)
         colors = random.Random(7)
         for side in sides:
-            side.run(colors.randrange(2**24))  # the first one opens connections
+            side.run(colors.randrange(2**24))  # the first job opens connections
             side.times.clear()
         for number in range(rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.run_all([colors.randrange(2**24) for _ in range(jobs)])
-        time.sleep(1)  # the worker's log lines are written a moment later
-        found = {side.name: side.read_steps() for side in sides}
-    print_table(found)
+        time.sleep(1)  # the worker writes its last log lines a moment later
+        times_by_side = {side.name: side.read_steps() for side in sides}
+    print_table(times_by_side)
     for name in sides[0].cpu_seconds:
         figures = [1000 * side.cpu_seconds[name] / (rounds * jobs) for side in sides]
         print(f"{'CPU of a job, ' + name:48}" + "".join(f"{figure:10.1f}" for figure in figures))
-    return exit_status(is_met=given.quick or is_within(found))
+    return exit_status(is_met=arguments.quick or is_within(times_by_side))
 
 
 if __name__ == "__main__":

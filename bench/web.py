@@ -1,10 +1,12 @@
-"""The pages in a real Chromium, against what the design promises: bytes, requests, time until usable, frames a second.
+"""Measures the pages in a real Chromium against the design's limits: bytes, requests, time until
+usable, and frames per second.
 
     make bench        or        python bench/web.py [--quick] [--jobs 10000] [--rows 100000] [--nodes 300]
 
-Pages are opened by a browser without a cache, on a control plane with many ended jobs (copies of a real one). Usable:
-nothing in the page is marked as on its way. Frames are counted by the page itself, while it is scrolled, or while a graph runs.
-`--quick` has fewer of everything and judges bytes, requests and rows only: times depend on the machine.
+A browser without a cache opens the pages of a control plane with many ended jobs, which are copies
+of a real one. A page is usable when nothing in it is marked as loading. The page itself counts its
+frames, while it is scrolled or while a graph runs. `--quick` has fewer of everything and judges
+only bytes, requests and rows, because times depend on the machine.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from support import ADMIN_KEY, COMFYFLEET, ROOT, bearer, exit_on_sigterm, exit_s
 sys.path.append(str(ROOT))
 from tests.support.databases.copies import copy_job
 
-# What the design promises.
+# The limits in the design.
 USABLE_MS_MAX = 1_000
 SCRIPT_KB_MAX = 100
 FRAMES_MIN = 50
@@ -48,7 +50,7 @@ WAIT_MS_MAX = 120_000
 SCROLL_TURNS, SCROLL_PIXELS, TURN_MS = 60, 900, 30
 COUNTED_MS = 5_000
 NODE = ".react-flow__node"
-ROW_NODES = 3  # of the graph: a row of workflows, one after the other
+ROW_NODES = 3  # a row of the graph is a chain of this many workflows
 KB = 1024
 PAGES = {
     "catalogue": "/",
@@ -69,7 +71,7 @@ SIGN_IN = """() => fetch('/api/session/local', {
   headers: { 'Content-Type': 'application/json' },
   body: JSON.stringify({ secret: location.hash.replace('#secret=', '') }),
 }).then(answer => answer.ok)"""
-# Counts frames until told to stop; a frame that comes late is a hitch.
+# Counts frames until `stop` is set. A late frame is a hitch.
 COUNT_FRAMES = """() => {
   const seen = window.seenFrames = { times: [], stop: false }
   const note = time => { seen.times.push(time); if (!seen.stop) requestAnimationFrame(note) }
@@ -100,7 +102,7 @@ console = Console(width=120)
 
 @dataclass(frozen=True)
 class Load:
-    """One page, opened several times: medians."""
+    """The medians of one page that was opened several times."""
 
     usable_ms: float
     requests: int
@@ -130,7 +132,7 @@ def main() -> int:
     options = _options()
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
-        console.print("no browser: make browser installs one")
+        console.print("there is no browser; install one with `make browser`")
         return 1
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as pw:
         browser = pw.chromium.launch(executable_path=executable, args=[*FLAGS])
@@ -143,7 +145,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The pages, against what the design promises.")
+    parser = argparse.ArgumentParser(description="Measures the pages against the design's limits.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true", help="fail if a limit is missed")
     parser.add_argument("--jobs", type=int)
@@ -165,7 +167,7 @@ def measure(browser: Browser, folder: Path, options: argparse.Namespace) -> Iter
         graph = server.running_graph(options.nodes)
         yield from canvas(browser, server, graph, options.nodes)
         server.call("POST", f"/api/graph-runs/{graph}/cancel")
-    # Copies are made once in each database.
+    # Copies can be made only once in each database.
     shutil.copytree(data, folder / "many")
     fill(data, job_id, options.jobs)
     with control_plane(data) as server:
@@ -177,14 +179,14 @@ def measure(browser: Browser, folder: Path, options: argparse.Namespace) -> Iter
 
 @dataclass(frozen=True)
 class Server:
-    """`comfyfleet up`, and its local user."""
+    """`comfyfleet up`, with its local user."""
 
     url: str
     key: str
     data: Path
 
     def call(self, method: str, path: str, **body: Any) -> Any:
-        """As the operator below /api/admin, as the customer elsewhere."""
+        """Sends a call, as the operator below /api/admin and as the customer elsewhere."""
         headers = bearer(ADMIN_KEY if path.startswith("/api/admin") else self.key)
         answer = httpx.request(
             method, f"{self.url}{path}", json=body or None, headers=headers, timeout=60
@@ -193,18 +195,19 @@ class Server:
         return answer.json() if answer.content else None
 
     def first_job(self) -> str:
-        """A real one; the others are its copies."""
-        for slug, document, each in (("draw", DRAW, STEPS), ("turn", TURN, INPUT)):
-            self.call("POST", "/api/admin/workflows", slug=slug, document=document, properties=[each], price_tokens=0)  # fmt: skip
-        made = self.call("POST", "/api/admin/effects", slug="draw", workflow_slug="draw", title="Draw", price_tokens=0, overrides={}, published=True)  # fmt: skip
-        assert made["slug"] == "draw"
+        """Runs a real job, and returns its id. The other jobs are its copies."""
+        for slug, document, job_property in (("draw", DRAW, STEPS), ("turn", TURN, INPUT)):
+            self.call("POST", "/api/admin/workflows", slug=slug, document=document, properties=[job_property], price_tokens=0)  # fmt: skip
+        created = self.call("POST", "/api/admin/effects", slug="draw", workflow_slug="draw", title="Draw", price_tokens=0, overrides={}, published=True)  # fmt: skip
+        assert created["slug"] == "draw"
         (effect,) = self.call("GET", "/api/effects")["effects"]
         job = self.call("POST", "/api/ai-jobs?wait=60", effect_id=effect["id"])
         assert job["status"] == "completed", job
         return str(job["id"])
 
     def running_graph(self, nodes: int) -> str:
-        """Rows of workflows between an input and a merge; the first of each row takes long."""
+        """Starts a graph with rows of workflows between an input and a merge. The first workflow of
+        each row takes long."""
         rows = max(1, (nodes - 2) // ROW_NODES)
         run = self.call("POST", "/api/graph-runs", document=graph_of(rows))
         path = f"/api/graph-runs/{run['id']}"
@@ -219,7 +222,7 @@ def graph_of(rows: int) -> dict[str, Any]:
         names = [f"step_{row}_{place}" for place in range(ROW_NODES)]
         first, *others = names
         nodes.append({"id": first, "type": "workflow", "workflow": "draw", "properties": {"steps": STEPS_MAX}})  # fmt: skip
-        nodes += [{"id": each, "type": "workflow", "workflow": "turn"} for each in others]
+        nodes += [{"id": name, "type": "workflow", "workflow": "turn"} for name in others]
         pairs = zip(names, others, strict=False)
         links += [{"from": f"{one}.output", "to": f"{other}.input"} for one, other in pairs]
         links.append({"from": f"{names[-1]}.output", "to": f"all.input_{row}"})
@@ -252,7 +255,7 @@ def fill(data: Path, job_id: str, count: int) -> None:
         async with open_control_plane(Settings(admin_key=ADMIN_KEY), data, utc_now) as plane:
             await copy_job(plane, UUID(job_id), count)
 
-    # The browser's driver has a loop of its own in this thread.
+    # The browser's driver has its own event loop in this thread.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, copied()).result()
 
@@ -272,25 +275,30 @@ def signed_in(browser: Browser, server: Server) -> Iterator[BrowserContext]:
 
 
 def usable(page: Page, part: str = "main") -> float:
-    """Milliseconds since the navigation until that part is there, and nothing is on its way."""
-    found = page.wait_for_function(USABLE, arg=part, polling="raf").json_value()
-    return float(found)
+    """Returns the milliseconds from the navigation until that part is there and nothing is
+    loading."""
+    milliseconds = page.wait_for_function(USABLE, arg=part, polling="raf").json_value()
+    return float(milliseconds)
 
 
 def load(context: BrowserContext, address: str) -> Load:
-    """Opened without a cache."""
+    """Opens a page without a cache."""
     page = context.new_page()
     cdp = context.new_cdp_session(page)
     sizes: dict[str, int] = {}
     kinds: dict[str, str] = {}
-    cdp.on("Network.responseReceived", lambda told: kinds.update({told["requestId"]: told["type"]}))
-    cdp.on("Network.loadingFinished", lambda told: sizes.update({told["requestId"]: int(told["encodedDataLength"])}))  # fmt: skip
+    cdp.on(
+        "Network.responseReceived", lambda event: kinds.update({event["requestId"]: event["type"]})
+    )
+    cdp.on("Network.loadingFinished", lambda event: sizes.update({event["requestId"]: int(event["encodedDataLength"])}))  # fmt: skip
     cdp.send("Network.enable")
     cdp.send("Network.setCacheDisabled", {"cacheDisabled": True})
     try:
         page.goto(address, wait_until="commit")
         milliseconds = usable(page)
-        script = sum(size for each, size in sizes.items() if kinds.get(each) == "Script")
+        script = sum(
+            size for request_id, size in sizes.items() if kinds.get(request_id) == "Script"
+        )
         return Load(milliseconds, len(kinds), sum(sizes.values()), script)
     finally:
         page.close()
@@ -302,32 +310,32 @@ def pages(browser: Browser, server: Server, options: argparse.Namespace) -> Iter
         load(context, server.url)  # the control plane's first answers are slower
         for name, path in PAGES.items():
             loads = [load(context, f"{server.url}{path}") for _ in range(options.rounds)]
-            found = _median(loads)
+            median = _median(loads)
             table.add_row(
                 name,
-                f"{found.usable_ms:.0f} ms",
-                str(found.requests),
-                f"{found.bytes / KB:.0f}",
-                f"{found.script_bytes / KB:.0f}",
+                f"{median.usable_ms:.0f} ms",
+                str(median.requests),
+                f"{median.bytes / KB:.0f}",
+                f"{median.script_bytes / KB:.0f}",
             )
-            yield Verdict(f"{name}: usable, ms", found.usable_ms, USABLE_MS_MAX, is_time=True)
-            yield Verdict(f"{name}: requests", found.requests, REQUESTS_MAX)
+            yield Verdict(f"{name}: usable, ms", median.usable_ms, USABLE_MS_MAX, is_time=True)
+            yield Verdict(f"{name}: requests", median.requests, REQUESTS_MAX)
             if path == "/":
-                yield Verdict(f"{name}: script, KB", found.script_bytes / KB, SCRIPT_KB_MAX)
+                yield Verdict(f"{name}: script, KB", median.script_bytes / KB, SCRIPT_KB_MAX)
     console.print(table)
 
 
 def _median(loads: Sequence[Load]) -> Load:
     return Load(
-        statistics.median(each.usable_ms for each in loads),
-        round(statistics.median(each.requests for each in loads)),
-        round(statistics.median(each.bytes for each in loads)),
-        round(statistics.median(each.script_bytes for each in loads)),
+        statistics.median(item.usable_ms for item in loads),
+        round(statistics.median(item.requests for item in loads)),
+        round(statistics.median(item.bytes for item in loads)),
+        round(statistics.median(item.script_bytes for item in loads)),
     )
 
 
 def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]:
-    """Scrolled as fast as a hand does; what is drawn stays small."""
+    """Scrolls the table as fast as a user. The number of drawn rows must remain small."""
     with signed_in(browser, server) as context:
         page = context.new_page()
         page.goto(f"{server.url}/console/jobs", wait_until="commit")
@@ -337,14 +345,15 @@ def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]
         for _ in range(SCROLL_TURNS):
             page.mouse.wheel(0, SCROLL_PIXELS)
             page.wait_for_timeout(TURN_MS)
-        told = page.evaluate(TELL_FRAMES)
+        frames = page.evaluate(TELL_FRAMES)
         drawn = page.locator("main [role=grid] [role=row]").count()
-    yield from _frames(f"jobs table, {rows:,} rows, scrolled", told)
+    yield from _frames(f"jobs table, {rows:,} rows, scrolled", frames)
     yield Verdict("jobs table: rows drawn", drawn, ROWS_DRAWN_MAX)
 
 
 def canvas(browser: Browser, server: Server, run_id: str, nodes: int) -> Iterator[Verdict]:
-    """While the run tells its progress, and while the canvas is moved by hand."""
+    """Measures the canvas while the run sends progress, and while the canvas is moved by hand as
+    well."""
     with signed_in(browser, server) as context:
         load(context, server.url)  # as with pages
         page = context.new_page()
@@ -359,7 +368,7 @@ def canvas(browser: Browser, server: Server, run_id: str, nodes: int) -> Iterato
 
 
 def _move(page: Page) -> None:
-    """By its background, to and fro."""
+    """Drags the canvas back and forth by its background."""
     box = page.locator(".react-flow__pane").bounding_box()
     assert box
     x, y = box["x"] + 20, box["y"] + box["height"] - 20
@@ -371,19 +380,25 @@ def _move(page: Page) -> None:
     page.mouse.up()
 
 
-def _frames(what: str, told: Mapping[str, float]) -> Iterator[Verdict]:
-    console.print(f"{what}: {told['frames']:.0f} frames a second, 99 % within {told['late']:.0f} ms, the worst {told['worst']:.0f} ms")  # fmt: skip
-    yield Verdict(f"{what}: frames a second", told["frames"], FRAMES_MIN, True, True)
+def _frames(what: str, frames: Mapping[str, float]) -> Iterator[Verdict]:
+    console.print(f"{what}: {frames['frames']:.0f} frames a second, 99 % within {frames['late']:.0f} ms, the worst {frames['worst']:.0f} ms")  # fmt: skip
+    yield Verdict(f"{what}: frames a second", frames["frames"], FRAMES_MIN, True, True)
 
 
 def judge(verdicts: Sequence[Verdict], *, times_count: bool) -> int:
-    table = Table("", "measured", "limit", "ratio", "", title="Against what the design promises")
-    for each in verdicts:
-        limit = f"{'≥' if each.is_at_least else '≤'} {each.limit:,.0f}"
-        said = "kept" if each.is_kept else "[red]missed[/]"
-        table.add_row(each.what, f"{each.measured:,.0f}", limit, f"{each.ratio:.2f}", said)
+    table = Table("", "measured", "limit", "ratio", "", title="Compared with the design's limits")
+    for verdict in verdicts:
+        limit = f"{'≥' if verdict.is_at_least else '≤'} {verdict.limit:,.0f}"
+        result = "kept" if verdict.is_kept else "[red]missed[/]"
+        table.add_row(
+            verdict.what, f"{verdict.measured:,.0f}", limit, f"{verdict.ratio:.2f}", result
+        )
     console.print(table)
-    missed = [each for each in verdicts if not each.is_kept and (times_count or not each.is_time)]
+    missed = [
+        verdict
+        for verdict in verdicts
+        if not verdict.is_kept and (times_count or not verdict.is_time)
+    ]
     return 1 if missed else 0
 
 

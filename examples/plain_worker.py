@@ -28,7 +28,7 @@ def call_json(url, body, headers=None):
 
 
 def upload(name, data, folder):
-    """Gives ComfyUI a file; returns what a loader's input takes."""
+    """Uploads a file to ComfyUI, and returns the value for a loader's input."""
     mark, field = uuid.uuid4().hex, "Content-Disposition: form-data; name="
     head = f'--{mark}\r\n{field}"subfolder"\r\n\r\n{folder}\r\n--{mark}\r\n{field}"image"; filename="{name}"'
     body = head.encode() + b"\r\n\r\n" + data + f"\r\n--{mark}--\r\n".encode()
@@ -38,7 +38,7 @@ def upload(name, data, folder):
 
 
 def prepare(payload, folder):
-    """The prompt with the job's files in it; all that it saves goes to a folder of its own."""
+    """Uploads the job's files, and returns the prompt, which saves to a folder of its own."""
     prompt = payload["workflow"]
     for asset in payload["assets"]:
         name = upload(asset["name"], call(asset["url"]), folder)
@@ -54,7 +54,7 @@ def prepare(payload, folder):
 
 
 def run(job, say):
-    """Runs the job to its end; returns the files and the texts that it made."""
+    """Runs the job to its end, and returns its files and texts."""
     prompt = prepare(job["input_payload"], f"plain/{uuid.uuid4().hex}")
     run_id = call_json(f"{COMFYUI}/prompt", {"prompt": prompt})["prompt_id"]
     while not (history := json.loads(call(f"{COMFYUI}/history/{run_id}"))):
@@ -62,27 +62,27 @@ def run(job, say):
             call(f"{COMFYUI}/interrupt", b"")
             raise RuntimeError("cancelled")
         time.sleep(0.5)
-    ended, wanted = history[run_id], job["input_payload"]["output_node_id"]
+    ended, output_node = history[run_id], job["input_payload"]["output_node_id"]
     if ended["status"]["status_str"] != "success":
         raise RuntimeError(json.dumps(ended["status"]["messages"][-1][1])[:2000])
     files, texts = [], []
     for node, shown in ended["outputs"].items():
-        for name, made in shown.items() if wanted in (None, node) else ():
-            files += [each for each in made if isinstance(each, dict) and "filename" in each]
-            strings = [each for each in made if isinstance(each, str)]
-            texts += [{"node_id": node, "name": name, "value": each} for each in strings]
+        for name, values in shown.items() if output_node in (None, node) else ():
+            files += [file for file in values if isinstance(file, dict) and "filename" in file]
+            strings = [text for text in values if isinstance(text, str)]
+            texts += [{"node_id": node, "name": name, "value": text} for text in strings]
     return files, texts
 
 
 def deliver(job, files):
-    """Puts the first file to where the job says, and returns what `complete` tells of it."""
+    """Uploads the first file to the job's address, and returns the outputs for `complete`."""
     if not files:
         return []
     data = call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}")
     headers = job["output_headers"]
     call(job["output_url"], data, headers, method="PUT")
-    made = {"name": job["outputs"][0]["name"], "filename": files[0]["filename"]}
-    return [{**made, "size": len(data), "content_type": headers["Content-Type"]}]
+    output = {"name": job["outputs"][0]["name"], "filename": files[0]["filename"]}
+    return [{**output, "size": len(data), "content_type": headers["Content-Type"]}]
 
 
 def work(job, key):
@@ -109,7 +109,7 @@ if __name__ == "__main__":
         if job := call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, key)["job"]:
             try:
                 work(job, key)
-            except urllib.error.HTTPError:  # it was cancelled, or has gone to another worker
+            except urllib.error.HTTPError:  # the job was cancelled, or another worker has it
                 call(f"{COMFYUI}/interrupt", b"")
         else:
             time.sleep(1)

@@ -1,7 +1,7 @@
-"""Softens a photo by the API: python examples/python_client.py PHOTO FOLDER
+"""Softens a photo with the API: python examples/python_client.py PHOTO FOLDER
 
-COMFYFLEET_URL is where the control plane is, COMFYFLEET_KEY the key of a customer. The control plane
-must offer the effect `soften`; docs/quickstart.md sets one up.
+COMFYFLEET_URL is the address of the control plane, and COMFYFLEET_KEY is a customer's key. The
+control plane must offer the effect `soften`, which docs/quickstart.md sets up.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""What your own sign-up and payment code calls: create a tenant, create a key, credit a payment.
+"""The calls for your own sign-up and payment code: create a tenant, create a key, credit a payment.
 
-It runs on your server with an operator's key, never in a browser. Only the role `owner` may credit tokens:
-`comfyfleet admin operators add shop --role owner` prints such a key. Needs `httpx`.
+This code runs on your server with an operator's key, never in a browser. Only the role `owner` may
+credit tokens. `comfyfleet admin operators add shop --role owner` prints such a key. Needs `httpx`.
 """
 
 import os
@@ -45,7 +45,8 @@ def read_only_key(plane: httpx.Client, tenant_id: str, user_id: str) -> str:
 
 
 def credit(plane: httpx.Client, tenant_id: str, user_id: str, tokens: int, payment_id: str) -> int:
-    """Credits tokens and returns the balance. A payment counts once, so repeat this call until it succeeds.
+    """Credits tokens and returns the balance. A payment counts once, so repeat this call until it
+    succeeds.
 
     Welcome tokens are a payment with an id of yours, such as `welcome-USER_ID`.
     """
@@ -57,10 +58,10 @@ def main() -> None:
     with control_plane() as plane:
         customer = sign_up(plane, "Ada's films", "ada@example.com")
         tenant_id, user_id = customer["tenant_id"], customer["user_id"]
-        # First of all: the key is shown only once, and a credit can be repeated.
+        # Print first, because the key is shown only once, and a credit can be repeated.
         print(f"tenant {tenant_id}, user {user_id}, key {customer['key']}")
         credit(plane, tenant_id, user_id, 20, f"welcome-{user_id}")
-        # Your payment provider's id. It counts once, so that this stands for a new payment each time.
+        # Stands for your payment provider's id. An id counts once, so each payment needs a new one.
         balance = credit(plane, tenant_id, user_id, 500, f"payment-of-{user_id}")
         print(f"the balance is {balance} tokens")
 

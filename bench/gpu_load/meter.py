@@ -1,4 +1,4 @@
-"""Measures how busy the GPU is, by NVML if there is one, every 100 ms."""
+"""Measures how busy the GPU is, by NVML if it is available, every 100 ms."""
 
 import statistics
 import threading
@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 
 class GpuMeter:
-    """Reads in a thread inside the `with` block."""
+    """Samples the GPU in a thread inside the `with` block."""
 
     def __init__(self, index: int) -> None:
         self._gpu = NvmlGpu(pynvml, index)
@@ -39,15 +39,16 @@ class GpuMeter:
         while not self._has_ended.wait(EVERY_SECONDS):
             read = self._gpu.read()
             if read is None:
-                return  # no driver, or not this GPU: no figures
+                return  # without a driver or this GPU there are no figures
             self._samples.append(
                 Sample(time.time(), read.load_percent or 0.0, read.memory_used_bytes or 0)
             )
 
     def between(self, start: float, end: float) -> tuple[float, int] | None:
-        """Mean utilisation and the highest memory use; None if they can't be read."""
-        those = [each for each in self._samples if start <= each.at <= end]
-        if not those:
+        """Returns the mean utilization and the highest memory use, or None if there are no
+        samples."""
+        samples = [sample for sample in self._samples if start <= sample.at <= end]
+        if not samples:
             return None
-        percent = statistics.fmean(each.percent for each in those)
-        return percent, max(each.memory_bytes for each in those)
+        percent = statistics.fmean(sample.percent for sample in samples)
+        return percent, max(sample.memory_bytes for sample in samples)

@@ -1,4 +1,4 @@
-"""The measured workflow: text to image with a checkpoint, or steps of the built-in engine."""
+"""The measured workflows: text to image with a checkpoint, or steps of the built-in engine."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ SEED_MAX = 2**24
 
 
 class Workload(Protocol):
-    """Builds a prompt from model and seed, and names these two inputs."""
+    """Builds a prompt for a model and a seed, and names the inputs of the two."""
 
     @property
     def model_input(self) -> str: ...
@@ -53,7 +53,8 @@ class TextToImage:
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """The engine has no models: an unused node names one, so that the queue sees it."""
+    """Steps of the built-in engine, which has no models. An unused node contains a model's name, so
+    that the queue finds one."""
 
     steps: int
     step_ms: int = 10
@@ -81,7 +82,8 @@ def model_of(prompt: dict[str, Any], workload: Workload) -> str:
 
 
 def backlog(models: list[str], jobs: int, seed: int) -> list[tuple[str, int]]:
-    """Model and seed of each job, shuffled the same way in every scenario; all jobs differ."""
+    """Returns the model and the seed of each job. The order of the models is the same in every
+    scenario, and the seeds are random."""
     chance = random.Random(seed)
     names = [models[number % len(models)] for number in range(jobs)]
     chance.shuffle(names)

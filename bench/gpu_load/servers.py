@@ -1,4 +1,4 @@
-"""Starts ComfyUI servers, or built-in engines in their place, and reads their history."""
+"""Starts ComfyUI servers, or built-in engines in their place, and reads their histories."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ LOG_CHARACTERS_SHOWN = 3000
 
 
 class Problem(Exception):
-    """An error for the user of the bench, shown without a traceback."""
+    """An error for the user of the benchmark, shown without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class Server:
         return int(self._http.get("/prompt").json()["exec_info"]["queue_remaining"])
 
     def forget(self) -> None:
-        """Unloads models, drops caches and empties the history."""
+        """Unloads the models, drops the caches and clears the history."""
         self._http.post("/free", json={"unload_models": True, "free_memory": True})
         self._http.post("/history", json={"clear": True})
 
     def spans(self) -> list[Span]:
-        """Runs since `forget`, in the order in which they ran."""
+        """Returns the runs since `forget`, in the order in which they ran."""
         records = self._http.get("/history", params={"max_items": HISTORY_MAX}).json()
-        found = [self._span(each) for each in records.values()]
-        return sorted((each for each in found if each), key=lambda each: each.started)
+        spans = [self._span(record) for record in records.values()]
+        return sorted((span for span in spans if span), key=lambda span: span.started)
 
     def _span(self, record: dict[str, Any]) -> Span | None:
         times = {kind: data.get("timestamp", 0) for kind, data in record["status"]["messages"]}
@@ -79,10 +79,10 @@ class Server:
         return Span(model, times["execution_start"] / 1000, max(ends) / 1000, is_ok)
 
     def checkpoints(self) -> list[str]:
-        told = self._http.get("/object_info/CheckpointLoaderSimple").json()
-        offered = told["CheckpointLoaderSimple"]["input"]["required"]["ckpt_name"]
+        info = self._http.get("/object_info/CheckpointLoaderSimple").json()
+        offered = info["CheckpointLoaderSimple"]["input"]["required"]["ckpt_name"]
         choices = offered[0] if isinstance(offered[0], list) else offered[1].get("options", [])
-        return [str(each) for each in choices]
+        return [str(choice) for choice in choices]
 
 
 @contextmanager
@@ -103,14 +103,15 @@ def comfyuis(
     more: Sequence[str],
     start_seconds: int,
 ) -> Iterator[list[Server]]:
-    """Each has its own folders for what it writes; the models are those of the tree."""
+    """Starts ComfyUI servers of one tree, which share its models. Each has its own folders for its
+    files."""
     commands = []
     for place in range(number):
         own = folder / f"comfyui-{place}"
         folders = [
             part
             for name in ("input", "output", "temp", "user")
-            for part in (f"--{name}-directory", str(_made(own / name)))
+            for part in (f"--{name}-directory", str(_folder(own / name)))
         ]
         command = (python, "main.py", "--port", "{port}", "--disable-auto-launch")
         commands.append((*command, *folders, *more))
@@ -118,7 +119,7 @@ def comfyuis(
         yield servers
 
 
-def _made(folder: Path) -> Path:
+def _folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -143,11 +144,11 @@ def _started(
 def logged(
     command: Sequence[str], cwd: Path, log: Path, **environ: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Runs a process until the end of the block; its output goes to a file."""
-    with log.open("ab") as written:
+    """Runs a process until the end of the block, and writes its output to a file."""
+    with log.open("ab") as output:
         try:
             process = subprocess.Popen(
-                command, cwd=cwd, stdout=written, stderr=written, env={**os.environ, **environ}
+                command, cwd=cwd, stdout=output, stderr=output, env={**os.environ, **environ}
             )
         except OSError as error:
             raise Problem(f"{command[0]} can't be started: {error}") from error

@@ -1,4 +1,5 @@
-"""Our queue at store level: 64 workers in one process that lease and complete, with audit rows."""
+"""Measures our queue without HTTP: 64 workers in one process that lease and complete jobs, with
+audit rows."""
 
 import asyncio
 import time
@@ -33,7 +34,8 @@ LANES = frozenset(
     QueueLane(number, "production", "self_hosted") for number in range(1, WORKFLOWS + 1)
 )
 
-# Written as enqueue would have ranked them: each tenant's jobs follow each other in each lane.
+# Writes rows with the ranks that enqueue would assign: in each lane, a tenant's jobs have consecutive
+# ranks.
 FILL_POSTGRES = """
 INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, stage, provider, status,
     priority, rank, created_at, queued_at)
@@ -54,7 +56,7 @@ async def prepare(url: str, rows: int) -> Database:
     database = open_database(url)
     await upgrade_schema(database, "central")
     async with database.transaction() as tx:
-        rows_of = [
+        workflow_rows = [
             {
                 "id": number,
                 "slug": f"workflow-{number}",
@@ -66,13 +68,13 @@ async def prepare(url: str, rows: int) -> Database:
             }
             for number in range(1, WORKFLOWS + 1)
         ]
-        await tx.execute(insert(workflows), rows_of)
+        await tx.execute(insert(workflows), workflow_rows)
     await fill(database, rows)
     return database
 
 
 async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
-    """Real workers with keys, because each claim is checked against the orders to its worker."""
+    """Adds real workers with keys, because each claim is checked against the worker's orders."""
     for table in (worker_workflows, workers_table, workflow_fleets, fleets_table):
         await tx.execute(delete(table))
     now = utc_now()
@@ -80,11 +82,11 @@ async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
         tx, slug="a", stage="production", secret_hash="", max_workers=None, now=now
     )
     await fleets.assign(tx, fleet, range(1, WORKFLOWS + 1), now=now)
-    keyed = [replace(worker(each), key_hash=f"{each:064x}") for each in range(number)]
-    for waiter in keyed:
+    waiters = [replace(worker(index), key_hash=f"{index:064x}") for index in range(number)]
+    for waiter in waiters:
         joining = WorkerRegistration(waiter.worker_id)
         await fleets.register_worker(tx, fleet, joining, waiter.key_hash or "", cap=number, now=now)
-    return keyed
+    return waiters
 
 
 async def fill(database: Database, rows: int) -> None:
@@ -117,20 +119,20 @@ def worker(number: int) -> Waiter:
 
 
 async def cycles(database: Database, *, jobs: int, workers: int) -> float:
-    """Leases and completes a second."""
+    """Returns the number of leases and completions per second."""
     async with database.transaction() as tx:
         waiters = await _add_workers(tx, workers)
     async with opened(database) as queue:
 
-        async def work(number: int, left: Iterator[int]) -> None:
+        async def work(number: int, numbers: Iterator[int]) -> None:
             waiter = waiters[number]
-            for _ in left:
+            for _ in numbers:
                 lease = await queue.lease(waiter, wait_seconds=5)
                 assert lease is not None
                 await queue.complete(lease.dispatch_id, lease.token, duration=1.0)
 
-        await work(0, iter(range(20)))  # connections are open, statements prepared
-        left = iter(range(jobs))
+        await work(0, iter(range(20)))  # opens connections and prepares statements
+        numbers = iter(range(jobs))
         start = time.perf_counter()
-        await asyncio.gather(*(work(number, left) for number in range(workers)))
+        await asyncio.gather(*(work(number, numbers) for number in range(workers)))
         return jobs / (time.perf_counter() - start)

@@ -1,8 +1,10 @@
-"""Idle long polls over HTTP: one process serves them, this one holds their connections open.
+"""Measures idle long polls over HTTP. One process serves them, and this one holds their connections
+open.
 
-Measured twice: with a bare ASGI function, so that it is sockets, HTTP and the queue alone; and with
-the control plane's whole application, each poll by a worker of its own with its own key. Of those
-there are fewer: on a slow machine the first are answered before more than a few thousand have come.
+There are two measurements. The first uses a bare ASGI function, so it covers only sockets, HTTP and
+the queue. The second uses the control plane's whole application, where each poll comes from a
+different worker with its own key. The second has fewer polls, because on a slow machine the first
+polls are answered before more than a few thousand have arrived.
 """
 
 import asyncio
@@ -36,19 +38,19 @@ POLLS_MAX = 10_000
 WHOLE_POLLS_MAX = 2_000
 SPARE_FILES = 200
 ARRIVALS = 50
-WAIT_SECONDS = 60  # a worker may not ask for more
-BARE_WAIT_SECONDS = 600  # until the last of ten thousand has come
+WAIT_SECONDS = 60  # a worker may not request more
+BARE_WAIT_SECONDS = 600  # long enough for the last of ten thousand polls to arrive
 POLL = "/api/worker/poll"
 BENCH = Path(__file__).resolve().parents[1]
 
 
 def polls_possible() -> int:
-    """As many as the limit of open files allows."""
+    """Returns the number of polls that the limit of open files allows."""
     return min(POLLS_MAX, raise_file_limit() - SPARE_FILES)
 
 
 def serve(url: str, port: int, *, is_whole: bool) -> None:
-    """The measured process."""
+    """Runs the measured process."""
     polls_possible()
     asyncio.run(_serve_whole(url, port) if is_whole else _serve_bare(url, port))
 
@@ -78,12 +80,12 @@ async def _listen(app: Any, port: int) -> None:
 
 
 class QueueApp:
-    """An ASGI application that reports a queue's figures, and passes polls to it or to another
-    application."""
+    """An ASGI application that reports a queue's figures, and passes polls to the queue or to
+    another application."""
 
-    def __init__(self, queue: DispatchQueue, polled: Any = None) -> None:
+    def __init__(self, queue: DispatchQueue, poll_app: Any = None) -> None:
         self._queue = queue
-        self._polled = polled
+        self._poll_app = poll_app
         self._lease_queries = 0
         self._lease = queue._hot.lease
         queue._hot.lease = self._counted  # type: ignore[method-assign]
@@ -94,8 +96,8 @@ class QueueApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
-        if path == POLL and self._polled:
-            await self._polled(scope, receive, send)
+        if path == POLL and self._poll_app:
+            await self._poll_app(scope, receive, send)
             return
         if path == POLL:
             number = int(dict(scope["headers"])[b"authorization"].rpartition(b"-")[2])
@@ -112,7 +114,7 @@ class QueueApp:
 
 
 async def add_workers(database: Database, number: int) -> None:
-    """A fleet that may run everything, with this many workers."""
+    """Creates a fleet that may run every workflow, with this many workers."""
     now = utc_now()
     async with database.transaction() as tx:
         for table in (worker_workflows, workers, workflow_fleets, fleets):
@@ -120,11 +122,11 @@ async def add_workers(database: Database, number: int) -> None:
         fleet = {"slug": "a", "stage": "production", "secret_hash": "", "created_at": now}
         fleet_id = (await tx.execute(insert(fleets).values(fleet).returning(fleets.c.id))).scalar()
         assigned = [
-            {"workflow_id": each, "fleet_id": fleet_id, "created_at": now}
-            for each in range(1, comfyfleet_queue.WORKFLOWS + 1)
+            {"workflow_id": workflow_id, "fleet_id": fleet_id, "created_at": now}
+            for workflow_id in range(1, comfyfleet_queue.WORKFLOWS + 1)
         ]
         await tx.execute(insert(workflow_fleets), assigned)
-        rows = [_worker_row(each, fleet_id, now) for each in range(number)]
+        rows = [_worker_row(index, fleet_id, now) for index in range(number)]
         for start in range(0, number, 500):
             await tx.execute(insert(workers), rows[start : start + 500])
 
@@ -179,9 +181,9 @@ async def call_json(port: int, path: str) -> Any:
 
 
 async def poll(port: int, number: int) -> None:
-    said = {"worker_id": f"gpu-{number}", "current_load": 0, "max_concurrency": 1}
-    said |= {"providers": ["self_hosted"], "wait_seconds": WAIT_SECONDS}
-    body = json.dumps(said)
+    fields = {"worker_id": f"gpu-{number}", "current_load": 0, "max_concurrency": 1}
+    fields |= {"providers": ["self_hosted"], "wait_seconds": WAIT_SECONDS}
+    body = json.dumps(fields)
     head = f"POST {POLL} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key_of(number)}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -194,18 +196,18 @@ async def measured(database: Database, polls: int, *, is_whole: bool) -> dict[st
     await add_workers(database, polls)
     async with served(database, is_whole=is_whole) as port:
         empty = (await call_json(port, "/facts"))["mb"]
-        held = [asyncio.create_task(poll(port, number)) for number in range(polls)]
+        tasks = [asyncio.create_task(poll(port, number)) for number in range(polls)]
         facts = await _until_all_wait(port, polls)
         start = time.perf_counter()
         for _ in range(ARRIVALS):
             await call_json(port, "/put")
         seconds = time.perf_counter() - start
-        while sum(each.done() for each in held) < ARRIVALS:  # noqa: ASYNC110
+        while sum(task.done() for task in tasks) < ARRIVALS:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         after = await call_json(port, "/facts")
-        for each in held:
-            each.cancel()
-        await asyncio.wait(held)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
     return {
         "polls": facts["waiting"],
         "mb": after["mb"],

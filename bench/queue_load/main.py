@@ -1,10 +1,10 @@
-"""All measurements of the queue, one table each. Ratios count, not figures: peers run in turn.
+"""Runs all measurements of the queue, and prints one table for each.
 
-"pgqueuer (batch 10)", which the target names, is its QueueManager with `batch_size=10`: what its
-documentation tells people to run, and like our queue it hands each job to somebody who asked for
-one. Its bare dequeue and log by 8 loops, a second row, does neither; it is what remains of pgqueuer
-without its own dispatching, and no target. All write their log or audit rows, and all have the same
-`synchronous_commit`.
+Only ratios count, because the peers run in turn in the same run. "pgqueuer (batch 10)", which the
+target names, is its QueueManager with `batch_size=10`. Its documentation recommends that, and like
+our queue it hands each job to a caller that requested one. A second row shows its bare dequeue and
+log by 8 loops, which does neither. That is pgqueuer without its own dispatching, and has no target.
+All of them write their log or audit rows, with the same `synchronous_commit`.
 """
 
 import argparse
@@ -27,7 +27,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.databases.postgres import create_database, running_postgres
 
 WORKERS = 64
-# Aims: how many times as fast as the peers, what part of the speed is left behind many rows, and for 10,000 polls.
+# Limits: how many times as fast as the peers, the share of the speed that remains with many rows,
+# and the memory for 10,000 polls.
 PGQUEUER_MIN, PROCRASTINATE_MIN, DEEP_MIN = 3, 5, 0.7
 POLLS_MB_MAX = 200
 MANAGED = "pgqueuer, its QueueManager, batch 10"
@@ -42,12 +43,12 @@ def main() -> int:
     options.add_argument(
         "--quick", action="store_true", help="few jobs and rows, without the peers"
     )
-    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
+    options.add_argument("--check", action="store_true", help="fail if a limit is missed")
     options.add_argument("--synchronous-commit", choices=["on", "off"], default="off")
-    given = options.parse_args()
-    bench = Bench(1 if given.quick else given.rounds, given.quick)
+    arguments = options.parse_args()
+    bench = Bench(1 if arguments.quick else arguments.rounds, arguments.quick)
     with running_postgres(durable=True) as url:
-        asyncio.run(bench.on_postgres(url, given.synchronous_commit))
+        asyncio.run(bench.on_postgres(url, arguments.synchronous_commit))
     asyncio.run(bench.on_sqlite())
     return exit_status(is_met=bench.is_met)
 
@@ -91,15 +92,16 @@ class Bench:
             await self.depth(database, deep)
             await deep.close()
             await comfyfleet_queue.empty(database)
-            picked = await pickup.of_ours(database, jobs=100)
+            medians = await pickup.of_ours(database, jobs=100)
             table = Table("a waiting worker has the job, p50 ms", "after commit", "after the call")
-            table.add_row("SQLite", *(f"{each:.1f}" for each in picked))
+            table.add_row("SQLite", *(f"{figure:.1f}" for figure in medians))
             console.print(table)
             await self.idle_polls(database)
             await database.close()
 
     async def against_peers(self, database: Database, url: str) -> None:
-        """Leases and completes, with the same number of jobs in progress."""
+        """Compares leases and completions with those of the peers, with the same number of jobs in
+        progress."""
         from queue_load import peers
 
         pgqueuer, procrastinate = await create_database(url), await create_database(url)
@@ -131,9 +133,9 @@ class Bench:
         table = Table("lease + complete, audit rows included", "jobs a second", "ours is faster by")
         mine = speeds["comfyfleet, 64 workers"]
         aims = {MANAGED: PGQUEUER_MIN, PROCRASTINATE: PROCRASTINATE_MIN}
-        for name, each in speeds.items():
-            ratio = statistics.median(own / other for own, other in zip(mine, each, strict=True))
-            table.add_row(name, f"{statistics.median(each):,.0f}", f"{ratio:.1f}")
+        for name, rates in speeds.items():
+            ratio = statistics.median(own / other for own, other in zip(mine, rates, strict=True))
+            table.add_row(name, f"{statistics.median(rates):,.0f}", f"{ratio:.1f}")
             self.is_met &= ratio >= aims.get(name, 0)
         console.print(table)
         console.print(
@@ -148,7 +150,7 @@ class Bench:
         return speeds
 
     async def _shallow(self, database: Database, workers: int) -> float:
-        """With about 1,000 rows queued at any time."""
+        """Returns the speed with about 1,000 rows queued at any time."""
         await comfyfleet_queue.empty(database)
         await comfyfleet_queue.fill(database, self.jobs + 1_000)
         return await comfyfleet_queue.cycles(database, jobs=self.jobs, workers=workers)
@@ -165,11 +167,11 @@ class Bench:
             theirs.append(await pickup.of_pgqueuer(peer, jobs=100))
         table = Table("a waiting worker has the job, p50 ms", "after commit", "after the call")
         medians = {
-            name: [statistics.median(column) for column in zip(*each, strict=True)]
-            for name, each in (("comfyfleet (target: ≤ pgqueuer)", mine), ("pgqueuer", theirs))
+            name: [statistics.median(column) for column in zip(*pickups, strict=True)]
+            for name, pickups in (("comfyfleet (target: ≤ pgqueuer)", mine), ("pgqueuer", theirs))
         }
         for name, figures in medians.items():
-            table.add_row(name, *(f"{each:.1f}" for each in figures))
+            table.add_row(name, *(f"{figure:.1f}" for figure in figures))
         console.print(table)
         own, other = medians.values()
         self.is_met &= own[-1] <= other[-1]
@@ -183,7 +185,7 @@ class Bench:
                 ),
             }
         )
-        few, many = (statistics.median(each) for each in speeds.values())
+        few, many = (statistics.median(rates) for rates in speeds.values())
         table = Table("rows queued", "jobs a second", "ratio", "target")
         table.add_row("1,000", f"{few:,.0f}", "", "")
         table.add_row(f"{self.many:,}", f"{many:,.0f}", f"{many / few:.2f}", f"≥ {DEEP_MIN}")

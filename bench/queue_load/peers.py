@@ -1,4 +1,4 @@
-"""The peers at store level, too: their own fetch and finish, called with the concurrency that is
+"""Measures the peers without HTTP as well: their own fetch and finish, with the concurrency that is
 best for them."""
 
 import asyncio
@@ -47,8 +47,8 @@ async def fill_pgqueuer(url: str, rows: int) -> None:
 
 
 async def pgqueuer_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> float:
-    """Batches of ten, by this many concurrent loops."""
-    wanted: dict[Any, Any] = {
+    """Returns the jobs per second of this many concurrent loops that fetch batches of ten."""
+    entrypoints: dict[Any, Any] = {
         name: EntrypointExecutionParameter(concurrency_limit=0) for name in ENTRYPOINTS
     }
     done = 0
@@ -57,17 +57,17 @@ async def pgqueuer_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> f
         async def work() -> None:
             nonlocal done
             while done < jobs:
-                found = await queries.dequeue(
+                batch = await queries.dequeue(
                     batch_size=BATCH,
-                    entrypoints=wanted,
+                    entrypoints=entrypoints,
                     queue_manager_id=QueueManagerId(uuid.uuid4()),
                     global_concurrency_limit=None,
                     heartbeat_timeout=timedelta(seconds=30),
                 )
-                if not found:
+                if not batch:
                     break
-                await queries.log_jobs([(job, "successful", None) for job in found])
-                done += len(found)
+                await queries.log_jobs([(job, "successful", None) for job in batch])
+                done += len(batch)
 
         start = time.perf_counter()
         await asyncio.gather(*(work() for _ in range(loops)))
@@ -75,7 +75,7 @@ async def pgqueuer_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> f
 
 
 async def pgqueuer_drained(url: str, *, jobs: int) -> float:
-    """Drained by its own QueueManager, which takes whatever is queued."""
+    """Returns the jobs per second of pgqueuer's own QueueManager, which runs all queued jobs."""
     async with pgqueuer_queries(url) as queries:
         queue = QueueManager(queries)
 
@@ -108,12 +108,12 @@ async def fill_procrastinate(url: str, rows: int) -> None:
 
 
 async def procrastinate_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> float:
-    left = iter(range(jobs))
+    numbers = iter(range(jobs))
     async with procrastinate_app(url) as app:
         worker_id = await app.job_manager.register_worker()
 
         async def work() -> None:
-            for _ in left:
+            for _ in numbers:
                 job = await app.job_manager.fetch_job(queues=None, worker_id=worker_id)
                 assert job
                 await app.job_manager.finish_job(job, Status.SUCCEEDED, delete_job=False)
@@ -125,4 +125,4 @@ async def procrastinate_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS)
 
 async def pgqueuer_waiting(url: str) -> int:
     async with pgqueuer_queries(url) as queries:
-        return sum(each.count for each in await queries.queue_size())
+        return sum(size.count for size in await queries.queue_size())

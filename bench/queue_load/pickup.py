@@ -1,7 +1,8 @@
-"""Pickup: how long after its submit a waiting worker gets a job, one at a time.
+"""Measures pickup: the time from the submission of a job until a waiting worker has it, one job at
+a time.
 
-Measured twice: from the commit of the submit, and from its call. Our submit ranks the job fairly
-and writes its audit row; a peer's is one insert.
+There are two figures, from the commit of the submission and from its call. Our submission ranks the
+job fairly and writes its audit row. A peer's submission is one insert.
 """
 
 import asyncio
@@ -19,14 +20,14 @@ PAUSE_SECONDS = 0.01
 
 
 class Pickup(NamedTuple):
-    """Median milliseconds."""
+    """The medians of a measurement, in milliseconds."""
 
     after_commit: float
     after_call: float
 
 
 def median(times: list[tuple[float, float, float]]) -> Pickup:
-    """The medians of called, committed, picked."""
+    """Returns the medians of a list of times: called, committed, picked up."""
     return Pickup(
         1000 * statistics.median(picked - committed for _, committed, picked in times),
         1000 * statistics.median(picked - called for called, _, picked in times),
@@ -53,7 +54,7 @@ async def of_ours(database: Database, *, jobs: int) -> Pickup:
 
 
 async def of_pgqueuer(url: str, *, jobs: int) -> Pickup:
-    """Its own QueueManager waits, woken by its own notify."""
+    """Measures pgqueuer's own QueueManager, which is woken by its own notification."""
     from pgqueuer.core.qm import QueueManager
 
     from queue_load.peers import ENTRYPOINTS, pgqueuer_queries

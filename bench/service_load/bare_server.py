@@ -1,9 +1,9 @@
-"""The least that a server could cost: bare Starlette and the driver, with as many statements.
+"""Runs the cheapest possible server: bare Starlette and the driver, with as many statements.
 
     bare_server.py FOLDER URL PROFILE
 
-PROFILE is JSON: for each route how many statements `read`, `write`, and how many transactions `begin`.
-Without a URL the database is SQLite in the folder, as durable as ours.
+PROFILE is JSON. For each route it contains the number of statements that `read` and `write`, and of
+transactions that `begin`. Without a URL the database is SQLite in the folder, as durable as ours.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Send = Callable[[Profile], Awaitable[None]]
 ROWS, BODY = 1000, "x" * 200
 CONNECTIONS = 10
 MAKE = "CREATE TABLE floor_rows (id INTEGER PRIMARY KEY, body TEXT)"
-# A worker's answer to a poll is about as long.
+# About as long as the answer to a worker's poll.
 ANSWER = json.dumps({"job": {"prompt": "x" * 1000}}).encode()
 
 
@@ -76,9 +76,11 @@ async def on_postgres(url: str) -> Send:
 
 
 def shares(profile: Profile) -> list[int]:
-    """How many of the writes each transaction has."""
-    begun, writes = profile.get("begin", 0), profile.get("write", 0)
-    return [writes // begun + (number < writes % begun) for number in range(begun)]
+    """Returns the number of writes of each transaction."""
+    transactions, writes = profile.get("begin", 0), profile.get("write", 0)
+    return [
+        writes // transactions + (number < writes % transactions) for number in range(transactions)
+    ]
 
 
 def stored(folder: Path, data: bytes) -> None:

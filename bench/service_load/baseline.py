@@ -1,4 +1,4 @@
-"""The baseline version for comparisons: taken from git, in its own environment."""
+"""Provides the previous version for comparisons, from git and in its own environment."""
 
 import subprocess
 import tempfile
@@ -11,10 +11,10 @@ COMMIT = "022d355"
 
 
 @contextmanager
-def baseline_at(given: Path | None) -> Iterator[Path]:
-    """Its tree with a .venv: the given one, or one that is made here and removed again."""
-    if given is not None:
-        yield given.resolve()
+def baseline_at(existing: Path | None) -> Iterator[Path]:
+    """Yields a tree with a .venv: the existing one, or a temporary one that is created here."""
+    if existing is not None:
+        yield existing.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="comfyfleet-before-") as folder:
         tree = Path(folder) / "tree"

@@ -1,4 +1,4 @@
-"""A small HTTP client over kept connections that uses little CPU."""
+"""A small HTTP client with persistent connections that uses little CPU."""
 
 import asyncio
 import json
@@ -26,20 +26,21 @@ class Call:
 
 
 def json_call(method: str, path: str, key: str = "", body: Any = None, **headers: str) -> Call:
-    given = {"content-type": "application/json"} | (
+    all_headers = {"content-type": "application/json"} | (
         {"authorization": f"Bearer {key}"} if key else {}
     )
     for name, value in headers.items():
-        given[name.replace("_", "-")] = value
-    return Call(method, path, b"" if body is None else json.dumps(body).encode(), given)
+        all_headers[name.replace("_", "-")] = value
+    return Call(method, path, b"" if body is None else json.dumps(body).encode(), all_headers)
 
 
 class CallFailed(Exception):
-    """Any status but 2xx."""
+    """Raised for any status but 2xx."""
 
 
 class Connection:
-    """One call at a time; opened at the first call, and again when the server has closed it."""
+    """A connection with one call at a time. It opens at the first call, and again after the server
+    has closed it."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -47,11 +48,12 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, call: Call) -> Any:
-        """Returns the answer's JSON."""
+        """Sends a call and returns the answer's JSON."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             try:
                 status, body = await self._answer(call)
-            except (asyncio.IncompleteReadError, ConnectionError):  # it was closed while unused
+            # the server closed the idle connection
+            except (asyncio.IncompleteReadError, ConnectionError):
                 self.close()
                 status, body = await self._answer(call)
         if not 200 <= status < 300:
@@ -79,7 +81,9 @@ class Connection:
 
 def _parsed(head: bytes) -> tuple[int, int, bool]:
     first, *lines = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     if "transfer-encoding" in headers:
         raise CallFailed("chunked answers are not read here")
     return (
@@ -99,7 +103,8 @@ class Connections:
         return await self._all[0].ask(call)
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Returns the answers in order; each connection has one call in progress."""
+        """Sends calls and returns their answers in order. Each connection has one call in
+        progress."""
         answers: list[Any] = [None] * len(calls)
         numbers = iter(range(len(calls)))
 

@@ -1,4 +1,4 @@
-"""The figures as tables and as JSON."""
+"""Shows the figures as tables and as JSON."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -18,13 +18,13 @@ SIDES = (BEFORE, AFTER, FLOOR)
 JOB = "job: the four"
 JOB_MS_MAX = 5.0
 STATEMENTS_MAX = 28
-# p50 of a submit, and until a waiting worker has it.
+# The p50 of a submission, and the p50 until a waiting worker has the job.
 LATENCY_MS_MAX = {"sqlite": (12, 15), "postgres": (10, 12)}
 
 
 @dataclass
 class Figures:
-    """By database and side."""
+    """All figures, by database and side."""
 
     cpu: dict[str, dict[str, Mapping[str, Sequence[float]]]] = field(default_factory=dict)
     statements: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -48,16 +48,20 @@ class Figures:
                 for database, context in self.latency.items()
             },
             "throughput": {
-                database: {side: [vars(each) for each in runs] for side, runs in context.items()}
+                database: {side: [vars(run) for run in runs] for side, runs in context.items()}
                 for database, context in self.throughput.items()
             },
             "idle": {
-                database: {side: vars(each) for side, each in context.items()}
+                database: {side: vars(result) for side, result in context.items()}
                 for database, context in self.idle.items()
             },
             "processes": [
-                {"processes": each.processes, **vars(each.throughput), "waits": each.waits}
-                for each in self.several
+                {
+                    "processes": comparison.processes,
+                    **vars(comparison.throughput),
+                    "waits": comparison.waits,
+                }
+                for comparison in self.several
             ],
         }
 
@@ -72,20 +76,22 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def micros(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """By route, and for a whole job."""
-    found = {route: lower_quartile(samples[route]) for route in ROUTES if samples.get(route)}
-    return found | {JOB: sum(found[route] for route in JOB_ROUTES)}
+    """Returns the lower quartiles in microseconds, by route and for a whole job."""
+    micros_by_route = {
+        route: lower_quartile(samples[route]) for route in ROUTES if samples.get(route)
+    }
+    return micros_by_route | {JOB: sum(micros_by_route[route] for route in JOB_ROUTES)}
 
 
-def print_tables(console: Console, figures: Figures, wanted: Collection[str]) -> None:
+def print_tables(console: Console, figures: Figures, routes: Collection[str]) -> None:
     for database, context in figures.cpu.items():
-        console.print(_cpu(database, context, figures.statements, wanted))
+        console.print(_cpu(database, context, figures.statements, routes))
     for database, took in figures.latency.items():
         console.print(_latency(database, took))
     for database, runs in figures.throughput.items():
         console.print(_throughput(database, runs))
-    for database, found in figures.idle.items():
-        console.print(_idle(database, found))
+    for database, results in figures.idle.items():
+        console.print(_idle(database, results))
     if figures.several:
         console.print(_several(figures.several))
 
@@ -94,20 +100,20 @@ def _cpu(
     database: str,
     context: Mapping[str, Mapping[str, Sequence[float]]],
     statements: Mapping[str, Mapping[str, float]],
-    wanted: Collection[str],
+    routes: Collection[str],
 ) -> Table:
     table = Table("µs of CPU a call", *SIDES, "after/before", "after/floor", "statements", "limit")
     table.title = database
-    found = {side: micros(samples) for side, samples in context.items()}
+    micros_by_side = {side: micros(samples) for side, samples in context.items()}
     for route in (*ROUTES, JOB):
-        if route not in wanted and route != JOB:
+        if route not in routes and route != JOB:
             continue
-        each = {side: values[route] for side, values in found.items() if route in values}
+        row = {side: values[route] for side, values in micros_by_side.items() if route in values}
         table.add_row(
             route,
-            *(f"{each[side]:,.0f}" if side in each else "" for side in SIDES),
-            _ratio(each, BEFORE),
-            _ratio(each, FLOOR),
+            *(f"{row[side]:,.0f}" if side in row else "" for side in SIDES),
+            _ratio(row, BEFORE),
+            _ratio(row, FLOOR),
             " → ".join(
                 f"{_count(statements[side], route):.1f}" for side in SIDES[:2] if side in statements
             ),
@@ -116,13 +122,13 @@ def _cpu(
     return table
 
 
-def _ratio(each: Mapping[str, float], other: str) -> str:
-    return f"{each[AFTER] / each[other]:.2f}" if AFTER in each and other in each else ""
+def _ratio(values: Mapping[str, float], other: str) -> str:
+    return f"{values[AFTER] / values[other]:.2f}" if AFTER in values and other in values else ""
 
 
 def _count(statements: Mapping[str, float], route: str) -> float:
     routes = JOB_ROUTES if route == JOB else (route,)
-    return sum(statements.get(each, 0) for each in routes)
+    return sum(statements.get(name, 0) for name in routes)
 
 
 def _latency(database: str, took: Mapping[str, Latencies]) -> Table:
@@ -136,8 +142,10 @@ def _latency(database: str, took: Mapping[str, Latencies]) -> Table:
         "p99",
     )
     table.title = database
-    for side, each in took.items():
-        values = [quantiles(part) for part in (each.submit, each.has_it, each.complete)]
+    for side, durations in took.items():
+        values = [
+            quantiles(part) for part in (durations.submit, durations.has_it, durations.complete)
+        ]
         table.add_row(side, *(f"{part[name]:.1f}" for part in values for name in ("p50", "p99")))
     submit, has_it = LATENCY_MS_MAX[database]
     table.add_row("limit", f"{submit}", "", f"{has_it}", "", "", "")
@@ -145,36 +153,36 @@ def _latency(database: str, took: Mapping[str, Latencies]) -> Table:
 
 
 def _throughput(database: str, runs: Mapping[str, Sequence[Throughput]]) -> Table:
-    table = Table("clients beside workers", "jobs a second", "CPU ms a job")
+    table = Table("clients and workers", "jobs a second", "CPU ms a job")
     table.title = database
-    for side, each in runs.items():
-        best = max(one.jobs_per_second for one in each)
+    for side, results in runs.items():
+        best = max(one.jobs_per_second for one in results)
         table.add_row(
-            side, f"{best:,.0f}", f"{lower_quartile([one.cpu_ms_per_job for one in each]):.1f}"
+            side, f"{best:,.0f}", f"{lower_quartile([one.cpu_ms_per_job for one in results]):.1f}"
         )
     return table
 
 
-def _idle(database: str, found: Mapping[str, Idle]) -> Table:
+def _idle(database: str, results: Mapping[str, Idle]) -> Table:
     table = Table("idle", "alone", "100 polls wait", "many polls", "memory alone", "with them")
     table.title = database
-    for side, each in found.items():
-        percents = (f"{each.alone_percent:.1f} %", f"{each.few_percent:.1f} %")
-        sizes = (f"{each.base_mb:.0f} MB", f"{each.many_mb:.0f} MB")
-        table.add_row(side, *percents, f"{each.many:,}", *sizes)
+    for side, result in results.items():
+        percents = (f"{result.alone_percent:.1f} %", f"{result.few_percent:.1f} %")
+        sizes = (f"{result.base_mb:.0f} MB", f"{result.many_mb:.0f} MB")
+        table.add_row(side, *percents, f"{result.many:,}", *sizes)
     table.add_row("limit", "1 %", "2 %", "10,000", "", "250 MB")
     return table
 
 
-def _several(found: Sequence[ProcessComparison]) -> Table:
+def _several(comparisons: Sequence[ProcessComparison]) -> Table:
     table = Table("processes", "jobs a second", "CPU ms a job", "connections that waited, by cause")
     table.title = "one port, postgres"
-    for each in found:
-        one = each.throughput
+    for comparison in comparisons:
+        one = comparison.throughput
         table.add_row(
-            str(each.processes),
+            str(comparison.processes),
             f"{one.jobs_per_second:,.0f}",
             f"{one.cpu_ms_per_job:.1f}",
-            each.told(),
+            comparison.told(),
         )
     return table

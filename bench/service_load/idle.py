@@ -1,4 +1,4 @@
-"""Measures what a control plane costs while nothing happens: alone, and with workers in long polls."""
+"""Measures what a control plane costs while it is idle: alone, and with workers in long polls."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ OPENED_AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Idle:
-    """In percent of a core, and megabytes."""
+    """The figures, in percent of a core and in megabytes."""
 
     alone_percent: float
-    few_percent: float  # with a hundred waiting
+    few_percent: float  # with a hundred waiting workers
     many: int
     base_mb: float
     many_mb: float
@@ -34,29 +34,29 @@ async def idle(
     await asyncio.sleep(SETTLE_SECONDS)
     alone, base = await _percent(server, seconds), server.memory_bytes()
     workers = await register_all(connections, secret, many, "idle")
-    polls = [each.poll(wait_seconds=WAIT_SECONDS) for each in workers]
+    polls = [worker.poll(wait_seconds=WAIT_SECONDS) for worker in workers]
     waiting = await _wait(server.url, polls[:FEW])
     few = await _percent(server, seconds)
     waiting += await _wait(server.url, polls[FEW:])
     used = server.memory_bytes()
-    for each in waiting:
-        each.cancel()
+    for task in waiting:
+        task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     return Idle(alone, few, many, base / 1e6, used / 1e6)
 
 
 async def _percent(server: ServerProcess, seconds: float) -> float:
-    cpu, begun = server.cpu_seconds(), time.perf_counter()
+    cpu, begin = server.cpu_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
-    return 100 * (server.cpu_seconds() - cpu) / (time.perf_counter() - begun)
+    return 100 * (server.cpu_seconds() - cpu) / (time.perf_counter() - begin)
 
 
 async def _wait(url: str, polls: Sequence[Call]) -> list[asyncio.Task[object]]:
-    """Each on its own connection, as workers do."""
+    """Starts each poll on its own connection, as workers do."""
     tasks: list[asyncio.Task[object]] = []
     for start in range(0, len(polls), OPENED_AT_ONCE):
         few = polls[start : start + OPENED_AT_ONCE]
-        tasks += [asyncio.create_task(_one(url, each)) for each in few]
+        tasks += [asyncio.create_task(_one(url, poll)) for poll in few]
         await asyncio.sleep(0.1)
     await asyncio.sleep(SETTLE_SECONDS)
     return tasks

@@ -1,6 +1,7 @@
-"""The life of a job over the public API, route by route, as customers and workers call it.
+"""Sends the calls of a job's lifecycle over the public API, route by route, as customers and
+workers do.
 
-Uses only what every version understands.
+It uses only features that every version supports.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from service_load.calls import Call, Connections, json_call
 from service_load.server import ServerProcess, running
 from support import ADMIN_KEY
 
-# Sends the calls of one route and hands back their answers in order.
+# Sends the calls of one route, and returns their answers in order.
 Measure = Callable[[str, Sequence[Call]], Awaitable[list[Any]]]
 JOB_ROUTES = ("submit", "poll", "put", "complete")
 ROUTES = (
@@ -82,9 +83,9 @@ class Worker:
         return put(job["outputs"][0])
 
     def complete(self, job: dict[str, Any], **more: Any) -> Call:
-        made = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
-        # As our own worker reports it; for others the server strips the metadata.
-        outputs = [{**made, "content_type": "image/png", "is_stripped": True}]
+        output = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
+        # Our own worker strips metadata and reports it. For other workers the server strips it.
+        outputs = [{**output, "content_type": "image/png", "is_stripped": True}]
         return self._call("complete", {**lease_of(job), "outputs": outputs, **more})
 
     def complete_and_poll(self, job: dict[str, Any]) -> Call:
@@ -112,50 +113,53 @@ class JobLifecycle:
     keys: Sequence[str]
     effects: dict[str, str]
     workers: Sequence[Worker]
-    videos: Sequence[tuple[str, str]]  # whose key, and its id
+    videos: Sequence[tuple[str, str]]  # the owner's key, and the video's id
     secret: str
-    has_next: bool  # whether it answers a complete with the next job
+    has_next: bool  # whether the answer to a complete call contains the next job
 
     def submit(self, number: int, effect: str = DRAW, **more: Any) -> Call:
         body = {"effect_id": self.effects[effect], "idempotency_key": str(uuid4()), **more}
         return json_call("POST", "/api/ai-jobs", self.keys[number % len(self.keys)], body)
 
     async def cycle(self, measure: Measure, count: int) -> None:
-        """Sends this many jobs through every route, all of one route before the next."""
+        """Runs this many jobs. Each route gets the calls of all jobs before the next route."""
         workers = self.workers[:count]
-        made = await measure("submit", [self.submit(number) for number in range(count)])
-        polled = await measure("poll", [each.poll(wait_seconds=5) for each in workers])
-        held = [(worker, each["job"]) for worker, each in zip(workers, polled, strict=True)]
-        status = [self._status(number, each["id"]) for number, each in enumerate(made)]
+        jobs = await measure("submit", [self.submit(number) for number in range(count)])
+        polled = await measure("poll", [worker.poll(wait_seconds=5) for worker in workers])
+        held = [(worker, answer["job"]) for worker, answer in zip(workers, polled, strict=True)]
+        status = [self._status(number, job["id"]) for number, job in enumerate(jobs)]
         await measure("heartbeat", [worker.heartbeat(job) for worker, job in held])
         await measure("get job, running", status)
         await measure("put", [worker.put(job) for worker, job in held])
         await measure("complete", [worker.complete(job) for worker, job in held])
         await measure("get job, done", status)
-        videos = [json_call("GET", f"/api/videos/{each}", key) for key, each in self.videos]
+        videos = [json_call("GET", f"/api/videos/{video_id}", key) for key, video_id in self.videos]
         await measure("get video", [videos[number % VIDEOS] for number in range(count)])
-        await measure("idle poll", [each.poll() for each in workers])
+        await measure("idle poll", [worker.poll() for worker in workers])
         await measure("healthz", [json_call("GET", "/healthz")] * count)
         if self.has_next:
             await self._cycle_with_next(measure, count)
 
     async def _cycle_with_next(self, measure: Measure, count: int) -> None:
-        """A worker that is always busy polls only once."""
+        """Runs jobs for workers that are always busy, so each polls only once."""
         ask, workers = self.connections.ask_all, self.workers[:count]
         await ask([self.submit(number) for number in range(2 * count)])
-        held = [each["job"] for each in await ask([each.poll(wait_seconds=5) for each in workers])]
+        held = [
+            answer["job"]
+            for answer in await ask([worker.poll(wait_seconds=5) for worker in workers])
+        ]
         await ask([worker.put(job) for worker, job in zip(workers, held, strict=True)])
         calls = [worker.complete_and_poll(job) for worker, job in zip(workers, held, strict=True)]
         answers = await measure("complete, next job", calls) or await ask(calls)
         after = [
-            (worker, each["next"]["job"])
-            for worker, each in zip(workers, answers, strict=True)
-            if each["next"] and each["next"]["job"]
+            (worker, answer["next"]["job"])
+            for worker, answer in zip(workers, answers, strict=True)
+            if answer["next"] and answer["next"]["job"]
         ]
-        # Workers whose answer has no next job poll.
-        late = [each for each in workers if each not in [worker for worker, _ in after]]
-        polled = await ask([each.poll(wait_seconds=5) for each in late])
-        after += [(worker, each["job"]) for worker, each in zip(late, polled, strict=True)]
+        # Workers poll if their answer has no next job.
+        late = [worker for worker in workers if worker not in [busy for busy, _ in after]]
+        polled = await ask([worker.poll(wait_seconds=5) for worker in late])
+        after += [(worker, answer["job"]) for worker, answer in zip(late, polled, strict=True)]
         await ask([worker.put(job) for worker, job in after])
         await ask([worker.complete(job) for worker, job in after])
 
@@ -165,7 +169,7 @@ class JobLifecycle:
 
 @dataclass(frozen=True)
 class BareCalls:
-    """The same calls to the bare server, which ignores their content."""
+    """Sends the same calls to the bare server, which ignores their content."""
 
     connections: Connections
 
@@ -220,7 +224,7 @@ async def register_all(
 ) -> list[Worker]:
     calls = [_register(secret, f"{name}-{number}") for number in range(count)]
     answers = await connections.ask_all(calls)
-    return [Worker(each["worker_id"], each["token"]) for each in answers]
+    return [Worker(answer["worker_id"], answer["token"]) for answer in answers]
 
 
 def _register(secret: str, worker_id: str) -> Call:
@@ -250,7 +254,7 @@ async def _applied(lifecycle: JobLifecycle, number: int, video_id: str) -> dict[
 async def running_control_plane(
     command: list[str | Path], environ: dict[str, str], workers: int
 ) -> AsyncIterator[tuple[ServerProcess, JobLifecycle]]:
-    # In a thread: while a server starts, a relay of ours must answer it.
+    # The server starts in a thread, because our relay must answer it in the meantime.
     process = running(command, environ)
     server = await asyncio.to_thread(process.__enter__)
     connections = Connections(server.url, CONNECTIONS)

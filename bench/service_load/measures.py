@@ -1,4 +1,4 @@
-"""CPU and statements by route; latency of one job at a time; jobs a second."""
+"""Measures CPU time and statements by route, the latency of single jobs, and jobs per second."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from service_load.statements import Counted
 
 MICROSECONDS = 1_000_000
 MILLISECONDS = 1_000
-# So long a poll gets to arrive before a job is submitted to it.
+# How long a poll has to arrive before a job is submitted for it.
 POLL_ARRIVES_SECONDS = 0.03
 POLL_SECONDS = 20
 THROUGHPUT_SECONDS_MAX = 600
@@ -22,15 +22,16 @@ THROUGHPUT_SECONDS_MAX = 600
 
 @dataclass
 class CpuMeter:
-    """Microseconds of the server's CPU per call, one sample for each round of a route."""
+    """Measures the microseconds of the server's CPU time per call, one sample for each round of a
+    route."""
 
     server: ServerProcess
     connections: Connections
-    wanted: Collection[str]
+    routes: Collection[str]
     samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     async def __call__(self, route: str, calls: Sequence[Call]) -> list[Any]:
-        if route not in self.wanted and route not in JOB_ROUTES:
+        if route not in self.routes and route not in JOB_ROUTES:
             return []
         before = self.server.cpu_seconds()
         answers = await self.connections.ask_all(calls)
@@ -56,7 +57,8 @@ class StatementMeter:
         return answers
 
     def profile(self) -> dict[str, dict[str, int]]:
-        """The statements of one call, rounded, so that occasional statements don't count for the route."""
+        """Returns the rounded number of statements per call, so that occasional statements don't
+        count for the route."""
         return {
             route: {kind: round(count / self.calls[route]) for kind, count in kinds.items()}
             for route, kinds in self.kinds.items()
@@ -68,7 +70,7 @@ class StatementMeter:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Milliseconds, of each job."""
+    """The milliseconds of each job."""
 
     submit: list[float]
     has_it: list[float]  # from the submission to a waiting worker
@@ -76,7 +78,7 @@ class Latencies:
 
 
 async def latencies(url: str, lifecycle: JobLifecycle, jobs: int) -> Latencies:
-    """One job at a time, with one worker that waits for it."""
+    """Submits one job at a time, for one worker that waits for it."""
     customer, ears = Connection(url), Connection(url)
     worker, took = lifecycle.workers[0], Latencies([], [], [])
 
@@ -87,15 +89,15 @@ async def latencies(url: str, lifecycle: JobLifecycle, jobs: int) -> Latencies:
     for number in range(jobs):
         waiting = asyncio.create_task(wait_for_it())
         await asyncio.sleep(POLL_ARRIVES_SECONDS)
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         await customer.ask(lifecycle.submit(number))
         submitted = time.perf_counter()
         had_at, job = await waiting
         await ears.ask(worker.put(job))
         done = time.perf_counter()
         await ears.ask(worker.complete(job))
-        took.submit.append(MILLISECONDS * (submitted - begun))
-        took.has_it.append(MILLISECONDS * (had_at - begun))
+        took.submit.append(MILLISECONDS * (submitted - begin))
+        took.has_it.append(MILLISECONDS * (had_at - begin))
         took.complete.append(MILLISECONDS * (time.perf_counter() - done))
     customer.close()
     ears.close()
@@ -111,13 +113,14 @@ class Throughput:
 async def throughput(
     server: ServerProcess, lifecycle: JobLifecycle, *, jobs: int, clients: int, workers: int
 ) -> Throughput:
-    """Customers submit as fast as they get answers; waiting workers take and deliver."""
-    left, ended = iter(range(jobs)), 0
+    """Measures customers that submit as fast as they get answers, and waiting workers that run the
+    jobs."""
+    numbers, ended = iter(range(jobs)), 0
     all_done = asyncio.Event()
 
     async def customer() -> None:
         connection = Connection(server.url)
-        for number in left:
+        for number in numbers:
             await connection.ask(lifecycle.submit(number))
         connection.close()
 
@@ -135,12 +138,12 @@ async def throughput(
                 all_done.set()
         connection.close()
 
-    begun, cpu = time.perf_counter(), server.cpu_seconds()
+    begin, cpu = time.perf_counter(), server.cpu_seconds()
     async with asyncio.timeout(THROUGHPUT_SECONDS_MAX), asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(customer())
         for worker in lifecycle.workers[:workers]:
             group.create_task(work(worker))
         await all_done.wait()
-        seconds, used = time.perf_counter() - begun, server.cpu_seconds() - cpu
+        seconds, used = time.perf_counter() - begin, server.cpu_seconds() - cpu
     return Throughput(jobs / seconds, MILLISECONDS * used / jobs)

@@ -1,4 +1,4 @@
-"""Measures what several processes behind one port gain, and what they wait for in PostgreSQL."""
+"""Measures the gain by several processes behind one port, and their waits in PostgreSQL."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ class ProcessComparison:
     processes: int
     throughput: Throughput
     looks: int
-    waits: Counter[str]  # how often a connection was seen to wait so
+    waits: Counter[str]  # how often a connection was waiting, by cause
 
     def told(self) -> str:
         return ", ".join(
@@ -33,7 +33,8 @@ class ProcessComparison:
 
 @asynccontextmanager
 async def watched(url: str) -> AsyncIterator[tuple[Counter[str], list[int]]]:
-    """Samples what connections wait for."""
+    """Samples the waits of all connections. Yields their counts, and the number of samples as a
+    list of one."""
     waits: Counter[str] = Counter()
     looks = [0]
     connection = await asyncpg.connect(url)
@@ -55,5 +56,5 @@ async def watched(url: str) -> AsyncIterator[tuple[Counter[str], list[int]]]:
 
 
 def _named(event: str, query: str) -> str:
-    """The name of a wait; for a lock, with the statement that waits for it."""
+    """Returns the name of a wait. For a lock, it contains the waiting statement."""
     return f"{event} ({' '.join(query.split())})" if event.startswith("Lock") else event

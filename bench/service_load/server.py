@@ -1,4 +1,4 @@
-"""A server as a separate process, with the CPU time that it has used."""
+"""Runs a server as a separate process, and reads the CPU time that it has used."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from support import ADMIN_KEY
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 30
-# Limits that keep one customer from taking everything: here one customer is everything.
+# Limits that protect a server from a single customer. Here one customer sends everything.
 UNLIMITED = {
     "COMFYFLEET_ADMIN_KEY": ADMIN_KEY,
     "COMFYFLEET_MAX_FLEET_WORKERS": "100000",
@@ -37,21 +37,23 @@ class ServerProcess:
     pid: int
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, also ended ones, and of its children."""
+        """Returns the CPU time of all its threads, including ended ones, and of its children."""
         return sum(map(_process_clock, (self.pid, *_children(self.pid))))
 
     def memory_bytes(self) -> int:
-        """Resident memory of the process and its children; shared memory counts in each."""
+        """Returns the resident memory of the process and its children. Shared memory counts in each
+        of them."""
         return sum(map(_resident, (self.pid, *_children(self.pid))))
 
 
 def _process_clock(pid: int) -> float:
-    """Linux gives every process a clock, whose number follows from the pid (clock_getcpuclockid)."""
+    """Returns a process's CPU time. On Linux every process has a clock whose number follows from
+    the pid (clock_getcpuclockid)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _resident(pid: int) -> int:
@@ -61,11 +63,11 @@ def _resident(pid: int) -> int:
 
 @contextmanager
 def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterator[ServerProcess]:
-    """Runs until the `with` block ends. The command must print its URL."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("COMFYFLEET_")}
+    """Runs a server until the `with` block ends. The command must print its URL."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("COMFYFLEET_")}
     child = subprocess.Popen(
         command,
-        env={**kept, "PYTHONUNBUFFERED": "1", **environ},
+        env={**inherited, "PYTHONUNBUFFERED": "1", **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,24 +84,26 @@ def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterat
 
 
 def _printed_url(child: "subprocess.Popen[str]") -> str:
-    """Later output is read and discarded, so that the process never blocks on its pipe."""
+    """Returns the URL in the output. Later output is read and discarded, so that the process never
+    blocks on its pipe."""
     assert child.stdout
-    said: deque[str] = deque(maxlen=50)
+    lines: deque[str] = deque(maxlen=50)
     deadline = time.monotonic() + START_SECONDS_MAX
     for line in child.stdout:
-        said.append(line)
-        if found := re.search(r"at (http://[\d.]+:\d+)", line):
+        lines.append(line)
+        if match := re.search(r"at (http://[\d.]+:\d+)", line):
             threading.Thread(target=deque, args=(child.stdout, 0), daemon=True).start()
-            return found[1]
+            return match[1]
         if time.monotonic() > deadline:
             break
-    raise SystemExit("The server did not start:\n" + "".join(said))
+    raise SystemExit("The server did not start:\n" + "".join(lines))
 
 
 def control_plane(
     root: Path, data: Path, urls: Sequence[str], *more: str
 ) -> tuple[list[str | Path], dict[str, str]]:
-    """Command and environment of the control plane of that tree, on PostgreSQL if there are URLs."""
+    """Returns the command and environment of a tree's control plane, on PostgreSQL if there are
+    URLs."""
     program = root / ".venv/bin/comfyfleet"
     command: list[str | Path] = [program, "serve", "--port", "0", "--data", data, *more]
     environ = dict(UNLIMITED)

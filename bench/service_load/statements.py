@@ -1,7 +1,8 @@
-"""Counts what a server sends to PostgreSQL: a relay that reads the client's messages.
+"""Counts the statements that a server sends to PostgreSQL, with a relay that reads the client's
+messages.
 
-A message counts once, also if its text has several statements: on PostgreSQL the round trip is what
-costs.
+A message counts once, even if its text has several statements, because on PostgreSQL the round trip
+costs the most.
 """
 
 import asyncio
@@ -16,13 +17,13 @@ from sqlalchemy.engine import make_url
 
 SOCKET = ".s.PGSQL.5432"
 CHUNK_BYTES = 64 * 1024
-HEAD_BYTES = 5  # the kind, and a length that counts itself
+HEAD_BYTES = 5  # the kind, and a length that includes itself
 PARSE, BIND, EXECUTE, QUERY = b"P", b"B", b"E", b"Q"
 
 
 @dataclass
 class Counted:
-    """Counts by kind: `begin`, `commit`, `read`, `write`."""
+    """Counts statements by kind: `begin`, `commit`, `read`, `write`."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -32,10 +33,10 @@ class Counted:
         self.texts.append(text)
 
     def take(self) -> tuple[Counter[str], list[str]]:
-        """The counts since the last call."""
-        taken = self.kinds, self.texts
+        """Returns the counts since the last call, and resets them."""
+        counts = self.kinds, self.texts
         self.kinds, self.texts = Counter(), []
-        return taken
+        return counts
 
 
 def kind_of(text: str) -> str:
@@ -44,12 +45,12 @@ def kind_of(text: str) -> str:
         return "begin"
     if word in ("commit", "rollback"):
         return "commit"
-    writes = any(each in text.lower() for each in ("insert into", "update ", "delete from"))
+    writes = any(keyword in text.lower() for keyword in ("insert into", "update ", "delete from"))
     return "write" if writes else "read"
 
 
 class _Reader:
-    """Reads one connection: names of prepared statements and portals are per connection."""
+    """Reads one connection, because names of prepared statements and portals are per connection."""
 
     def __init__(self, counted: Counted) -> None:
         self._counted = counted
@@ -88,7 +89,7 @@ class _Reader:
 
 @asynccontextmanager
 async def relay(server_url: str, folder: Path) -> AsyncIterator[tuple[str, Counted]]:
-    """Yields the URL to use instead, and the counts."""
+    """Runs a relay, and yields the URL to use instead and the counts."""
     url, counted = make_url(server_url), Counted()
     target = Path(str(url.query["host"])) / SOCKET
 

@@ -1,4 +1,4 @@
-"""The same statements and commits, sent by asyncpg without our code."""
+"""Sends the same statements and commits with asyncpg, without our code."""
 
 import sys
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ async def open_pools(urls: Mapping[str, str], size: int) -> dict[str, Any]:
 
 
 async def _plain(connection: asyncpg.Connection) -> None:
-    """JSON is sent as the recorded text."""
+    """Makes the connection send JSON as the recorded text."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
             kind, schema="pg_catalog", encoder=str, decoder=str, format="text"
@@ -41,18 +41,24 @@ async def replay(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
     connections: dict[str, Any] = {}
     open_transactions: dict[str, Any] = {}
     try:
-        for each in record.said:
-            if each.text.startswith(BEGIN):
-                connections[each.side] = await pools[each.side].acquire()
-                open_transactions[each.side] = await _begun(connections[each.side], each.text)
-            elif each.text in ENDS:
-                await _ended(connections[each.side], open_transactions.pop(each.side), each.text)
-                await pools[each.side].release(connections.pop(each.side))
-            elif each.side in connections:
-                await _send(connections[each.side], each, known)
-            else:  # a transaction by itself
-                async with pools[each.side].acquire() as connection:
-                    await _send(connection, each, known)
+        for statement in record.said:
+            if statement.text.startswith(BEGIN):
+                connections[statement.side] = await pools[statement.side].acquire()
+                open_transactions[statement.side] = await _begun(
+                    connections[statement.side], statement.text
+                )
+            elif statement.text in ENDS:
+                await _ended(
+                    connections[statement.side],
+                    open_transactions.pop(statement.side),
+                    statement.text,
+                )
+                await pools[statement.side].release(connections.pop(statement.side))
+            elif statement.side in connections:
+                await _send(connections[statement.side], statement, known)
+            else:  # a single-statement transaction
+                async with pools[statement.side].acquire() as connection:
+                    await _send(connection, statement, known)
     finally:
         for side, connection in connections.items():
             await pools[side].release(connection)
@@ -74,22 +80,24 @@ async def _ended(connection: Any, transaction: Any, text: str) -> None:
         await (transaction.commit() if text == COMMIT else transaction.rollback())
 
 
-async def _send(connection: Any, said: RecordedStatement, known: dict[Any, Any]) -> None:
-    rows = await connection.fetch(said.text, *(_renewed(value, known) for value in said.values))
-    for before, now in zip(said.answered, rows, strict=False):
+async def _send(connection: Any, statement: RecordedStatement, known: dict[Any, Any]) -> None:
+    rows = await connection.fetch(
+        statement.text, *(_renewed(value, known) for value in statement.values)
+    )
+    for before, now in zip(statement.answered, rows, strict=False):
         for old, fresh in zip(before, now, strict=True):
-            # Row numbers only: small ones would be taken for counts and flags.
+            # Only row numbers are replaced, because smaller numbers are counts and flags.
             if type(old) is int and old >= NUMBERS_BEGIN:
                 known[old] = fresh
 
 
-# Sequences of the recorded databases begin here, so that a row's number can't be confused with another.
+# The recorded databases' sequences start here, so that no other number is equal to a row's number.
 NUMBERS_BEGIN = 1_000_000_000
 
 
 def _renewed(value: Any, known: Mapping[Any, Any]) -> Any:
     if isinstance(value, list):
-        return [_renewed(each, known) for each in value]
+        return [_renewed(item, known) for item in value]
     if isinstance(value, str):
         for old, fresh in known.items():
             if isinstance(old, str) and old in value:
@@ -97,5 +105,5 @@ def _renewed(value: Any, known: Mapping[Any, Any]) -> Any:
         return value
     try:
         return known.get(value, value)
-    except TypeError:  # it can't be looked up, so it is none of these
+    except TypeError:  # an unhashable value is none of these
         return value

@@ -1,6 +1,6 @@
-"""Submissions a second against bare asyncpg, and the time to show media.
+"""Measures submissions per second against bare asyncpg, and the time of a media request.
 
-Compare the ratios: both run in turn.
+Compare the ratios, because both run in turn.
 """
 
 import argparse
@@ -39,33 +39,39 @@ One = Callable[[UUID], Awaitable[object]]
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description="How fast jobs are taken in, and media shown.")
+    options = argparse.ArgumentParser(
+        description="How fast jobs are submitted, and media are read."
+    )
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--jobs", type=int, default=1_000, help="submitted in each round")
+    options.add_argument(
+        "--jobs", type=int, default=1_000, help="the number of jobs submitted in each round"
+    )
     options.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
-    options.add_argument("--hasty", action="store_true", help="synchronous_commit and fsync off")
-    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
-    options.add_argument("--profile", action="store_true", help="where our time goes")
-    given = options.parse_args()
+    options.add_argument(
+        "--hasty", action="store_true", help="turn synchronous_commit and fsync off"
+    )
+    options.add_argument("--check", action="store_true", help="fail if a limit is missed")
+    options.add_argument("--profile", action="store_true", help="show where our time goes")
+    arguments = options.parse_args()
     with (
-        running_postgres(durable=not given.hasty) as url,
+        running_postgres(durable=not arguments.hasty) as url,
         tempfile.TemporaryDirectory() as folder,
     ):
         databases = Databases(Path(folder), url)
-        is_fast = asyncio.run(submits(databases, Path(folder) / "data", given))
-        is_flat = asyncio.run(shows(databases, Path(folder), given))
+        is_fast = asyncio.run(submits(databases, Path(folder) / "data", arguments))
+        is_flat = asyncio.run(shows(databases, Path(folder), arguments))
     return exit_status(is_met=is_fast and is_flat)
 
 
-async def submits(databases: Databases, folder: Path, given: Any) -> bool:
-    """Prints the table; returns whether the ratios are within the aim."""
+async def submits(databases: Databases, folder: Path, arguments: Any) -> bool:
+    """Prints the table, and returns whether the ratios are within the limit."""
     is_met = True
-    jobs, rounds = (40, 1) if given.quick else (given.jobs, given.rounds)
+    jobs, rounds = (40, 1) if arguments.quick else (arguments.jobs, arguments.rounds)
     async with submit_setup_on(databases, folder) as submit_setup:
         await _number_from_far(submit_setup)
         record, template = await _recorded(submit_setup)
         console.print(
-            f"PostgreSQL, {'in haste' if given.hasty else 'durable'}; a submit is "
+            f"PostgreSQL, {'in haste' if arguments.hasty else 'durable'}; a submit is "
             f"{record.statements()} statements and {record.ends(COMMIT)} commits; "
             f"{rounds} rounds of {jobs:,} in turn"
         )
@@ -82,14 +88,14 @@ async def submits(databases: Databases, folder: Path, given: Any) -> bool:
                 f"≥ {RATIO_MIN}",
             )
         console.print(table)
-        if given.profile:
+        if arguments.profile:
             await _profiled(submit_setup, jobs)
     return is_met
 
 
-async def shows(databases: Databases, folder: Path, given: Any) -> bool:
-    """Prints the table; returns whether many jobs are within the aim."""
-    many, rounds = (1_000, 1) if given.quick else (MANY, given.rounds)
+async def shows(databases: Databases, folder: Path, arguments: Any) -> bool:
+    """Prints the table, and returns whether the ratio with many jobs is within the limit."""
+    many, rounds = (1_000, 1) if arguments.quick else (MANY, arguments.rounds)
     async with AsyncExitStack() as stack:
         readers = {}
         for jobs in (FEW, many):
@@ -103,9 +109,9 @@ async def shows(databases: Databases, folder: Path, given: Any) -> bool:
         p95s: dict[int, list[float]] = {FEW: [], many: []}
         for _ in range(rounds):
             for jobs, (reader, client) in readers.items():
-                taken = await reader.times(client, 3)
-                p95s[jobs].append(statistics.quantiles(taken, n=20)[-1])
-    few, lots = (statistics.median(each) for each in p95s.values())
+                times = await reader.times(client, 3)
+                p95s[jobs].append(statistics.quantiles(times, n=20)[-1])
+    few, lots = (statistics.median(percentiles) for percentiles in p95s.values())
     table = Table("jobs in the tenant", "GET /api/videos/{id}, p95 ms", "ratio", "target")
     table.add_row(f"{FEW:,}", f"{few:.1f}", "", "")
     ratio = statistics.median(b / a for a, b in zip(*p95s.values(), strict=True))
@@ -115,7 +121,7 @@ async def shows(databases: Databases, folder: Path, given: Any) -> bool:
 
 
 async def _recorded(submit_setup: SubmitSetup) -> tuple[Record, dict[str, Any]]:
-    """One submit with warm caches and open connections."""
+    """Records one submission with warm caches and open connections."""
     user_id, key = (await submit_setup.users(1))[0], "key-of-the-recorded-one"
     for number in range(JOBS_PER_USER - 1):
         await submit_setup.submit(user_id, f"warm-{number}")
@@ -135,8 +141,8 @@ def _urls(submit_setup: SubmitSetup) -> dict[str, str]:
 async def _number_from_far(submit_setup: SubmitSetup) -> None:
     for database in (submit_setup.plane.central, submit_setup.plane.pools["main"]):
         async with database.transaction() as tx:
-            found = await tx.execute(text("SELECT sequencename FROM pg_sequences"))
-            for (name,) in found.all():
+            sequences = await tx.execute(text("SELECT sequencename FROM pg_sequences"))
+            for (name,) in sequences.all():
                 await tx.execute(
                     text(f'ALTER SEQUENCE "{name}" RESTART WITH {bare_asyncpg.NUMBERS_BEGIN}')
                 )
@@ -174,11 +180,11 @@ async def _in_turn(
 
 
 async def _speed(submit_setup: SubmitSetup, one: One, clients: int, jobs: int) -> float:
-    """Submits a second by this many clients, each with its own users."""
+    """Returns the submissions per second of this many clients, each with its own users."""
     users = await submit_setup.users(jobs // JOBS_PER_USER + clients)
     for user_id in users[:clients]:
         await one(user_id)
-    left = iter([each for each in users[clients:] for _ in range(JOBS_PER_USER)])
+    remaining = iter([user_id for user_id in users[clients:] for _ in range(JOBS_PER_USER)])
 
     async def client(mine: Iterator[UUID]) -> int:
         count = 0
@@ -188,7 +194,7 @@ async def _speed(submit_setup: SubmitSetup, one: One, clients: int, jobs: int) -
         return count
 
     start = time.perf_counter()
-    counts = await asyncio.gather(*(client(left) for _ in range(clients)))
+    counts = await asyncio.gather(*(client(remaining) for _ in range(clients)))
     return sum(counts) / (time.perf_counter() - start)
 
 

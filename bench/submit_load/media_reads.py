@@ -1,4 +1,4 @@
-"""How long `GET /api/videos/{id}` takes, with few and with many jobs in the tenant."""
+"""Measures how long `GET /api/videos/{id}` takes, with few and with many jobs in the tenant."""
 
 import time
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ class Reader:
     media_ids: tuple[UUID, ...]
 
     async def times(self, client: httpx.AsyncClient, rounds: int) -> list[float]:
-        """Milliseconds of each answer; one at a time."""
-        taken = []
+        """Returns the milliseconds of each answer. There is one request at a time."""
+        times = []
         for media_id in self.media_ids * rounds:
             start = time.perf_counter()
             answer = await client.get(f"/api/videos/{media_id}")
-            taken.append(1_000 * (time.perf_counter() - start))
+            times.append(1_000 * (time.perf_counter() - start))
             assert answer.status_code == 200, answer.text
-        return taken
+        return times
 
 
 async def reader_of(submit_setup: SubmitSetup, jobs: int) -> Reader:
-    """A user with media in processing, among this many jobs of the tenant."""
+    """Creates a user with media in processing, among this many jobs of the tenant."""
     user_id = (await submit_setup.users(1))[0]
     key = new_api_key()
     async with submit_setup.plane.central.transaction() as tx:
@@ -67,7 +67,7 @@ async def _applied(submit_setup: SubmitSetup, user_id: UUID) -> UUID:
     )
     async with submit_setup.plane.pools["main"].transaction() as tx:
         await media.add_file(tx, file)
-        made = await media.create_media(
+        new_media = await media.create_media(
             tx,
             media_id=uuid4(),
             tenant_id=TENANT,
@@ -76,18 +76,18 @@ async def _applied(submit_setup: SubmitSetup, user_id: UUID) -> UUID:
             original_file_id=file.id,
             now=utc_now(),
         )
-    wanted = JobRequest(effect_id=submit_setup.soften_id, user_id=user_id, video_id=made.id)
-    await submit_effect(submit_setup.plane.context, await submit_setup.tenant(), wanted)
-    return made.id
+    request = JobRequest(effect_id=submit_setup.soften_id, user_id=user_id, video_id=new_media.id)
+    await submit_effect(submit_setup.plane.context, await submit_setup.tenant(), request)
+    return new_media.id
 
 
 async def _fill(submit_setup: SubmitSetup, rows: int) -> None:
-    """Copies the existing rows as ended ones, with the events that such jobs leave."""
+    """Copies the existing rows as completed ones, with the events of completed jobs."""
     if rows <= 0:
         return
     async with submit_setup.plane.pools["main"].transaction() as tx:
         for table, changed in COPIED:
-            names = [each.name for each in table.columns]
+            names = [column.name for column in table.columns]
             values = ", ".join(changed.get(name, f"one.{name}") for name in names)
             await tx.execute(
                 text(

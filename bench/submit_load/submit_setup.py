@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / "examples" / "workflows"
 TENANT = DEFAULT_TENANT
 PRICE_TOKENS = 1
-# Each user has so many active jobs at most, as in production; a wallet is locked by one submit at a time.
+# The limit of active jobs per user, as in production. One submission at a time locks a user's
+# wallet.
 JOBS_PER_USER = 4
 
 
@@ -38,8 +39,8 @@ class SubmitSetup:
     async def users(self, count: int) -> list[UUID]:
         ids = [uuid4() for _ in range(count)]
         async with self.plane.pools["main"].transaction() as tx:
-            for each in ids:
-                await ledger.credit(tx, TENANT, each, 1_000, f"paid-{each}", now=utc_now())
+            for user_id in ids:
+                await ledger.credit(tx, TENANT, user_id, 1_000, f"paid-{user_id}", now=utc_now())
         return ids
 
     async def tenant(self) -> Tenant:
@@ -47,15 +48,15 @@ class SubmitSetup:
             return await tenants.get_tenant(tx, TENANT)
 
     async def submit(self, user_id: UUID, key: str, **changes: Any) -> Job:
-        wanted = JobRequest(
+        request = JobRequest(
             effect_id=self.effect_id,
             user_id=user_id,
             values={"width": 256, **changes},
             idempotency_key=key,
         )
-        made = await submit_effect(self.plane.context, await self.tenant(), wanted)
-        assert made.is_new
-        return made.job
+        submitted = await submit_effect(self.plane.context, await self.tenant(), request)
+        assert submitted.is_new
+        return submitted.job
 
 
 @asynccontextmanager
@@ -80,9 +81,9 @@ async def _effect(plane: ControlPlane, slug: str, bound: dict[str, str], name: s
     document = json.loads((WORKFLOWS / f"{slug}.json").read_text())
     body = {"slug": slug, "document": document, "properties": [{"name": name, **bound}]}
     async with client_of(plane) as admin:
-        made = await admin.post("/api/admin/workflows", json=body)
-        assert made.status_code == 201, made.text
+        answer = await admin.post("/api/admin/workflows", json=body)
+        assert answer.status_code == 201, answer.text
         effect = {"slug": slug, "workflow_slug": slug, "price_tokens": PRICE_TOKENS}
-        priced = await admin.post("/api/admin/effects", json={**effect, "published": True})
-        assert priced.status_code == 201, priced.text
-    return UUID(priced.json()["id"])
+        answer = await admin.post("/api/admin/effects", json={**effect, "published": True})
+        assert answer.status_code == 201, answer.text
+    return UUID(answer.json()["id"])
