@@ -54,7 +54,7 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """The figures of one scenario."""
+    """One scenario's results."""
 
     runs: int  # more than the number of jobs if a job was retried
     failed: int

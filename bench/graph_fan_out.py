@@ -58,7 +58,7 @@ class Figures(NamedTuple):
 
 
 async def fan_out(items: int, jobs_max: int | None = None) -> Figures:
-    """Runs a fan-out to its end, or only the first `jobs_max` jobs of it."""
+    """Advances a fan-out until it ends, or until `jobs_max` jobs are complete."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "databases").mkdir()

@@ -174,7 +174,9 @@ async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
     deadline = time.monotonic() + ALL_WAIT_SECONDS_MAX
     while (count := await asyncio.to_thread(waiting_at, url)) < 0.99 * len(keys):
         if time.monotonic() > deadline:
-            raise SystemExit(f"only {count} of {len(keys)} wait: too few cores for so many")
+            raise SystemExit(
+                f"only {count} of {len(keys)} workers wait, because there are too few cores"
+            )
         await asyncio.sleep(1)
     yield
     for transport in transports:

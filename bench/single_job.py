@@ -69,7 +69,7 @@ class JobTimes:
     submitted: float
     answered: float
     prompt_id: str = ""
-    taken: float = 0.0
+    leased: float = 0.0
     started: float = 0.0
     ended: float = 0.0
     delivered: float = 0.0
@@ -82,8 +82,8 @@ class JobTimes:
     def steps_ms(self) -> tuple[float, ...]:
         moments = (
             (self.began, self.submitted),
-            (self.began, self.taken),
-            (self.taken, self.started),
+            (self.began, self.leased),
+            (self.leased, self.started),
             (self.started, self.ended),
             (self.ended, self.delivered),
             (self.delivered, self.answered),
@@ -150,7 +150,7 @@ class Side:
 def _note(times: JobTimes, entry: dict[str, Any]) -> None:
     at = datetime.fromisoformat(entry["at"]).timestamp()
     if entry["message"] == "a lease was taken":
-        times.taken, times.prompt_id = at, entry["prompt_id"]
+        times.leased, times.prompt_id = at, entry["prompt_id"]
     elif entry["message"] == "a lease has ended":
         times.delivered = at
 

@@ -1,8 +1,8 @@
-"""Measures pickup: the time from the submission of a job until a waiting worker has it, one job at
+"""Measures how long it takes from a job's submission until a waiting worker has the job, one job at
 a time.
 
-There are two figures, from the commit of the submission and from its call. Our submission ranks the
-job fairly and writes its audit row. A peer's submission is one insert.
+There are two results: from the commit of the submission, and from its call. Our submission ranks
+the job fairly and writes its audit row. A peer's submission is one insert.
 """
 
 import asyncio

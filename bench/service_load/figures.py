@@ -1,4 +1,4 @@
-"""Shows the figures as tables and as JSON."""
+"""Shows the results as tables and as JSON."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ LATENCY_MS_MAX = {"sqlite": (12, 15), "postgres": (10, 12)}
 
 @dataclass
 class Figures:
-    """All figures, by database and side."""
+    """All results, by database and side."""
 
     cpu: dict[str, dict[str, Mapping[str, Sequence[float]]]] = field(default_factory=dict)
     statements: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -18,7 +18,7 @@ OPENED_AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Idle:
-    """The figures, in percent of a core and in megabytes."""
+    """Results in percent of a core and in megabytes."""
 
     alone_percent: float
     few_percent: float  # with a hundred waiting workers
