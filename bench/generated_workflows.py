@@ -8,13 +8,13 @@ CLASSES: dict[str, Any] = {
     "Work": {"input": {"required": {"image": ["IMAGE"], **WIDGETS}}, "output": ["IMAGE"]},
     "Keep": {"input": {"required": {"image": ["IMAGE"]}}, "output": [], "output_node": True},
 }
-# Five links of a chain; the last but one is bypassed, the one before goes by a named wire.
+# The nodes of a chain. It contains a named wire, and one of its nodes is bypassed.
 CHAIN = ("Work", "Reroute", "SetNode", "GetNode", "Work", "Work")
 BYPASSED = 5
 
 
 def generated(size: int) -> dict[str, Any]:
-    """Chains of six nodes behind one source, each with an output node, until there are enough nodes."""
+    """Returns a workflow of `size` nodes: chains behind one source, each with an output node."""
     nodes: list[dict[str, Any]] = [saved(1, "Make", None, [64])]
     links: list[list[Any]] = []
 

@@ -159,7 +159,7 @@ def _note(times: JobTimes, entry: dict[str, Any]) -> None:
 def started(
     tree: Path, folder: Path, *arguments: str, **environ: str
 ) -> Iterator[tuple[Path, psutil.Process]]:
-    """Runs comfyfleet from a tree with this interpreter; yields its log and process."""
+    """Runs comfyfleet from a tree with this interpreter, and yields its log and process."""
     log = folder / f"{arguments[0]}.log"
     command = (sys.executable, "-c", "from comfyfleet.cli import main; main()", *arguments)
     variables = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONUNBUFFERED": "1", **environ}

@@ -46,9 +46,9 @@ def exit_status(*, is_met: bool) -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM exit like Ctrl-C: each `finally` runs, so servers are stopped and folders removed.
+    """Makes SIGTERM exit like Ctrl-C, so that each `finally` stops servers and removes folders.
 
-    By default SIGTERM ends a process at once, and its children keep running.
+    By default SIGTERM ends a process immediately, and its children keep running.
     """
     signal.signal(signal.SIGTERM, _exit)
 

@@ -12,7 +12,7 @@ import httpx
 
 
 class Refused(Exception):
-    """The control plane refused a call; the message is the API's explanation."""
+    """The control plane refused a call. The message is the API's explanation."""
 
 
 def control_plane() -> httpx.Client:
@@ -33,7 +33,7 @@ def call(plane: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]
 
 
 def sign_up(plane: httpx.Client, company: str, email: str) -> dict[str, str]:
-    """Creates a tenant with its first user and key. Store the ids; the key is shown only once."""
+    """Creates a tenant with its first user and key. Store the ids. The key is shown only once."""
     tenant = call(plane, "/tenants", {"name": company, "email": email})
     return {"tenant_id": tenant["id"], "user_id": tenant["user_id"], "key": tenant["key"]}
 

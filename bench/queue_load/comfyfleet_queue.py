@@ -34,8 +34,8 @@ LANES = frozenset(
     QueueLane(number, "production", "self_hosted") for number in range(1, WORKFLOWS + 1)
 )
 
-# Writes rows with the ranks that enqueue would assign: in each lane, a tenant's jobs have consecutive
-# ranks.
+# Writes rows with the ranks that enqueue would assign: in each lane, a tenant's jobs have
+# consecutive ranks.
 FILL_POSTGRES = """
 INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, stage, provider, status,
     priority, rank, created_at, queued_at)

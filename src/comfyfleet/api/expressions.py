@@ -1,4 +1,4 @@
-"""The language of conditions and values: parses texts to trees and evaluates them. Nothing is executed as Python.
+"""Parses and evaluates the language of conditions and values. Nothing is executed as Python.
 
     expression = conjunction { "OR" conjunction }
     conjunction = negation { "AND" negation }
@@ -14,8 +14,10 @@
     literal    = number | text | "true" | "false" | "null"
     list       = "[" [ expression { "," expression } ] "]"
 
-A path without a name begins with `output`. Words are recognised in any case. A missing field is a result with a note,
-never an exception; what a value lacks is refused."""
+A path without a name begins with `output`. Keywords and function names are recognized in upper and
+lower case. In a condition, a missing field is a result with a note, and never an exception. In a
+value, a missing field is refused.
+"""
 
 import operator
 import re

@@ -252,7 +252,7 @@ class ExecutorThread:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPrompt:
-    """A queued prompt. `node_errors` describes the outputs that were left out; all others run."""
+    """A queued prompt. `node_errors` describes the outputs that were left out. All others run."""
 
     prompt_id: str
     number: float

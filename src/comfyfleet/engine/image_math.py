@@ -82,7 +82,7 @@ def match_channels(source: Image, target: Image) -> Image:
 
 METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")
 CROPS = ("disabled", "center")
-# Parameter of the cubic kernel. This is torch's choice; other libraries use -0.5.
+# Parameter of the cubic kernel. This is torch's choice. Other libraries use -0.5.
 CUBIC_A = -0.75
 
 Indices = npt.NDArray[np.intp]

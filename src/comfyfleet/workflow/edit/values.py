@@ -325,7 +325,7 @@ def declared_at(entry: PromptEntry, name: str) -> Any:
 def with_entries(
     prompt: Mapping[str, Any], entries: Mapping[str, PromptEntry], changed: Collection[str]
 ) -> Prompt:
-    """Returns a new prompt; unchanged nodes are shared with the old one."""
+    """Returns a new prompt that shares unchanged nodes with the old one."""
     return {
         key: {**raw, "inputs": dict(entries[key].inputs)} if key in changed else raw
         for key, raw in prompt.items()
