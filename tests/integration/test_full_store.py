@@ -100,7 +100,7 @@ async def test_uploads_get_507_and_the_log_one_line(
     assert "is full" in line
     assert (await upload(store, client, data)).status_code < 300
     assert not store.outage.is_full
-    assert lines(caplog)[1:] == [f"the object store {store._folder.root} can be used again"]
+    assert lines(caplog)[1:] == [f"the object store {store._folder.root} is available again"]
     assert "Traceback" not in caplog.text
     assert not any(local.ObjectFolder(store._folder.root)._incoming.iterdir())
 

@@ -68,7 +68,7 @@ async def test_a_refusal_has_our_shape(store: LocalStore, http: httpx.AsyncClien
     assert answer.json() == {
         "error": {
             "code": "forbidden",
-            "message": "the signature does not fit this URL",
+            "message": "the signature doesn't match this URL",
             "details": {"key": "a/b"},
         }
     }
@@ -273,7 +273,7 @@ async def test_what_a_killed_process_left_behind_is_cleared_at_the_next_start(
 
 async def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Unavailable, match=r"file/store can't be used"):
+    with pytest.raises(Unavailable, match=r"file/store is unavailable"):
         LocalStore(tmp_path / "file" / "store", public_url="", secret=SECRET, clock=lambda: NOW)
 
 

@@ -111,7 +111,7 @@ async def test_reads_do_not_end_an_outage_of_writes(
     await store.put_file("a/b", tmp_path / "a", "text/plain")
     assert not store.outage.rejects_writes
     assert [line.partition(":")[0] for line in lines(caplog)] == [
-        "the bucket bucket can't be used",
+        "the bucket bucket is unavailable",
         "the bucket bucket can be used again",
     ]
 

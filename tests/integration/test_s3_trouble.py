@@ -48,7 +48,7 @@ async def test_a_wrong_secret_is_access_denied(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     store = opened(s3.url)
-    with pytest.raises(AccessDenied, match=r"s3://comfyfleet/a/b: S3 refuses us \(Signature"):
+    with pytest.raises(AccessDenied, match=r"s3://comfyfleet/a/b: S3 denied access \(Signature"):
         await store.put("a/b", b"", "text/plain")
     await store.aclose()
 

@@ -1,4 +1,5 @@
-"""What a server lacks to run a workflow: node types, and models with the addresses to download them."""
+"""Determines what is missing on a server to run a workflow: node types, and models with their
+download addresses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,17 +15,18 @@ from comfyfleet.workflow.inspect.results import NamedFile
 
 LACKING_SHOWN_MAX = 20
 CORE_PACK = "comfy-core"
-OWN_TYPE = "ComfyfleetSteps"  # only the built-in engine has it
+OWN_TYPE = "ComfyfleetSteps"  # a node type that only the built-in engine has
 
 
 def missing_types_error(
     nodes: Sequence[Mapping[str, str]], target: RunTarget, object_info: Mapping[str, Any]
 ) -> UnknownNodeTypes:
-    """Lists the missing types with their nodes and packs, and says what to do."""
+    """Returns an error that lists the missing types with their nodes and packs, with a hint on how
+    to get them."""
     by_type: dict[str, list[Mapping[str, str]]] = {}
     for node in nodes:
         by_type.setdefault(node["type"], []).append(node)
-    lines = [_lacking_line(name, found) for name, found in sorted(by_type.items())]
+    lines = [_lacking_line(name, type_nodes) for name, type_nodes in sorted(by_type.items())]
     more = (
         [f"  … and {len(lines) - LACKING_SHOWN_MAX} more"] if len(lines) > LACKING_SHOWN_MAX else []
     )
@@ -32,7 +34,7 @@ def missing_types_error(
     return UnknownNodeTypes(
         "\n".join([f"{target.name} lacks {kinds}:", *lines[:LACKING_SHOWN_MAX], *more]),
         nodes=list(nodes),
-        hint=f"{_where_they_are(nodes, target, object_info)} --unknown drop leaves these nodes out.",
+        hint=f"{_where_they_are(nodes, target, object_info)} To leave these nodes out, use --unknown drop.",
     )
 
 
@@ -40,12 +42,12 @@ def _where_they_are(
     nodes: Sequence[Mapping[str, str]], target: RunTarget, object_info: Mapping[str, Any]
 ) -> str:
     if target.name == BUILT_IN:
-        return "Run it on a ComfyUI that has them: --server http://127.0.0.1:8188, or on Comfy Cloud: --cloud."
+        return "Run it on a ComfyUI that has them (--server http://127.0.0.1:8188) or on Comfy Cloud (--cloud)."
     if OWN_TYPE in object_info:
-        return "That server is comfyfleet's built-in engine, which runs no models. Name a ComfyUI: --server URL."
+        return "That server is comfyfleet's built-in engine, which runs no models. Specify a ComfyUI: --server URL."
     packs = {node.get("pack") or "" for node in nodes}
     if CORE_PACK not in packs:
-        return "Install the node packs there, or name another --server."
+        return "Install the node packs there, or specify another --server."
     update = f"Update that ComfyUI: {CORE_PACK} is ComfyUI itself."
     return update if packs == {CORE_PACK} else f"{update} Install the other node packs there."
 
@@ -64,9 +66,9 @@ def _lacking_line(name: str, nodes: Sequence[Mapping[str, str]]) -> str:
 def missing_models(
     opened: Opened, object_info: Mapping[str, Any], converted: Conversion
 ) -> tuple[NamedFile, ...]:
-    """Returns the models that the prompt still names and the server doesn't have."""
-    found = inspect(replace(opened, prompt=None) if opened.workflow else opened, object_info)
-    absent = (file for file in found.files if file.kind == "model" and file.present is False)
+    """Returns the models that the prompt uses and that the server doesn't have."""
+    inspection = inspect(replace(opened, prompt=None) if opened.workflow else opened, object_info)
+    absent = (file for file in inspection.files if file.kind == "model" and file.present is False)
     return tuple(
         file
         for file in absent
@@ -80,7 +82,8 @@ def _value(converted: Conversion, address: str) -> Any:
 
 
 def download_lines(models: Sequence[NamedFile]) -> list[str]:
-    """One line per missing model: its name, and the address and the folder if the file has them."""
+    """Returns one line per missing model: its name, and the download address and folder, if the
+    file contains them."""
     lines = [_download_line(model) for model in models[:LACKING_SHOWN_MAX]]
     rest = len(models) - LACKING_SHOWN_MAX
     return [*lines, f"… and {rest} more"] if rest > 0 else lines

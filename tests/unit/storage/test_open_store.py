@@ -56,7 +56,7 @@ def test_a_bucket_is_read_from_its_url(url: str, bucket: BucketUrl) -> None:
         ("s3://key:secret@bucket", "AWS_ACCESS_KEY_ID"),
         ("s3://bucket?regoin=x", "unknown option 'regoin'"),
         ("s3://bucket?endpoint=minio:9000", "must begin with http"),
-        ("s3://bucket/a/../b", "can't be a key"),
+        ("s3://bucket/a/../b", "isn't a valid key"),
     ],
 )
 def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> None:

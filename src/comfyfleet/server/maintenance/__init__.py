@@ -1,4 +1,3 @@
-"""Background work: sweeps, retention, erasure, and checks of files and ledger.
+"""Background work: sweeps, retention, erasure, and checks of files and the ledger.
 
-Internal: may change without notice.
-"""
+Internal: may change without notice."""

@@ -1,5 +1,6 @@
-"""Checks delivered files after their job has ended (present, how large, which measures), and the ledger: wallets
-against transactions, transactions against jobs. Alerts: what needs an operator, and what to do about it."""
+"""Checks delivered files after the end of their job (presence, size, dimensions), and the ledger:
+wallets against transactions, and transactions against jobs. Also generates alerts, which describe
+what needs an operator's attention and what to do."""
 
 import asyncio
 import io
@@ -45,7 +46,8 @@ from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
 
 
 def probe_video(data: bytes) -> Mapping[str, Any]:
-    """Reads a video's measures; empty without PyAV, or if it can't be read. Blocking."""
+    """Reads a video's duration and dimensions. Empty without PyAV, or if the video can't be read.
+    Blocks."""
     try:
         import av
     except ImportError:
@@ -66,38 +68,40 @@ log = logging.getLogger(__name__)
 FILES_PER_PAGE = 100
 AT_ONCE_MAX = 4
 ANNOUNCED_FOR = timedelta(days=1)
-# Only our workers' films, and only small ones: a demuxer is no thing to feed with what strangers send.
+# Only small videos made by workers are probed, because a demuxer must not process untrusted
+# uploads.
 FILM_BYTES_MAX = 64 * 1024**2
 OUTPUTS = "/ai-jobs/"
 
 
 async def check_files(context: JobContext, pool: Database) -> int:
-    """Checks delivered files and returns how many."""
+    """Checks delivered files. Returns their number."""
     before = context.clock() - ANNOUNCED_FOR
     async with pool.read() as tx:
-        found = await store.unchecked(tx, announced_before=before, limit=FILES_PER_PAGE)
+        files = await store.unchecked(tx, announced_before=before, limit=FILES_PER_PAGE)
     checked: list[Checked] = []
     try:
-        for start in range(0, len(found), AT_ONCE_MAX):
-            some = found[start : start + AT_ONCE_MAX]
-            looked_at = await asyncio.gather(*(_check_file(context, pool, each) for each in some))
-            checked += [each for each in looked_at if each]
+        for start in range(0, len(files), AT_ONCE_MAX):
+            some = files[start : start + AT_ONCE_MAX]
+            looked_at = await asyncio.gather(*(_check_file(context, pool, file) for file in some))
+            checked += [result for result in looked_at if result]
     finally:
-        # Also of those before one that can't be looked at: it must not hold them up for ever.
+        # Also store the results of files before one whose check failed, so that it can't block them
+        # forever.
         if checked:
             async with pool.transaction() as tx:
                 await store.note_checked(tx, checked)
-    return len(found)
+    return len(files)
 
 
 async def _check_file(context: JobContext, pool: Database, file: File) -> Checked | None:
-    """Checks one file; None if it is gone."""
+    """Checks a file. Returns None if it no longer exists."""
     facts = await context.store.head(file.path)
     if file.is_announced and (facts is None or file.user_id is not None):
         await _give_up(context, pool, file)
         return None
     try:
-        # Else it is an operator's upload that no job has named yet.
+        # Otherwise, it is an operator's upload that no job uses yet.
         file = await confirm_upload(context, pool, file)
     except REFUSALS:
         await _give_up(context, pool, file)
@@ -107,13 +111,14 @@ async def _check_file(context: JobContext, pool: Database, file: File) -> Checke
     except Unavailable:
         raise
     except FleetError as error:
-        # It would stand before all others for ever.
+        # Otherwise, it would be the first unchecked file forever.
         learnt = {"check_error": error.code}
     return Checked(file, {**file.metadata, **learnt}, context.clock())
 
 
 async def _give_up(context: JobContext, pool: Database, file: File) -> None:
-    """Removes an announced file that nobody linked for a day, unless that happens at this moment."""
+    """Deletes an announced file that was not linked for a day, unless it is being linked right
+    now."""
     async with pool.transaction() as tx:
         is_gone = await store.remove_announced(tx, file)
     if is_gone:
@@ -144,15 +149,14 @@ async def _facts_of(
 
 
 DRIFTS_PER_PAGE = 1000
-# One cause may show in a million places; the first hundred are enough to find it.
+# A single cause may affect a million rows. The first hundred are enough to find it.
 AUDITED_MAX = 100
 ACTION = "ledger_drift"
 
 
 class Verified(NamedTuple):
-    """The result of a verification; `pools_left_out` are those that could not be read, with the
-    reason.
-    """
+    """The result of a verification. `pools_left_out` contains the pools that could not be read,
+    with the errors."""
 
     drifts: list[LedgerDrift]
     pools_left_out: dict[str, FleetError]
@@ -163,7 +167,8 @@ class Verified(NamedTuple):
 
 
 async def verify_ledger(context: JobContext, tenant_id: UUID | None = None) -> Verified:
-    """Verifies the ledger of one tenant or of all; a pool that is down doesn't stop the others."""
+    """Verifies the ledger of one tenant or of all tenants. A pool that is down doesn't stop the
+    others."""
     only = await context.pool_of(tenant_id) if tenant_id else None
     verified = Verified([], {})
     for name, pool in context.pools.items():
@@ -202,7 +207,7 @@ async def _verify_jobs(
     ids = {drift.job_id for drift in suspected if drift.job_id}
     if not ids:
         return []
-    # A job may have ended between the two looks. While its row is held, it can't.
+    # A job may have ended between the two reads. While its row is locked, it can't.
     async with pool.transaction() as tx:
         held = await store.lock_job_facts(tx, tenant_id, ids)
         return await ledger.verify_jobs(tx, tenant_id, held)
@@ -211,7 +216,7 @@ async def _verify_jobs(
 async def record_drifts(
     context: JobContext, drifts: Sequence[LedgerDrift], *, now: datetime
 ) -> int:
-    """Audits each drift once, however often it is found; returns how many are new."""
+    """Audits each drift once, even if it is found repeatedly. Returns how many are new."""
     new = 0
     async with context.central.transaction() as tx:
         for drift in drifts[:AUDITED_MAX]:
@@ -241,21 +246,21 @@ class StuckLane:
     workflow: str
     queued: int
     oldest_seconds: float
-    shortage: str | None  # why nobody can run its jobs
+    shortage: str | None  # why no worker can run its jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What alerts are decided from."""
+    """The data from which alerts are derived."""
 
-    lately: RollupPoint  # of the last quarter of an hour
+    lately: RollupPoint  # the last quarter of an hour
     workflow_slugs: dict[int, str] = field(default_factory=dict)
     offline: Sequence[str] = ()
-    removed: Sequence[str] = ()  # workers that were not heard of, within a day
+    removed: Sequence[str] = ()  # workers that were removed within a day because they were offline
     pending: Sequence[str] = ()
     stuck: Sequence[StuckLane] = ()
     poisoned: int = 0
-    full_disks: Sequence[tuple[str, int]] = ()  # whose, and bytes that are free
+    full_disks: Sequence[tuple[str, int]] = ()  # the owner of each disk, and its free bytes
     pools_down: Sequence[str] = ()
     is_store_full: bool = False
     rejects_store_writes: bool = False
@@ -267,9 +272,9 @@ async def find_alerts(plane: ControlPlane, figures: SystemFigures) -> list[Alert
 
 
 def decide_alerts(seen: Situation) -> list[Alert]:
-    """Returns the alerts, the worst first."""
-    found = [*_of_system(seen), *_of_jobs(seen), *_of_workers(seen)]
-    return sorted(found, key=lambda each: each.severity != ERROR)
+    """Returns the alerts, most severe first."""
+    alerts = [*_of_system(seen), *_of_jobs(seen), *_of_workers(seen)]
+    return sorted(alerts, key=lambda alert: alert.severity != ERROR)
 
 
 def _of_system(seen: Situation) -> Iterator[Alert]:
@@ -278,7 +283,7 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
             kind=AlertKind.POOL_DOWN,
             severity=ERROR,
             message=f"The tenant database {name} can't be reached.",
-            todo="Its tenants' jobs wait. Check the database server and the network to it.",
+            todo="Its tenants' jobs are waiting. Check the database server and the network connection to it.",
             subject=f"pool:{name}",
             count=1,
         )
@@ -286,8 +291,8 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             kind=AlertKind.DISK,
             severity=ERROR,
-            message="The object store is full, and uploads are refused.",
-            todo="Make the store larger, or set COMFYFLEET_RETENTION_DAYS so that old files are removed.",
+            message="The object storage is full, and uploads are refused.",
+            todo="Add storage, or set COMFYFLEET_RETENTION_DAYS so that old files are deleted.",
             subject=None,
             count=1,
         )
@@ -295,8 +300,8 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             kind=AlertKind.DISK,
             severity=ERROR,
-            message="Writes to the object store fail, and uploads are refused.",
-            todo="The log has the store's error. Check whether the store has room, and whether it can be reached.",
+            message="Writes to the object storage fail, and uploads are refused.",
+            todo="See the log for the error. Check whether the storage has free space and can be reached.",
             subject=None,
             count=1,
         )
@@ -305,8 +310,8 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
             kind=AlertKind.DISK,
             severity=ERROR if free < DISK_FREE_BYTES_BAD else WARNING,
             message=f"The disk of {whose} has {free / 1024**3:.1f} GB left.",
-            todo="Free some space: old models and outputs on a worker; on the control plane set "
-            "COMFYFLEET_RETENTION_DAYS, or use an object store elsewhere.",
+            todo="Free some space. On a worker, delete old models and outputs. On the control plane, set "
+            "COMFYFLEET_RETENTION_DAYS, or use external object storage.",
             subject=whose if whose.startswith("worker:") else None,
             count=1,
         )
@@ -314,8 +319,8 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             kind=AlertKind.MAINTENANCE,
             severity=WARNING,
-            message="Maintenance mode is on: running jobs end, and none begins.",
-            todo="Switch it off when the work is done.",
+            message="Maintenance mode is on. Running jobs finish, and no new jobs start.",
+            todo="Turn it off when the maintenance is complete.",
             subject=None,
             count=0,
         )
@@ -332,8 +337,8 @@ def _of_jobs(seen: Situation) -> Iterator[Alert]:
                 severity=ERROR if share >= FAILED_SHARE_BAD else WARNING,
                 message=f"{share:.0%} of the jobs of {slug} failed in the last "
                 f"{LATELY.seconds // 60} minutes ({failed} of {failed + completed}).",
-                todo="Read the errors of its failed jobs. If all come from one worker, drain it; "
-                "else pause the workflow, mend it, and retry the jobs.",
+                todo="Read the errors of its failed jobs. If they all come from the same worker, drain it. "
+                "Otherwise, pause the workflow, fix it, and retry the jobs.",
                 subject=f"workflow:{slug}",
                 count=failed,
             )
@@ -343,8 +348,8 @@ def _of_jobs(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             kind=AlertKind.POISONED_JOBS,
             severity=WARNING,
-            message=f"{_jobs(seen.poisoned)} set aside within a day: their workers were lost again and again.",
-            todo="They may take workers down, such as by their memory. Look at one before you retry it.",
+            message=f"{_jobs(seen.poisoned)} set aside within a day, because their workers were lost repeatedly.",
+            todo="They may crash workers, for example by using too much memory. Examine one before you retry it.",
             subject=None,
             count=seen.poisoned,
         )
@@ -356,7 +361,7 @@ def _stuck(lane: StuckLane) -> Alert:
         return Alert(
             kind=AlertKind.STUCK_JOBS,
             severity=WARNING,
-            message=f"{_jobs(lane.queued)} of {lane.workflow} wait, the oldest for {minutes} minutes.",
+            message=f"{_jobs(lane.queued)} of {lane.workflow} waiting, the oldest for {minutes} minutes.",
             todo="Add workers that can run it, or raise the jobs' priority.",
             subject=f"workflow:{lane.workflow}",
             count=lane.queued,
@@ -364,8 +369,8 @@ def _stuck(lane: StuckLane) -> Alert:
     return Alert(
         kind=AlertKind.STUCK_JOBS,
         severity=ERROR,
-        message=f"{_jobs(lane.queued)} of {lane.workflow} wait, and nobody can run them: {lane.shortage}",
-        todo="See who can run what under workers; add what is missing, or assign the workflow to another fleet.",
+        message=f"{_jobs(lane.queued)} of {lane.workflow} waiting, and no worker can run them: {lane.shortage}",
+        todo="See under workers which of them can run it. Add the missing parts, or assign the workflow to another fleet.",
         subject=f"workflow:{lane.workflow}",
         count=lane.queued,
     )
@@ -376,13 +381,13 @@ def _jobs(count: int) -> str:
 
 
 def _of_workers(seen: Situation) -> Iterator[Alert]:
-    lost = [*seen.offline, *(each for each in seen.removed if each not in seen.offline)]
+    lost = [*seen.offline, *(worker for worker in seen.removed if worker not in seen.offline)]
     if lost:
         yield Alert(
             kind=AlertKind.WORKERS_LOST,
             severity=ERROR if seen.offline else WARNING,
-            message=f"Not heard of any more: {_named(lost)}.",
-            todo="Its jobs went to others. Look at the machine and at the worker's log; it joins again by itself.",
+            message=f"Offline: {_named(lost)}.",
+            todo="The jobs went to other workers. Check the machine and the worker's log. The worker rejoins automatically.",
             subject=f"worker:{lost[0]}" if len(lost) == 1 else None,
             count=len(lost),
         )
@@ -390,8 +395,8 @@ def _of_workers(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             kind=AlertKind.WORKERS_PENDING,
             severity=WARNING,
-            message=f"Wants to join: {_named(seen.pending)}.",
-            todo="Approve it if you know it; else revoke it, and rotate the fleet's secret.",
+            message=f"Waiting for approval: {_named(seen.pending)}.",
+            todo="Approve the worker if you know it. Otherwise, revoke it and rotate the fleet's secret.",
             subject=f"worker:{seen.pending[0]}" if len(seen.pending) == 1 else None,
             count=len(seen.pending),
         )
@@ -407,11 +412,14 @@ async def _read_situation(plane: ControlPlane, figures: SystemFigures) -> Situat
     async with plane.central.read() as tx:
         lately = await _read_lately(tx, now)
         workers = await fleets.workers_of(tx, None, limit=WORKERS_MAX)
-        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
+        slugs = {
+            workflow.id: workflow.slug
+            for workflow in await catalog.list_workflows(tx, with_open=True)
+        }
         poisoned = await dispatch.list_dispatches(tx, is_poisoned=True, limit=ROWS_MAX)
         removed = await _removed_workers(tx, workers, now)
-        stuck = [await _explain(plane, tx, each) for each in _waiting_lanes(figures)]
-        readings = await fleets.latest_readings(tx, [each.worker_id for each in workers])
+        stuck = [await _explain(plane, tx, lane) for lane in _waiting_lanes(figures)]
+        readings = await fleets.latest_readings(tx, [worker.worker_id for worker in workers])
         maintenance = await in_maintenance(tx)
     return Situation(
         lately=lately,
@@ -419,7 +427,7 @@ async def _read_situation(plane: ControlPlane, figures: SystemFigures) -> Situat
         offline=_in_state("offline", workers, plane, now),
         removed=removed,
         pending=_in_state("pending", workers, plane, now),
-        stuck=[each for each in stuck if each.shortage or each.oldest_seconds > LONG_SECONDS],
+        stuck=[lane for lane in stuck if lane.shortage or lane.oldest_seconds > LONG_SECONDS],
         poisoned=sum(row.created_at > now - DAY for row in poisoned),
         full_disks=[*_full_disks(readings, now), *await _own_disk(plane)],
         pools_down=await _pools_down(plane),
@@ -444,30 +452,32 @@ def _in_state(
 ) -> list[str]:
     offline_after = plane.settings.offline_after_seconds
     return [
-        each.worker_id
-        for each in workers
-        if each.state_at(now, offline_after_seconds=offline_after) == state
+        worker.worker_id
+        for worker in workers
+        if worker.state_at(now, offline_after_seconds=offline_after) == state
     ]
 
 
 async def _removed_workers(tx: Tx, workers: Iterable[FleetWorker], now: datetime) -> list[str]:
-    """Workers that a sweep has removed because they were not heard of, unless they came back."""
-    known = {each.subject for each in workers}
+    """Returns workers that a sweep has removed because they were offline, unless they have
+    returned."""
+    known = {worker.subject for worker in workers}
     entries = await notifications.find_audit_entries(
         tx, action="deregister", actor="sweep", since=now - DAY, limit=ROWS_MAX
     )
-    subjects = dict.fromkeys(each.subject for each in entries if each.subject not in known)
-    return [each.removeprefix("worker:") for each in subjects]
+    subjects = dict.fromkeys(entry.subject for entry in entries if entry.subject not in known)
+    return [subject.removeprefix("worker:") for subject in subjects]
 
 
 def _waiting_lanes(figures: SystemFigures) -> list[LaneFigures]:
-    """Those that have waited longest; a lane whose workflow is gone can't be explained."""
+    """Returns the lanes that have waited longest. A lane whose workflow was deleted can't be
+    explained."""
     waiting = [
-        each
-        for each in figures.lanes
-        if each.queued and each.oldest_seconds > STUCK_SECONDS and each.workflow != GONE
+        lane
+        for lane in figures.lanes
+        if lane.queued and lane.oldest_seconds > STUCK_SECONDS and lane.workflow != GONE
     ]
-    return sorted(waiting, key=lambda each: -each.oldest_seconds)[:LANES_EXPLAINED_MAX]
+    return sorted(waiting, key=lambda lane: -lane.oldest_seconds)[:LANES_EXPLAINED_MAX]
 
 
 async def _explain(plane: ControlPlane, tx: Tx, figures: LaneFigures) -> StuckLane:
@@ -478,16 +488,16 @@ async def _explain(plane: ControlPlane, tx: Tx, figures: LaneFigures) -> StuckLa
     elif not workflow.is_open:
         version = await catalog.get_version(tx, workflow, None)
         lane = QueueLane(workflow.id, figures.stage, figures.provider)
-        wanted = requirements_of_workflow(workflow, version, lane)
-        found = await read_shortage(tx, plane.context, wanted)
-        shortage = found.message if found else None
+        requirements = requirements_of_workflow(workflow, version, lane)
+        problem = await read_shortage(tx, plane.context, requirements)
+        shortage = problem.message if problem else None
     return StuckLane(figures.workflow, figures.queued, figures.oldest_seconds, shortage)
 
 
 def _full_disks(readings: Mapping[str, StoredReading], now: datetime) -> Iterator[tuple[str, int]]:
-    for worker_id, told in readings.items():
-        free = told.reading.disk_free_bytes
-        if free is not None and free < DISK_FREE_BYTES and told.at > now - LATELY:
+    for worker_id, stored in readings.items():
+        free = stored.reading.disk_free_bytes
+        if free is not None and free < DISK_FREE_BYTES and stored.at > now - LATELY:
             yield f"worker:{worker_id}", free
 
 
@@ -503,5 +513,5 @@ async def _pools_down(plane: ControlPlane) -> list[str]:
         async with pool.read() as tx:
             await tx.exec_driver_sql("SELECT 1")
 
-    up = await for_each_pool(plane.pools, ask, "it is told as down", at_once=True)
+    up = await for_each_pool(plane.pools, ask, "it is reported as down", at_once=True)
     return [name for name in plane.pools if name not in up]

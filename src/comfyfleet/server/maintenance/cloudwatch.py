@@ -1,4 +1,5 @@
-"""How many workers each fleet needs, published to CloudWatch, where an auto-scaling group reads it."""
+"""Publishes the number of workers that each fleet needs to CloudWatch, where auto-scaling groups
+read it."""
 
 import asyncio
 import logging
@@ -22,19 +23,20 @@ from comfyfleet.server.queue.model import LaneDepth, QueueLane
 logger = logging.getLogger(__name__)
 
 TARGET_SECONDS = 300.0
-ASSUMED_SECONDS = 60.0  # a job of a workflow that has never run
+ASSUMED_SECONDS = 60.0  # for a job of a workflow that has never run
 OVERDUE_MAX = 4
-METRICS_PER_CALL_MAX = 1000  # CloudWatch takes no more at once
+METRICS_PER_CALL_MAX = 1000  # CloudWatch's limit per call
 METRICS_PER_FLEET = 4
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingFigures:
-    """The figures of one fleet at one moment. A workflow of several fleets counts in each.
+    """The metrics of one fleet at one time. A workflow that belongs to several fleets counts in
+    each of them.
 
-    `slots`: how many jobs its live workers run at once in all; leases beyond that are prefetched.
-    """
+    `slots` is the number of jobs that its live workers can run concurrently. Leases beyond that are
+    prefetched."""
 
     slug: str
     stage: str
@@ -58,12 +60,12 @@ def wanted_workers(
     jobs_per_worker: int = 1,
     target_seconds: float = TARGET_SECONDS,
 ) -> int:
-    """Returns how many workers run what is running and start all that waits within the target; none
-    when idle.
+    """Returns how many workers are needed to keep the running jobs and to start all waiting jobs
+    within the target. Zero when idle.
 
-    When the oldest job has waited for the target, twice as many, and so on up to a limit: then the
-    typical duration was wrong, or workers start too slowly. Never more workers than jobs.
-    """
+    If the oldest job has waited for the target time, twice as many are needed, and so on up to a
+    limit. In that case, the typical duration was wrong, or workers start too slowly. There are
+    never more workers than jobs."""
     if depth + leased == 0 or cap <= 0:
         return 0
     running = leased if slots is None else min(leased, slots)
@@ -90,13 +92,13 @@ def wanted_by(figures: ScalingFigures, *, target_seconds: float = TARGET_SECONDS
 def to_metric_data(
     figures: ScalingFigures, *, now: datetime, target_seconds: float = TARGET_SECONDS
 ) -> list[dict[str, Any]]:
-    """Converts the figures to CloudWatch's format."""
-    wanted = wanted_by(figures, target_seconds=target_seconds)
+    """Converts the metrics to CloudWatch's format."""
+    workers = wanted_by(figures, target_seconds=target_seconds)
     values = (
         ("QueueDepth", figures.depth, "Count"),
         ("OldestAgeSeconds", max(0.0, figures.oldest_age_seconds), "Seconds"),
         ("Leased", figures.leased, "Count"),
-        ("WantedWorkers", wanted, "Count"),
+        ("WantedWorkers", workers, "Count"),
     )
     dimensions = [
         {"Name": "Fleet", "Value": figures.slug},
@@ -115,7 +117,8 @@ def to_metric_data(
 
 
 class CloudWatch:
-    """Publishes figures of fleets; an error is logged, and the next pass publishes newer ones."""
+    """Publishes metrics of fleets. An error is logged, and the next pass publishes newer
+    metrics."""
 
     def __init__(self, namespace: str, *, target_seconds: float = TARGET_SECONDS) -> None:
         self._namespace = namespace
@@ -123,7 +126,7 @@ class CloudWatch:
         self._client: Any = None
 
     async def publish(self, fleets: Sequence[ScalingFigures], *, now: datetime) -> bool:
-        """Publishes the figures; returns whether all of them were accepted."""
+        """Publishes the metrics. Returns whether all of them were accepted."""
         if not fleets:
             return True
         return await asyncio.to_thread(self._publish, fleets, now)
@@ -136,27 +139,27 @@ class CloudWatch:
             for metrics in self._calls(fleets, now):
                 client.put_metric_data(Namespace=self._namespace, MetricData=metrics)
         except (BotoCoreError, ClientError) as error:
-            logger.warning("CloudWatch did not take the figures of the fleets: %s", error)
+            logger.warning("CloudWatch did not accept the metrics of the fleets: %s", error)
             return False
         return True
 
     def _calls(self, fleets: Sequence[ScalingFigures], now: datetime) -> Iterator[list[Any]]:
-        """Splits the figures into calls; those of one fleet are never split, as they are of one
-        moment.
-        """
+        """Splits the metrics into calls. The metrics of a fleet are never split, because they
+        belong to the same time."""
         fleets_per_call = METRICS_PER_CALL_MAX // METRICS_PER_FLEET
         for start in range(0, len(fleets), fleets_per_call):
             yield [
                 metric
-                for each in fleets[start : start + fleets_per_call]
-                for metric in to_metric_data(each, now=now, target_seconds=self._target_seconds)
+                for fleet_figures in fleets[start : start + fleets_per_call]
+                for metric in to_metric_data(
+                    fleet_figures, now=now, target_seconds=self._target_seconds
+                )
             ]
 
 
 def require_aws() -> None:
-    """Raises at the start if AWS can't be used, which otherwise only the log of each pass would
-    tell.
-    """
+    """Raises an error at startup if AWS can't be used. Otherwise, only the log of each pass would
+    show it."""
     if find_spec("boto3") is None:
         raise missing_extra("COMFYFLEET_CLOUDWATCH_NAMESPACE", "boto3", "aws")
 
@@ -188,12 +191,12 @@ async def publish_fleets(plane: ControlPlane, watch: CloudWatch) -> None:
         figures = await read_figures(
             tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
         )
-        told = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
-    await watch.publish(told, now=now)
+        metrics = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
+    await watch.publish(metrics, now=now)
 
 
 async def scaling_figures(tx: Tx, figures: SystemFigures, *, cap: int) -> list[ScalingFigures]:
-    """Returns the figures of each fleet; `cap` applies to fleets without their own."""
+    """Returns the metrics of each fleet. `cap` applies to fleets without a limit of their own."""
     depths = await dispatch.depths(tx)
     typical = await _typical_seconds(tx, depths)
     return [
@@ -202,15 +205,19 @@ async def scaling_figures(tx: Tx, figures: SystemFigures, *, cap: int) -> list[S
 
 
 async def _typical_seconds(tx: Tx, depths: Mapping[QueueLane, LaneDepth]) -> dict[int, float]:
-    """Returns typical durations by workflow, of those with queued jobs."""
+    """Returns the typical durations of the workflows with queued jobs."""
     waiting = {lane.workflow_id for lane, depth in depths.items() if depth.queued}
-    return {each: await dispatch.typical_seconds(tx, each) or ASSUMED_SECONDS for each in waiting}
+    return {
+        workflow_id: await dispatch.typical_seconds(tx, workflow_id) or ASSUMED_SECONDS
+        for workflow_id in waiting
+    }
 
 
 def typical_of(
     fleet: Known, depths: Mapping[QueueLane, LaneDepth], typical: Mapping[int, float]
 ) -> float | None:
-    """Returns the mean of the queued jobs' durations: a slow workflow without jobs doesn't count."""
+    """Returns the mean duration of the queued jobs. A slow workflow without queued jobs doesn't
+    count."""
     waiting = [
         (depth.queued, typical[lane.workflow_id])
         for lane, depth in depths.items()

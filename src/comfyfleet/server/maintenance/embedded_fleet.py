@@ -1,4 +1,5 @@
-"""The fleet of `comfyfleet up`: created at the first start, and assigned all workflows that its backends can run."""
+"""The fleet of `comfyfleet up`. It is created at the first start, and gets all workflows that its
+backends can run."""
 
 import logging
 import os
@@ -27,7 +28,7 @@ from comfyfleet.server.tenants.model import NewApiKey, new_api_key
 FLEET, STAGE = "default", "production"
 SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
 LOCAL_KEY_FILE = "local.key"
-# Whose prompts come from programs of this machine, which bring no key.
+# The user for prompts from programs on this machine that send no key.
 LOCAL = "local"
 # More than one person can spend between two starts.
 LOCAL_TOKENS, LOCAL_TOKENS_LEAST = 1_000_000_000, 500_000_000
@@ -36,9 +37,8 @@ SECRET_MODE = 0o600
 
 
 async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
-    """Returns the fleet's secret. The file is written before the database; if that was cut off, it
-    is repaired here.
-    """
+    """Returns the fleet's secret. The file is written before the database. If that was interrupted,
+    it is repaired here."""
     path = data / SECRET_FILE
     secret = _read_secret(path) or _write_secret(path, new_key())
     async with plane.central.transaction() as tx:
@@ -47,22 +47,23 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
 
 
 async def open_embedded_fleet(plane: ControlPlane) -> None:
-    """Its workers run the prompts of ComfyUI's clients, unless an operator has said otherwise.
+    """Lets its workers run prompts of ComfyUI clients, unless an operator has changed that.
 
-    Custom nodes may run: whoever starts `up` has installed them, and its prompts come from this machine.
-    """
+    Custom nodes are allowed, because the user who starts `up` has installed them, and the prompts
+    come from this machine."""
     now = plane.clock()
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, FLEET, STAGE)
         if fleet.gateway is None:
             terms = FleetPrompts(allows_unknown=True)
             await catalog.set_prompt_terms(tx, fleet, terms, now=now)
-            told = terms.model_dump(mode="json")
-            await record_audit(tx, "system", "set_prompts", fleet.subject, now, **told)
+            details = terms.model_dump(mode="json")
+            await record_audit(tx, "system", "set_prompts", fleet.subject, now, **details)
 
 
 async def local_user_key(plane: ControlPlane, data: Path) -> str:
-    """Of the user whose prompts come from this machine without a key. It never leaves this machine."""
+    """Returns the key of the user for prompts that come from this machine without a key. It never
+    leaves this machine."""
     path, now = data / LOCAL_KEY_FILE, plane.clock()
     key = _read_text(path)
     if key is not None:
@@ -88,8 +89,8 @@ async def local_user_key(plane: ControlPlane, data: Path) -> str:
 
 
 async def allow_computing_nodes(plane: ControlPlane) -> None:
-    """Lets the local user run all of ComfyUI's nodes that only compute, unless an operator has
-    set what this user may run."""
+    """Allows the local user to run all of ComfyUI's nodes that only compute, unless an operator has
+    set this user's allowed nodes."""
     now = plane.clock()
     async with plane.central.transaction() as tx:
         tenant = await tenants.get_tenant(tx, LOCAL_TENANT)
@@ -102,7 +103,8 @@ async def allow_computing_nodes(plane: ControlPlane) -> None:
 
 
 async def top_up_local_user(plane: ControlPlane) -> None:
-    """Credits the local user, who pays nothing, with more tokens than one person can spend until the next start."""
+    """Credits the local user, who pays nothing, with more tokens than one person can spend until
+    the next start."""
     user_id, now = uuid5(LOCAL_TENANT, LOCAL), plane.clock()
     async with plane.context.tenant_transaction(LOCAL_TENANT) as tx:
         wallet = await ledger.lock_wallet(tx, LOCAL_TENANT, user_id, now=now)
@@ -179,7 +181,8 @@ logger = logging.getLogger(__name__)
 
 
 class AutoAssign:
-    """A sweep that assigns workflows. It only adds: what an operator has assigned stays."""
+    """A sweep that assigns workflows. It only adds assignments, and never removes those of an
+    operator."""
 
     def __init__(self, plane: ControlPlane, slug: str, stage: str) -> None:
         self._plane = plane
@@ -193,19 +196,25 @@ class AutoAssign:
             fleet = await fleets.get_fleet(tx, self._slug, self._stage)
             workers = await self._workers(tx, fleet)
             facts = await fleets.facts_of(tx, workers)
-            workflows = [each for each in await catalog.list_workflows(tx) if each.is_active]
+            workflows = [
+                workflow for workflow in await catalog.list_workflows(tx) if workflow.is_active
+            ]
             situation = _situation(workflows, workers)
             if not facts or situation == self._looked_at:
                 return
-            runnable = [each for each in workflows if await _can_run(tx, each, workers, facts)]
-            assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
-        wanted = assigned | {each.id for each in runnable}
-        if wanted != assigned:
-            await self._assign(wanted, [each.slug for each in runnable if each.id not in assigned])
+            runnable = [
+                workflow for workflow in workflows if await _can_run(tx, workflow, workers, facts)
+            ]
+            assigned = {workflow.workflow_id for workflow in await fleets.assigned_to(tx, fleet)}
+        target = assigned | {workflow.id for workflow in runnable}
+        if target != assigned:
+            await self._assign(
+                target, [workflow.slug for workflow in runnable if workflow.id not in assigned]
+            )
         self._looked_at = situation
 
     async def _workers(self, tx: Tx, fleet: Fleet) -> list[FleetWorker]:
-        """Returns one worker of each kind that is online, as there may be thousands."""
+        """Returns one online worker of each kind, because there may be thousands."""
         plane = self._plane
         seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
         return await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
@@ -218,7 +227,7 @@ class AutoAssign:
             await record_audit(
                 tx, "system", "assign", fleet.subject, now, workflows_added=list(new)
             )
-        # Those who wait ask anew, as workers that may run more.
+        # Waiting workers poll again, since they may now run more workflows.
         plane.queue.order()
         logger.info("fleet %s now runs %s", fleet.name, ", ".join(new))
 
@@ -229,12 +238,13 @@ async def _can_run(
     workers: Sequence[FleetWorker],
     facts: Mapping[str, BackendFacts],
 ) -> bool:
-    """Whether any of the workers can run it: only those that can run a job get it."""
+    """Checks whether any of the workers can run the workflow. A job is given only to workers that
+    can run it."""
     version = await catalog.get_version(tx, workflow)
     known = missing_by_worker(workflow, version, workers, facts)
     if all(known.values()):
         logger.warning(
-            "workflow %s is not assigned: it lacks %s",
+            "workflow %s is not assigned, because the workers lack %s",
             workflow.slug,
             fewest_missing(known.values()).in_words(),
         )
@@ -243,8 +253,12 @@ async def _can_run(
 
 
 def _situation(workflows: Sequence[RegisteredWorkflow], workers: Sequence[FleetWorker]) -> object:
-    """Returns what the assignment depends on; while it is the same, there is nothing to do."""
+    """Returns the state that the assignment depends on. While it is unchanged, there is nothing to
+    do."""
     return (
-        frozenset((each.id, each.version, each.required_capabilities) for each in workflows),
-        frozenset((each.worker_id, each.facts_hash, each.capabilities) for each in workers),
+        frozenset(
+            (workflow.id, workflow.version, workflow.required_capabilities)
+            for workflow in workflows
+        ),
+        frozenset((worker.worker_id, worker.facts_hash, worker.capabilities) for worker in workers),
     )

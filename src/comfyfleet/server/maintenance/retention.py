@@ -1,5 +1,5 @@
-"""Retention: deletes media, files, runs, audit lines, events and ended dispatches when their time is up, objects that
-no row names, and all private data of an erased tenant. The ledger stays."""
+"""Retention: deletes expired media, files, runs, audit entries, events and ended dispatches,
+objects without a row, and all private data of an erased tenant. The ledger is kept."""
 
 import asyncio
 import re
@@ -36,9 +36,9 @@ _KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/")
 
 def tenant_in_key(key: str) -> UUID | None:
     """Returns the tenant of an object's key."""
-    found = _KEY.match(key)
+    match = _KEY.match(key)
     try:
-        return UUID(found["tenant"]) if found else None
+        return UUID(match["tenant"]) if match else None
     except ValueError:
         return None
 
@@ -48,17 +48,17 @@ DELETES_AT_ONCE_MAX = 8
 
 
 async def expire_old(context: JobContext) -> dict[UUID, int]:
-    """Deletes old files; returns how many, by tenant."""
+    """Deletes old files. Returns their number per tenant."""
     async with context.central.read() as tx:
-        found = await tenants.list_tenants(tx)
-    gone: dict[UUID, int] = {}
-    for tenant in found:
+        all_tenants = await tenants.list_tenants(tx)
+    removed: dict[UUID, int] = {}
+    for tenant in all_tenants:
         days = tenant.retention_days or context.settings.retention_days
         if days and tenant.erasing_at is None:
             before = context.clock() - timedelta(days=days)
             if count := await _expire_of(context, tenant, before):
-                gone[tenant.id] = count
-    return gone
+                removed[tenant.id] = count
+    return removed
 
 
 async def _expire_of(context: JobContext, tenant: Tenant, before: datetime) -> int:
@@ -77,21 +77,20 @@ async def _expire_of(context: JobContext, tenant: Tenant, before: datetime) -> i
 async def _remove_old_files(
     context: JobContext, pool: Database, tenant_id: UUID, before: datetime
 ) -> int:
-    """Removes old files, except those that younger media, jobs or runs still need: the same content
-    is stored once.
-    """
+    """Deletes old files, except those that newer media, jobs or runs still need. Files with the
+    same content are stored only once."""
     removed, last = 0, None
     while True:
         async with pool.transaction() as tx:
             page = await store.old_files(
                 tx, tenant_id, before=before, after=last, limit=EXPIRED_PER_PAGE
             )
-            ids = {each.id for each in page}
+            ids = {file.id for file in page}
             needed = await store.named_by_media(tx, tenant_id, ids) if ids else set()
             if ids - needed:
                 needed |= await store.named_by_active_jobs(tx, tenant_id)
                 needed |= await _needed_by_runs(tx, tenant_id, page, before)
-            unneeded = [each for each in page if each.id not in needed]
+            unneeded = [file for file in page if file.id not in needed]
             await _remove_rows_of(tx, tenant_id, unneeded)
         await delete_objects(context, unneeded)
         removed += len(unneeded)
@@ -101,9 +100,10 @@ async def _remove_old_files(
 
 
 async def _remove_rows_of(tx: Tx, tenant_id: UUID, removed: Sequence[File]) -> None:
-    """The names of files go with them: a view of one is answered with 404, and its name is free."""
-    ids = [each.id for each in removed]
-    jobs = {job for each in removed if (job := job_in_key(each.path))}
+    """Deletes the rows of files and their names. Viewing such a file then returns 404, and its name
+    can be reused."""
+    ids = [file.id for file in removed]
+    jobs = {job for file in removed if (job := job_in_key(file.path))}
     if ids:
         await store.remove_files(tx, tenant_id, ids)
         await store.remove_file_names(tx, tenant_id, ids, jobs)
@@ -112,21 +112,23 @@ async def _remove_rows_of(tx: Tx, tenant_id: UUID, removed: Sequence[File]) -> N
 async def _needed_by_runs(
     tx: Tx, tenant_id: UUID, page: Sequence[File], before: datetime
 ) -> set[UUID]:
-    """Returns files that a run may still use: inputs of a run, made in one, or taken from an earlier one."""
-    made_by = {each.id: job for each in page if (job := job_in_key(each.path))}
-    given = await graph_actions.input_files_of_open_runs(tx, tenant_id)
+    """Returns the files that a run may still use: inputs of a run, and files that were made in a
+    run or reused from an earlier one."""
+    made_by = {file.id: job for file in page if (job := job_in_key(file.path))}
+    input_ids = await graph_actions.input_files_of_open_runs(tx, tenant_id)
     if not made_by:
-        return given
+        return input_ids
     jobs = await store.jobs_of_living_runs(tx, tenant_id, set(made_by.values()), since=before)
     jobs |= await graph_actions.jobs_reused_by_open_runs(tx, tenant_id)
-    return given | {file_id for file_id, job in made_by.items() if job in jobs}
+    return input_ids | {file_id for file_id, job in made_by.items() if job in jobs}
 
 
 async def delete_objects(context: JobContext, removed: Sequence[File]) -> None:
-    """Deletes objects; to be called after the commit that removed their rows."""
-    # First the pictures: whoever makes a small one looks afterwards whether its picture is still there.
-    await delete_keys(context, [each.path for each in removed])
-    await delete_keys(context, [small_key(each.path) for each in removed])
+    """Deletes objects. Must be called after the commit that deleted their rows."""
+    # Images first, because a process that creates a thumbnail afterwards checks whether the image
+    # still exists.
+    await delete_keys(context, [file.path for file in removed])
+    await delete_keys(context, [small_key(file.path) for file in removed])
 
 
 async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
@@ -137,57 +139,62 @@ async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
 
 ROWS_PER_STEP = 500
 STEPS_PER_PASS_MAX = 200
-# A client that was away for longer misses what runs told meanwhile; how they ended it finds in the history.
+# A client that was offline for longer misses the messages of its runs. It finds their results in
+# the history.
 MESSAGES_KEPT = timedelta(hours=1)
-# A prompt that was accepted as its file was overwritten may still run.
+# A prompt that was accepted while its file was being overwritten may still run.
 REPLACED_KEPT = timedelta(days=1)
-# After it expired: until then its link says so.
+# counted from the expiry; until then, the link shows that it has expired
 SHARES_KEPT = timedelta(days=30)
 PAUSE_SECONDS_MAX = 1.0
-# One step, with the most rows that it may remove: how many it has.
+# Deletes at most the given number of rows, and returns how many it deleted.
 Step: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 async def delete_expired_rows(context: JobContext) -> dict[str, int]:
-    """Deletes expired rows; returns how many, by kind. What is kept for 0 days is kept for ever."""
+    """Deletes expired rows. Returns their number by kind. A retention of 0 days means forever."""
     settings, central = context.settings, context.central
-    gone: dict[str, int] = {}
+    removed: dict[str, int] = {}
     if before := _before(context, days=settings.audit_keep_days):
-        gone["audit"] = await _in_steps(_step(central, prune_audit, before))
+        removed["audit"] = await _in_steps(_step(central, prune_audit, before))
     if before := _before(context, hours=settings.reading_keep_hours):
-        gone["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
+        removed["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
     if before := _before(context, days=settings.dispatch_keep_days):
-        gone["dispatches"] = await remove_dispatches(context, before)
+        removed["dispatches"] = await remove_dispatches(context, before)
     delete = partial(_delete_expired_in_pool, context)
-    for of_pool in (await for_each_pool(context.pools, delete, "old rows are kept")).values():
+    for of_pool in (
+        await for_each_pool(context.pools, delete, "its old rows are kept for now")
+    ).values():
         for what, count in of_pool.items():
-            gone[what] = gone.get(what, 0) + count
-    return gone
+            removed[what] = removed.get(what, 0) + count
+    return removed
 
 
 async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[str, int]:
-    settings, gone = context.settings, {}
+    settings, removed = context.settings, {}
     if before := _before(context, days=settings.event_keep_days):
-        gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
+        removed["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
     if before := _before(context, days=settings.delivery_keep_days):
-        gone["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
-        gone["firings"] = await _in_steps(_step(pool, prune_firings, before))
-    gone["messages"] = await _in_steps(
+        removed["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
+        removed["firings"] = await _in_steps(_step(pool, prune_firings, before))
+    removed["messages"] = await _in_steps(
         _step(pool, run_log.prune_live, context.clock() - MESSAGES_KEPT)
     )
-    gone["previews"] = await _in_steps(
+    removed["previews"] = await _in_steps(
         _step(pool, store_prompts.prune_previews, context.clock() - MESSAGES_KEPT)
     )
-    gone["replaced"] = await _in_steps(_replaced(context, pool, context.clock() - REPLACED_KEPT))
-    gone["shares"] = await _in_steps(_step(pool, media.prune_shares, context.clock() - SHARES_KEPT))
+    removed["replaced"] = await _in_steps(_replaced(context, pool, context.clock() - REPLACED_KEPT))
+    removed["shares"] = await _in_steps(
+        _step(pool, media.prune_shares, context.clock() - SHARES_KEPT)
+    )
     if before := _before(context, days=settings.prompt_keep_days):
-        gone["prompts"] = await _in_steps(_prompts(context, pool, before))
-    return gone
+        removed["prompts"] = await _in_steps(_prompts(context, pool, before))
+    return removed
 
 
-def _before(context: JobContext, **kept: int) -> datetime | None:
-    """Returns the moment before which rows are expired; None: they are kept for ever."""
-    age = timedelta(**kept)
+def _before(context: JobContext, **retention: int) -> datetime | None:
+    """Returns the time before which rows have expired. None means they are kept forever."""
+    age = timedelta(**retention)
     return context.clock() - age if age else None
 
 
@@ -210,20 +217,21 @@ def _prompts(context: JobContext, pool: Database, before: datetime) -> Step:
 
 
 def _replaced(context: JobContext, pool: Database, before: datetime) -> Step:
-    """Uploads that were overwritten: nobody can name them any more but a job that has them."""
+    """Builds a step that deletes uploads that were overwritten. Only a job that already has them
+    can still use them."""
 
     async def step(limit: int) -> int:
         async with pool.transaction() as tx:
-            found = await store.replaced_files(tx, before=before, limit=limit)
+            replaced = await store.replaced_files(tx, before=before, limit=limit)
             unneeded: list[File] = []
-            for tenant_id, some in found.items():
-                ids = {each.id for each in some}
+            for tenant_id, some in replaced.items():
+                ids = {file.id for file in some}
                 needed = await store.named_by_media(tx, tenant_id, ids)
                 needed |= await store.named_by_active_jobs(tx, tenant_id)
                 needed |= await graph_actions.input_files_of_open_runs(tx, tenant_id)
-                gone = [each for each in some if each.id not in needed]
-                await _remove_rows_of(tx, tenant_id, gone)
-                unneeded += gone
+                deletable = [file for file in some if file.id not in needed]
+                await _remove_rows_of(tx, tenant_id, deletable)
+                unneeded += deletable
         await delete_objects(context, unneeded)
         return len(unneeded)
 
@@ -247,10 +255,10 @@ async def _pause(begun: float) -> None:
 
 
 async def remove_dispatches(context: JobContext, before: datetime) -> int:
-    """Deletes dispatches that ended before then and whose jobs have ended too.
+    """Deletes dispatches that ended before the given time and whose jobs have ended too.
 
-    An active job without a dispatch would get a second one, so what can't be compared stays.
-    """
+    An active job without a dispatch would get a second one, so dispatches that can't be compared
+    with their jobs are kept."""
     total, last = 0, None
     for _ in range(STEPS_PER_PASS_MAX):
         begun = monotonic()
@@ -270,7 +278,7 @@ async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> 
     parts: dict[str | None, list[EndedDispatch]] = defaultdict(list)
     for row in page:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
-    may_go = [row.id for row in parts.pop(None, [])]  # of tenants that are gone
+    may_go = [row.id for row in parts.pop(None, [])]  # of tenants that no longer exist
     for name, part in parts.items():
         with errors_logged(f"pool {name}: ended dispatches are kept for now"):
             async with context.pools[name or ""].read() as tx:
@@ -280,27 +288,26 @@ async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> 
     return may_go
 
 
-# Documents of operators (central/…) are never looked at: they are named by other rows.
+# Documents of operators (central/…) are not examined, because other rows refer to them.
 TENANTS_PREFIX = "tenants/"
 ORPHANED_AFTER = timedelta(days=1)
 OBJECTS_PER_PAGE = 500
 
 
 async def remove_orphans(context: JobContext) -> int:
-    """Deletes objects that no row names, and that are a day old, so that writes in progress can
-    finish; returns how many.
+    """Deletes objects without a row. They must be a day old, so that writes in progress can finish.
+    Returns their number.
 
-    Unknown tenants, and those of a missing pool, lose nothing: a wrong setting or an old backup
-    must not cost anybody's files.
-    """
+    Objects of unknown tenants and of missing pools are kept, so that a wrong setting or an old
+    backup can't delete anyone's files."""
     pools = await _pools_by_tenant(context)
     removed, some = 0, defaultdict[UUID, list[str]](list)
     before = context.clock() - ORPHANED_AFTER
-    async for each in context.store.listed(TENANTS_PREFIX):
-        owner = tenant_in_key(each.key)
-        if each.modified_at >= before or owner not in pools:
+    async for listed in context.store.listed(TENANTS_PREFIX):
+        owner = tenant_in_key(listed.key)
+        if listed.modified_at >= before or owner not in pools:
             continue
-        some[owner].append(each.key)
+        some[owner].append(listed.key)
         if len(some[owner]) == OBJECTS_PER_PAGE:
             removed += await _remove_unnamed(context, pools[owner], some.pop(owner))
     for owner, keys in some.items():
@@ -310,29 +317,30 @@ async def remove_orphans(context: JobContext) -> int:
 
 async def _pools_by_tenant(context: JobContext) -> dict[UUID, Database]:
     async with context.central.read() as tx:
-        found = await tenants.list_tenants(tx)
+        all_tenants = await tenants.list_tenants(tx)
     pools = dict(context.pools.items())
-    return {each.id: pools[each.pool] for each in found if each.pool in pools}
+    return {tenant.id: pools[tenant.pool] for tenant in all_tenants if tenant.pool in pools}
 
 
 COUNTED_OBJECTS_MAX = 100_000
 
 
 async def count_unnamed(context: JobContext, tenant_id: UUID) -> tuple[int, bool]:
-    """Counts a tenant's objects that no row names, of whatever age; and whether all objects were looked at."""
-    pool, found, seen = await context.pool_of(tenant_id), 0, 0
+    """Counts a tenant's objects without a row, of any age. Also returns whether all objects were
+    examined."""
+    pool, unnamed, seen = await context.pool_of(tenant_id), 0, 0
     some: list[str] = []
-    async for each in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
+    async for listed in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
         if seen == COUNTED_OBJECTS_MAX:
             break
         seen += 1
-        some.append(each.key)
+        some.append(listed.key)
         if len(some) == OBJECTS_PER_PAGE:
-            found += len(await _unnamed(pool, some))
+            unnamed += len(await _unnamed(pool, some))
             some = []
     else:
-        return found + len(await _unnamed(pool, some)), True
-    return found + len(await _unnamed(pool, some)), False
+        return unnamed + len(await _unnamed(pool, some)), True
+    return unnamed + len(await _unnamed(pool, some)), False
 
 
 async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[str]) -> int:
@@ -342,7 +350,8 @@ async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[st
 
 
 async def _unnamed(pool: Database, keys: Sequence[str]) -> list[str]:
-    """Returns the keys that no row names. Those of a running job are left out: they get their rows with its end."""
+    """Returns the keys without a row. Leaves out keys of a running job, whose rows are created at
+    its end."""
     async with pool.read() as tx:
         known = await store.known_paths(tx, {*keys, *map(owner_of_small, keys)})
         unnamed = {key for key in keys if known.isdisjoint((key, owner_of_small(key)))}
@@ -352,10 +361,10 @@ async def _unnamed(pool: Database, keys: Sequence[str]) -> list[str]:
 
 
 async def remove_tenant_objects(context: JobContext, tenant_id: UUID) -> int:
-    """Deletes every object of a tenant, whatever names it."""
+    """Deletes all objects of a tenant, whether or not a row refers to them."""
     removed, some = 0, []
-    async for each in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
-        some.append(each.key)
+    async for listed in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
+        some.append(listed.key)
         if len(some) == OBJECTS_PER_PAGE:
             await delete_keys(context, some)
             removed, some = removed + len(some), []
@@ -370,7 +379,7 @@ ACTION = "erase_tenant"
 async def begin_erasure(
     context: JobContext, tenant_id: UUID, *, actor: str, now: datetime
 ) -> Tenant:
-    """Closes the tenant; a sweep does the rest. A second call changes nothing."""
+    """Closes the tenant. A sweep does the rest. A second call has no effect."""
     async with context.central.transaction() as tx:
         before = await tenants.get_tenant(tx, tenant_id)
         tenant = await tenants.begin_erasing(tx, tenant_id, now=now)
@@ -390,10 +399,10 @@ async def begin_erasure(
 
 
 async def erase_pending_tenants(context: JobContext) -> int:
-    """Continues all erasures that were begun and have not ended."""
+    """Continues all unfinished erasures."""
     async with context.central.read() as tx:
-        found = [each for each in await tenants.list_tenants(tx) if each.erasing_at]
-    pending = [each for each in found if each.erased_at is None]
+        erasing = [tenant for tenant in await tenants.list_tenants(tx) if tenant.erasing_at]
+    pending = [tenant for tenant in erasing if tenant.erased_at is None]
     for tenant in pending:
         await erase_tenant(context, tenant)
     return len(pending)
@@ -407,11 +416,12 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
     await _scrub(pool, tenant.id)
     async with pool.read() as tx:
         if await store.active_jobs(tx, tenant.id, limit=1):
-            return  # submitted as the door was shut: the next pass cancels it
+            # a job was submitted just before the tenant was closed, and the next pass cancels it
+            return
     async with context.central.transaction() as tx:
         await store.scrub_dispatches(tx, tenant.id)
         await store.remove_route_calls(tx, tenant.id)
-        # A key that was made as the door was shut goes, too.
+        # Also delete keys created just before the tenant was closed.
         await tenants.delete_keys_of(tx, tenant.id)
         await tenants.end_erasing(tx, tenant.id, now=context.clock())
         await record_audit(
@@ -429,7 +439,7 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
 
 
 async def _cancel_all(context: JobContext, pool: Database, tenant_id: UUID) -> int:
-    """Cancels the tenant's jobs, each refunded as if its owner had cancelled it."""
+    """Cancels the tenant's jobs. Each is refunded as if its owner had cancelled it."""
     cancelled = 0
     while True:
         async with pool.read() as tx:

@@ -1,4 +1,4 @@
-"""SQL over several tables of a tenant at once, for maintenance only."""
+"""SQL across several tables of a tenant, for maintenance only."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -47,13 +47,15 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import REPLACED
 from comfyfleet.server.tenants.model import JobLedgerFacts
 
-# As the indexes say it: values that are bound would hide that they fit.
+# Literal SQL that matches the conditions of the partial indexes. With bound parameters, the planner
+# would not use them.
 _ACTIVE = text(IS_ACTIVE)
 _ENDED = ~ai_jobs.c.status.in_(("queued", "processing"))
-# In this order nothing is left that names what is gone. A new table belongs here, or below.
+# In an order that leaves no references to deleted rows. Every new table must be added here, or to
+# one of the sets below.
 PRIVATE: Mapping[str, Table] = {
-    each.name: each
-    for each in (
+    table.name: table
+    for table in (
         *(
             tenant_tables.pipeline_events,
             tenant_tables.pipeline_votes,
@@ -72,11 +74,11 @@ PRIVATE: Mapping[str, Table] = {
         tenant_tables.gateway_userdata,
     )
 }
-# Their rows go with the rows that they belong to.
+# Their rows are deleted with the rows that they belong to.
 GO_ALONG = frozenset(
     {"graph_executions", "graph_versions", "job_attempts", "trigger_delivery_keys"}
 )
-# Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
+# These are kept when a tenant is erased: the ledger, and rows that contain no private data.
 KEPT = frozenset(
     {"ai_jobs", "users", "outbox", "storage_use", "token_wallets", "token_transactions"}
 )
@@ -98,21 +100,20 @@ _SCRUBBED: Mapping[str, Any] = {
 
 
 async def known_paths(tx: Tx, paths: Collection[str]) -> set[str]:
-    found = await tx.execute(select(files.c.path).where(is_one_of(tx, files.c.path, paths)))
-    return {row.path for row in found}
+    rows = await tx.execute(select(files.c.path).where(is_one_of(tx, files.c.path, paths)))
+    return {row.path for row in rows}
 
 
 async def active_among(tx: Tx, job_ids: Collection[UUID]) -> set[UUID]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), _ACTIVE)
     )
-    return {row.id for row in found}
+    return {row.id for row in rows}
 
 
 async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[File]:
-    """Returns unchecked files, the oldest first, without those announced lately, which may still be
-    uploading.
-    """
+    """Returns unchecked files, oldest first. Leaves out recently announced files, which may still
+    be uploading."""
     query = (
         select(files)
         .where(
@@ -126,7 +127,7 @@ async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[F
 
 
 class Checked(NamedTuple):
-    """A file that was checked, and when."""
+    """A checked file, with the result and the time of the check."""
 
     file: File
     metadata: Mapping[str, Any]
@@ -144,12 +145,11 @@ _NOTE_CHECKED = PreparedStatement(
 
 
 async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
-    """Stores the results; the bytes of a tenant's files are counted together.
+    """Stores the results of checks, and adds up the bytes of each tenant's files.
 
-    A file that is locked by another transaction is left out and checked again later: to wait for it
-    while holding others could deadlock.
-    """
-    is_one = is_one_of(tx, files.c.id, [each.file.id for each in checked])
+    A file that is locked by another transaction is skipped and checked again later, because waiting
+    for it while holding other locks could deadlock."""
+    is_one = is_one_of(tx, files.c.id, [entry.file.id for entry in checked])
     free = await tx.scalars(for_update(tx, select(files.c.id).where(is_one), skip_locked=True))
     mine, sizes = set(free), Counter[UUID]()
     for file, metadata, at in checked:
@@ -158,7 +158,7 @@ async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
         noted = {"of_file": file.id, "learnt": dict(metadata), "at_now": at}
         for (size,) in await _NOTE_CHECKED.tuples(tx, noted):
             sizes[file.tenant_id] += size
-    # In one order, so that no two control planes wait for each other's rows.
+    # In a fixed order, so that two control planes can't wait for each other's rows.
     for tenant_id in sorted(sizes):
         await media_store.add_storage_bytes(tx, tenant_id, sizes[tenant_id])
 
@@ -166,7 +166,7 @@ async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
 async def old_files(
     tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
 ) -> list[File]:
-    """Returns a page of old files, the oldest first, without those in use."""
+    """Returns a page of old files, oldest first. Skips locked files."""
     query = select(files).where(
         files.c.tenant_id == tenant_id,
         files.c.created_at < before,
@@ -178,12 +178,12 @@ async def old_files(
             or_(at > after.created_at, and_(at == after.created_at, files.c.id > after.id))
         )
     query = query.order_by(files.c.created_at, files.c.id).limit(limit)
-    found = await tx.execute(for_update(tx, query, skip_locked=True))
-    return [File(**row) for row in found.mappings()]
+    rows = await tx.execute(for_update(tx, query, skip_locked=True))
+    return [File(**row) for row in rows.mappings()]
 
 
 async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> set[UUID]:
-    """Returns those that belong to media that have not expired."""
+    """Returns the files that belong to media that have not expired."""
     query = select(videos.c.original_file_id, videos.c.processed_file_id).where(
         videos.c.tenant_id == tenant_id,
         videos.c.expired_at.is_(None),
@@ -192,26 +192,26 @@ async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) ->
             is_one_of(tx, videos.c.processed_file_id, file_ids),
         ),
     )
-    return {each for row in await tx.execute(query) for each in row if each}
+    return {file_id for row in await tx.execute(query) for file_id in row if file_id}
 
 
 def _active_of(tenant_id: UUID, column: Column[Any]) -> Select[Any]:
-    """Selects active jobs in the order of their index; otherwise SQLite would use one over all jobs
-    ever.
-    """
+    """Selects active jobs in the order of their index. Otherwise, SQLite would use an index over
+    all jobs."""
     mine = select(column).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
     return mine.order_by(ai_jobs.c.id)
 
 
 async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.assets))
-    return {UUID(asset["file_id"]) for row in found for asset in row.assets}
+    rows = await tx.execute(_active_of(tenant_id, ai_jobs.c.assets))
+    return {UUID(asset["file_id"]) for row in rows for asset in row.assets}
 
 
 async def jobs_of_living_runs(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], *, since: datetime
 ) -> set[UUID]:
-    """Returns those that belong to a graph run that goes on, or a pipeline run that has not ended."""
+    """Returns the jobs that belong to an active graph run, or to a pipeline run that has not
+    ended."""
     graphs_ = select(graph_runs.c.id).where(
         graph_runs.c.tenant_id == tenant_id,
         graph_runs.c.status.in_(("pending", "running", "waiting_for_user")),
@@ -230,7 +230,8 @@ async def jobs_of_living_runs(
 async def remove_file_names(
     tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], job_ids: Collection[UUID]
 ) -> None:
-    """Removes the names by which the gateway's users know these uploads, and outputs of these jobs."""
+    """Deletes the names under which the gateway's users know these uploads and these jobs'
+    outputs."""
     named = or_(
         is_one_of(tx, gateway_files.c.file_id, file_ids),
         is_one_of(tx, gateway_files.c.job_id, job_ids),
@@ -240,7 +241,8 @@ async def remove_file_names(
 
 
 async def replaced_files(tx: Tx, *, before: datetime, limit: int) -> dict[UUID, list[File]]:
-    """Uploads that another took the name of, by tenant; without those that have another name."""
+    """Returns uploads whose name another upload has taken, by tenant. Leaves out uploads that have
+    another name as well."""
     other = gateway_files.alias()
     has_other = (
         select(other.c.path)
@@ -251,7 +253,8 @@ async def replaced_files(tx: Tx, *, before: datetime, limit: int) -> dict[UUID, 
         select(files)
         .join(gateway_files, gateway_files.c.file_id == files.c.id)
         .where(
-            # As the index says it.
+            # Must match the partial index's condition literally, or the planner won't use the
+            # index.
             text(f"gateway_files.{IS_REPLACED}"),
             gateway_files.c.created_at < before,
             gateway_files.c.tenant_id == files.c.tenant_id,
@@ -260,38 +263,38 @@ async def replaced_files(tx: Tx, *, before: datetime, limit: int) -> dict[UUID, 
         .order_by(gateway_files.c.created_at)
         .limit(limit)
     )
-    found: dict[UUID, list[File]] = {}
+    replaced: dict[UUID, list[File]] = {}
     for row in (await tx.execute(query)).mappings():
-        found.setdefault(row["tenant_id"], []).append(File(**row))
-    return found
+        replaced.setdefault(row["tenant_id"], []).append(File(**row))
+    return replaced
 
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
     mine = without_index(tx, files.c.tenant_id) == tenant_id
-    gone = await tx.execute(
+    deleted = await tx.execute(
         delete(files)
         .where(mine, is_one_of(tx, files.c.id, file_ids))
         .returning(files.c.size, files.c.checked_at)
     )
-    if size := sum(row.size for row in gone if row.checked_at is not None):
+    if size := sum(row.size for row in deleted if row.checked_at is not None):
         await media_store.add_storage_bytes(tx, tenant_id, -size)
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
-    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.id).limit(limit))
-    return [row.id for row in found]
+    rows = await tx.execute(_active_of(tenant_id, ai_jobs.c.id).limit(limit))
+    return [row.id for row in rows]
 
 
 async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
     table = PRIVATE[name]
     key = tuple(table.primary_key.columns)
     some = select(*key).where(table.c.tenant_id == tenant_id).limit(limit)
-    gone = await tx.execute(delete(table).where(tuple_(*key).in_(some)).returning(*key))
-    return len(gone.all())
+    deleted = await tx.execute(delete(table).where(tuple_(*key).in_(some)).returning(*key))
+    return len(deleted.all())
 
 
 async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int) -> UUID | None:
-    """Removes what was asked for and what was made; the row stays, for the ledger."""
+    """Deletes the requests and results of jobs. The rows remain for the ledger."""
     query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ENDED)
     if after is not None:
         query = query.where(ai_jobs.c.id > after)
@@ -316,7 +319,7 @@ async def scrub_users(tx: Tx, tenant_id: UUID) -> None:
 
 
 async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
-    """Removes errors in the central database, which may quote what was asked for."""
+    """Deletes errors in the central database, which may quote requests."""
     await tx.execute(
         update(dispatches)
         .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))
@@ -325,7 +328,7 @@ async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
 
 
 async def remove_route_calls(tx: Tx, tenant_id: UUID) -> None:
-    """Also what is known of its users' uploads."""
+    """Deletes a tenant's route calls, and the records of its users' uploads."""
     for table in (route_calls, backend_uploads):
         await tx.execute(delete(table).where(table.c.tenant_id == tenant_id))
 
@@ -337,21 +340,21 @@ _FACTS = (ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status, _PRICE_PER_
 async def priced_jobs(
     tx: Tx, *, tenant_id: UUID | None, after: tuple[UUID, UUID] | None, limit: int
 ) -> list[tuple[UUID, JobLedgerFacts]]:
-    """Returns a page of (tenant, ledger facts) of jobs that reserved tokens."""
+    """Returns a page of (tenant, ledger facts) for jobs with reserved tokens."""
     query = select(ai_jobs.c.tenant_id, *_FACTS).where(ai_jobs.c.reserved_tokens > 0)
     if tenant_id is not None:
         query = query.where(ai_jobs.c.tenant_id == tenant_id)
     place = (ai_jobs.c.tenant_id, ai_jobs.c.id)
     if after is not None:
         query = query.where(tuple_(*place) > tuple_(*after))
-    found = await tx.execute(query.order_by(*place).limit(limit))
-    return [(row.tenant_id, _facts(row)) for row in found]
+    rows = await tx.execute(query.order_by(*place).limit(limit))
+    return [(row.tenant_id, _facts(row)) for row in rows]
 
 
 async def lock_job_facts(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> list[JobLedgerFacts]:
-    """Reads and locks jobs, so that nobody can end them before the transaction ends."""
+    """Reads and locks jobs, so that they can't end before the transaction does."""
     query = select(*_FACTS).where(
         without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
     )
@@ -367,6 +370,6 @@ def _facts(row: Any) -> JobLedgerFacts:
 
 
 async def remove_announced(tx: Tx, file: File) -> bool:
-    """Removes an announced file; False if it has been uploaded meanwhile."""
+    """Deletes an announced file. Returns False if it has been uploaded in the meantime."""
     statement = delete(files).where(files.c.id == file.id, files.c.size.is_(None))
     return (await tx.execute(statement.returning(files.c.id))).first() is not None

@@ -1,4 +1,4 @@
-"""The sweeps that a control plane runs: queue, graphs, pipelines, retention, webhooks."""
+"""The sweeps of a control plane: queue, graphs, pipelines, retention and webhooks."""
 
 import asyncio
 import logging
@@ -67,12 +67,12 @@ log = logging.getLogger(__name__)
 
 
 async def sync_object_infos(plane: ControlPlane) -> None:
-    """Accepts each object_info that workers report; a fleet's own is that of its newest worker."""
+    """Accepts each object_info that workers report. A fleet uses the one of its newest worker."""
     async with plane.central.read() as tx:
         reported = await fleets.reported_object_infos(tx)
         known = {fleet.id: fleet for fleet in await fleets.list_fleets(tx)}
         kinds = await fleets.backend_kinds(tx)
-    all_told = {(each.fleet_id, each.object_info_hash) for each in kinds} | reported.items()
+    all_told = {(kind.fleet_id, kind.object_info_hash) for kind in kinds} | reported.items()
     for fleet_id, content_hash in sorted(all_told):
         fleet = known.get(fleet_id)
         if fleet is None or fleet.object_info_hash == content_hash:
@@ -81,7 +81,7 @@ async def sync_object_infos(plane: ControlPlane) -> None:
             is_newest = reported.get(fleet_id) == content_hash
             await _sync_object_info(plane, fleet, content_hash, is_newest=is_newest)
         except FleetError as error:
-            log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
+            log.warning("fleet %s: an object_info was rejected: %s", fleet.name, error.message)
 
 
 async def _sync_object_info(
@@ -98,9 +98,11 @@ async def _sync_object_info(
 OUTBOX_PER_PASS_MAX = 500
 DUE_PER_PASS_MAX = 1000
 RECONCILE_SECONDS = 60.0
-# More often than each minute, so that none is late by another; without a new one it reads nothing.
+# More often than once a minute, so that no rollup is late by a minute. If there is nothing new, it
+# reads nothing.
 ROLLUP_SECONDS = 20.0
-# About a second of each minute, however much waits; the next pass goes on where it ended.
+# Takes about one second per minute, regardless of the backlog. The next pass continues where this
+# one ended.
 RECONCILED_PER_PASS_MAX = 20_000
 
 
@@ -131,21 +133,22 @@ def rollup_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def flush_outboxes(plane: ControlPlane) -> bool:
-    """Delivers due outbox rows; True if there are more."""
+    """Delivers due outbox rows. Returns True if there are more."""
     flush = partial(flush_due, plane.context, limit=OUTBOX_PER_PASS_MAX)
-    flushed = await for_each_pool(plane.pools, flush, "its outbox waits")
+    flushed = await for_each_pool(plane.pools, flush, "its outbox is waiting")
     return OUTBOX_PER_PASS_MAX in flushed.values()
 
 
 async def flush_notes(plane: ControlPlane) -> bool:
-    """Copies noted audit entries and stops the work of deactivated users; True if there is more."""
+    """Copies stored audit entries, and stops the work of deactivated users. Returns True if there
+    is more to do."""
 
     async def flush(pool: Database) -> bool:
         has_stops = await tenant_work.stop_deactivated(plane.graphs, pool)
         return await flush_audits(plane.central, pool) or has_stops
 
-    done = await for_each_pool(plane.pools, flush, "its notes wait")
-    return any(each is True for each in done.values())
+    done = await for_each_pool(plane.pools, flush, "its notes are waiting")
+    return any(has_more is True for has_more in done.values())
 
 
 async def expire_leases(plane: ControlPlane) -> None:
@@ -164,7 +167,7 @@ async def is_any_due(plane: ControlPlane) -> bool:
 
 
 async def wake_due(plane: ControlPlane) -> bool:
-    """True: there is more."""
+    """Wakes due dispatches. Returns True if there are more."""
     for name, pool in plane.pools.items():
         if pool.outages.has_ended:
             async with plane.central.transaction() as tx:
@@ -177,9 +180,8 @@ async def wake_due(plane: ControlPlane) -> bool:
 
 
 async def remove_lost_workers(plane: ControlPlane) -> None:
-    """Removes workers that were not seen for long, which frees their ids and their places in the
-    fleet.
-    """
+    """Removes workers that have been offline for a long time, which frees their ids and their
+    places in the fleet."""
     unseen = plane.clock() - timedelta(seconds=plane.settings.remove_worker_after_seconds)
     async with plane.central.read() as tx:
         lost = await fleets.stale_workers(tx, unseen_since=unseen)
@@ -218,14 +220,14 @@ async def reconcile_some(plane: ControlPlane) -> None:
         after = await context.reconcile_cursor(tx)
     try:
         repairs = await reconcile(plane.context, after=after, rows_max=RECONCILED_PER_PASS_MAX)
-    except InvalidInput:  # the place is one that another version has told
+    except InvalidInput:  # the stored position is from another version
         repairs = await reconcile(plane.context, rows_max=RECONCILED_PER_PASS_MAX)
     if repairs.next != after:
         async with plane.central.transaction() as tx:
             await context.set_reconcile_cursor(tx, repairs.next)
 
 
-# Another control plane may have been told of the end of a job; here we are woken.
+# Another control plane may have been notified of a job's end, but this one must be woken too.
 GRAPH_OUTBOX_SECONDS = 1.0
 
 
@@ -253,11 +255,13 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 async def in_all_pools(
     plane: ControlPlane, act: Callable[[GraphContext, Database], Awaitable[None]]
 ) -> None:
-    """Runs in all pools concurrently, so that a slow one doesn't hold up others."""
-    await for_each_pool(plane.pools, partial(act, plane.graphs), "graph runs wait", at_once=True)
+    """Runs in all pools concurrently, so that a slow pool doesn't delay the others."""
+    await for_each_pool(
+        plane.pools, partial(act, plane.graphs), "its graph runs are waiting", at_once=True
+    )
 
 
-# The shortest time between two moments of a schedule is a minute.
+# The shortest interval of a schedule is one minute.
 TRIGGER_SECONDS = 1.0
 
 
@@ -267,7 +271,7 @@ async def is_any_trigger_due(plane: ControlPlane) -> bool:
 
 
 async def fire_triggers(plane: ControlPlane) -> bool:
-    """Fires triggers in all pools; True if there are more."""
+    """Fires triggers in all pools. Returns True if there are more."""
     fire = partial(fire_due, plane.graphs)
     done = await for_each_pool(plane.pools, fire, "triggers wait", at_once=True)
     return any(done.values())
@@ -281,7 +285,7 @@ RESULTS, WAKES, SUBMITS, UPKEEP, RETENTION = (
     "pipeline_retention",
 )
 RETENTION_SECONDS = 3600.0
-WAKES_SECONDS = 3600.0  # The sweep is woken by changes; stuck runs are checked without it, too.
+WAKES_SECONDS = 3600.0  # Changes wake this sweep. Stuck runs are also checked without a change.
 PoolAction: TypeAlias = Callable[[JobContext, Database], Awaitable[object]]
 
 
@@ -307,7 +311,7 @@ def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def advance_pipelines(context: JobContext, pool: Database) -> bool:
-    """Collects ended jobs of pipeline runs, then submits what has room."""
+    """Collects ended jobs of pipeline runs, then submits jobs that there is room for."""
     has_more = await collect_ended(context, pool)
     return await submit_due(context, pool) or has_more
 
@@ -318,18 +322,21 @@ async def maintain_pipelines(context: JobContext, pool: Database) -> bool:
 
 
 async def _in_all_pools(plane: ControlPlane, act: PoolAction) -> bool:
-    """Runs in all pools; True if there is more to do."""
-    done = await for_each_pool(plane.pools, partial(act, plane.context), "pipelines wait")
-    return any(each is True for each in done.values())
+    """Runs in all pools. Returns True if there is more to do."""
+    done = await for_each_pool(
+        plane.pools, partial(act, plane.context), "its pipelines are waiting"
+    )
+    return any(has_more is True for has_more in done.values())
 
 
-# All that are taken are sent at once: none waits so long that it might be taken a second time.
+# All taken deliveries are sent concurrently, so that none waits long enough to be taken a second
+# time.
 AT_ONCE_MAX = 20
 TAKEN, REFUSED, UNANSWERED = "taken", "refused", "unanswered"
 
 
 async def deliver_due(plane: ControlPlane) -> bool:
-    """Delivers due webhooks; True if there are more."""
+    """Delivers due webhooks. Returns True if there are more."""
     deliver = partial(_deliver_of, plane)
     counts = await for_each_pool(plane.pools, deliver, "webhooks wait", at_once=True)
     return AT_ONCE_MAX in counts.values()
@@ -350,7 +357,7 @@ async def _deliver_of(plane: ControlPlane, pool: Database) -> int:
         return 0
     async with pool.transaction() as tx:
         due = await webhooks.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
-    await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
+    await asyncio.gather(*(_deliver(plane, pool, *entry) for entry in due))
     return len(due)
 
 
@@ -376,8 +383,8 @@ def _outcome(answer: WebhookResponse) -> str:
 
 
 async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
-    """Audits a disabled webhook, without its URL, which may hold a secret."""
-    log.info("webhook %s was switched off: no delivery has succeeded for days", webhook.id)
+    """Audits a disabled webhook, without its URL, which may contain a secret."""
+    log.info("webhook %s was disabled, because no delivery has succeeded for days", webhook.id)
     await plane.context.audit("sweep", "switch_off", f"webhook:{webhook.id}", webhook.tenant_id)
 
 
@@ -401,38 +408,40 @@ def retention_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def check_all_files(plane: ControlPlane) -> bool:
-    """Checks delivered files of all pools; True if there are more."""
+    """Checks delivered files of all pools. Returns True if there are more."""
     check = partial(check_files, plane.context)
-    checked = await for_each_pool(plane.pools, check, "files are not checked")
+    checked = await for_each_pool(plane.pools, check, "its files are not checked for now")
     return FILES_PER_PAGE in checked.values()
 
 
 async def expire_all(plane: ControlPlane) -> None:
     for tenant_id, count in (await expire_old(plane.context)).items():
         plane.meters.removed.labels("retention").inc(count)
-        log.info("%s files of tenant %s went: their time was up", count, tenant_id)
+        log.info("%s expired files of tenant %s were deleted", count, tenant_id)
 
 
 async def remove_all_orphans(plane: ControlPlane) -> None:
     count = await remove_orphans(plane.context)
     plane.meters.removed.labels("leftover").inc(count)
     if count:
-        log.info("%s objects that no row named were removed", count)
+        log.info("%s objects without a row were deleted", count)
 
 
 async def prune_expired_rows(plane: ControlPlane) -> bool:
-    """Deletes expired rows of all pools; True if there are more."""
-    gone = await delete_expired_rows(plane.context)
-    for what, count in gone.items():
+    """Deletes expired rows of all pools. Returns True if there are more."""
+    deleted = await delete_expired_rows(plane.context)
+    for what, count in deleted.items():
         plane.meters.removed.labels(what).inc(count)
-    told = ", ".join(f"{count} {what}" for what, count in gone.items() if count)
-    if told:
-        log.info("deleted old rows: %s", told)
-    return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in gone.values())
+    summary = ", ".join(f"{count} {what}" for what, count in deleted.items() if count)
+    if summary:
+        log.info("deleted old rows: %s", summary)
+    return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in deleted.values())
 
 
 async def recount_storage(plane: ControlPlane) -> None:
-    recounted = await for_each_pool(plane.pools, media.recount, "storage is not counted")
+    recounted = await for_each_pool(
+        plane.pools, media.recount, "its storage is not counted for now"
+    )
     for missing in recounted.values():
         for tenant_id, size in missing.items():
             log.info("storage of tenant %s was counted %s bytes too low", tenant_id, size)
@@ -460,12 +469,11 @@ async def check_ledger(plane: ControlPlane) -> None:
 
 
 def all_sweeps(plane: ControlPlane) -> list[Sweep]:
-    """Returns the sweeps of a process. Of several processes behind one port the first runs all of
-    them; those that are woken by events in a process run in each.
-    """
+    """Returns the sweeps of a process. With several processes behind one port, the first process
+    runs all sweeps. Sweeps that are woken by events in a process run in every process."""
     if plane.siblings is None or plane.siblings.is_first:
         return _sweeps_of(plane)
-    return [each for each in _sweeps_of(plane) if each.woken_by is not None]
+    return [sweep for sweep in _sweeps_of(plane) if sweep.woken_by is not None]
 
 
 def _sweeps_of(plane: ControlPlane) -> list[Sweep]:

@@ -1,4 +1,3 @@
-"""What happened: events of jobs, webhooks to customers' servers, and the audit log.
+"""Notifications: job events, webhooks to customers' servers, and the audit log.
 
-Internal: may change without notice.
-"""
+Internal: may change without notice."""

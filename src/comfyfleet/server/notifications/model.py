@@ -1,4 +1,5 @@
-"""Job events, webhooks with their deliveries and retry times, and audit entries. Pure."""
+"""The model of job events, webhooks with their deliveries and retry times, and audit entries.
+Pure."""
 
 import hashlib
 import hmac
@@ -31,7 +32,7 @@ class NewJobEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredJobEvent:
-    id: int  # increases within a job, so that readers can resume after their last one
+    id: int  # increases within a job, so that readers can resume after the last id they received
     tenant_id: UUID
     job_id: UUID
     kind: EventKind
@@ -49,29 +50,30 @@ class RegisteredWebhook:
     tenant_id: UUID
     user_id: UUID
     url: str
-    secret: str  # of those that were made while secrets were stored; else empty
+    secret: str  # set only for webhooks from releases that stored secrets, otherwise empty
     events: frozenset[WebhookEvent]
     is_active: bool
     created_at: datetime
-    on_again_at: datetime | None = None  # when it was last switched on after it had been off
+    on_again_at: datetime | None = None  # when it was last enabled again after having been disabled
 
     @property
     def is_for_jobs(self) -> bool:
-        """Whether it has no address of its own: it signs what goes to addresses that jobs name."""
+        """Checks whether it has no address of its own. Such a webhook signs deliveries to addresses
+        given by jobs."""
         return not self.url
 
     def secret_with(self, key: str) -> str:
-        """Returns the secret that signs deliveries: derived from the installation's key, so it
-        isn't stored."""
+        """Returns the secret that signs deliveries. It is derived from the installation's key, so
+        it isn't stored."""
         if self.secret:
             return self.secret
         return SECRET_PREFIX + hmac.new(key.encode(), self.id.bytes, hashlib.sha256).hexdigest()
 
 
 class EndOfJob(NamedTuple):
-    """What webhooks are told; `url` is an address that the job itself names."""
+    """An event for webhooks. `url` is an address given by the job itself."""
 
-    job_id: UUID  # or what stands for it: one delivery is made for each id and event
+    job_id: UUID  # or a substitute id; there is one delivery for each id and event
     event: WebhookEvent
     payload: Mapping[str, Any]
     url: str | None = None
@@ -95,12 +97,12 @@ class WebhookDelivery:
     last_error: str | None
     created_at: datetime
     ended_at: datetime | None
-    url: str | None = None  # where to, if not to the webhook's own address
+    url: str | None = None  # the target, if it isn't the webhook's own address
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """The response of the customer's server, or the error if there was none."""
+    """The response of the customer's server, or the error if there was no response."""
 
     status: int | None = None
     error: str | None = None
@@ -111,37 +113,39 @@ class WebhookResponse:
 
 
 def check_url(url: str, private_hosts: Collection[HostPort] = ()) -> str:
-    """Checks the form of a URL. Whether its address is public is checked at each delivery, as it
+    """Checks the form of a URL. Each delivery checks whether its address is public, because that
     may change."""
     return parse_webhook_url(url, private_hosts).url
 
 
 def check_events(events: Collection[str]) -> frozenset[WebhookEvent]:
-    known = {str(each) for each in WebhookEvent}
+    known = {str(event) for event in WebhookEvent}
     unknown = sorted(set(events) - known)
     if unknown or not events:
         raise InvalidInput(
-            f"events must be some of {', '.join(WebhookEvent)}", field="events", unknown=unknown
+            f"events must be one or more of {', '.join(WebhookEvent)}",
+            field="events",
+            unknown=unknown,
         )
-    return frozenset(WebhookEvent(each) for each in events)
+    return frozenset(WebhookEvent(event) for event in events)
 
 
-# About a day in all: a server that is repaired in the morning has missed nothing.
+# About a day in total, so that a server that is repaired the next morning misses nothing.
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200, 21_600, 43_200)
 TRIES_MAX = len(RETRY_SECONDS) + 1
 JITTER = 0.2
 
 
 def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | None:
-    """Returns when to retry after so many failed attempts; None if no more. `chance` (0 to 1) adds
-    jitter."""
+    """Returns the time of the next attempt after this many failed ones, or None if there is none.
+    `chance` (0 to 1) adds jitter."""
     if tries >= TRIES_MAX:
         return None
     seconds = RETRY_SECONDS[max(tries, 1) - 1]
     return now + timedelta(seconds=seconds * (1 + JITTER * chance))
 
 
-# Readers of the audit log must not get any secret.
+# Readers of the audit log must not see any secrets.
 SECRET_NAMES = ("secret", "password", "authorization", "token", "lease_token", "key", "api_key")
 SECRET_ENDINGS = ("_secret", "_password", "_key_hash", "_secret_hash")
 LEFT_OUT = "(left out)"
@@ -160,7 +164,7 @@ class AuditEntry:
 
 
 def without_secrets(details: Any, *, depth: int = DETAILS_DEPTH_MAX) -> Any:
-    """Returns details as plain JSON without the values of keys and secrets, at any depth."""
+    """Returns details as plain JSON, without the values of keys and secrets at any depth."""
     if depth == 0:
         return LEFT_OUT
     if isinstance(details, Mapping):
@@ -170,7 +174,7 @@ def without_secrets(details: Any, *, depth: int = DETAILS_DEPTH_MAX) -> Any:
         }
     if isinstance(details, list | tuple | set | frozenset):
         members = sorted(details) if isinstance(details, set | frozenset) else details
-        return [without_secrets(each, depth=depth - 1) for each in members]
+        return [without_secrets(member, depth=depth - 1) for member in members]
     if details is None or isinstance(details, bool | int | float):
         return details
     text = str(details)

@@ -1,4 +1,4 @@
-"""The audit log (who did what to which subject, written in the transaction of the act), and events of jobs."""
+"""The audit log (who did what, written in the same transaction as the action) and job events."""
 
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -25,9 +25,8 @@ async def record_audit(
 ) -> None:
     """Writes an audit entry.
 
-    `actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject`
-    is "kind:name".
-    """
+    `actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system". `subject`
+    is "kind:name"."""
     row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
     await store.add_audit_entry(tx, {**row, "details": without_secrets(details)})
 
@@ -41,17 +40,17 @@ class PendingAudit(NamedTuple):
 
 
 async def copy_audit(tx: Tx, source: str, entry: PendingAudit, details: Any) -> None:
-    """Writes the audit entry of a row in a tenant's database; once, however many processes do it.
+    """Writes the audit entry for a row in a tenant's database, exactly once, even if several
+    processes do it.
 
-    `source` names the row, among all that there ever were.
-    """
+    `source` identifies the row, among all rows that have ever existed."""
     row = {**entry._asdict(), "details": without_secrets(details)}
     await store.copy_audit_entry(tx, source, row)
 
 
 async def note_audit(tx: Tx, subject_id: UUID, entry: PendingAudit, /, **details: object) -> None:
-    """Notes an audit entry in the transaction of an act in a tenant's database, so that there is
-    never one without the other; `flush_audits` copies it to the audit log."""
+    """Stores an audit entry in the transaction of an action in a tenant's database, so that neither
+    exists without the other. `flush_audits` copies it to the audit log."""
     payload = {
         "actor": entry.actor,
         "action": entry.action,
@@ -62,7 +61,7 @@ async def note_audit(tx: Tx, subject_id: UUID, entry: PendingAudit, /, **details
 
 
 async def flush_audits(central: Database, pool: Database) -> bool:
-    """Copies noted entries to the audit log, each of them once; returns whether there are more."""
+    """Copies stored entries to the audit log, each exactly once. Returns whether there are more."""
     async with pool.read() as tx:
         noted = await store.notes(tx, store.AUDIT, limit=NOTES_PER_PASS_MAX)
     if not noted:
@@ -71,7 +70,7 @@ async def flush_audits(central: Database, pool: Database) -> bool:
         for note in noted:
             row = {**note.payload, "at": note.created_at, "tenant_id": note.tenant_id}
             row["details"] = {**row["details"], "note": note.id}
-            # SQLite uses the id of a deleted note again.
+            # SQLite reuses the ids of deleted notes.
             source = f"note:{note.tenant_id}:{note.id}:{note.created_at.isoformat()}"
             await store.copy_audit_entry(tx, source, row)
     async with pool.transaction() as tx:
@@ -80,7 +79,7 @@ async def flush_audits(central: Database, pool: Database) -> bool:
 
 
 class PendingStop(NamedTuple):
-    """A user who was deactivated, and whose work may not be stopped yet."""
+    """A deactivated user whose work may not have been stopped yet."""
 
     id: int
     tenant_id: UUID
@@ -101,24 +100,24 @@ async def end_stop(tx: Tx, stop_id: int) -> None:
 
 
 async def find_audit_entries(
-    tx: Tx, *, before_id: int | None = None, limit: int, **wanted: Any
+    tx: Tx, *, before_id: int | None = None, limit: int, **filters: Any
 ) -> list[AuditEntry]:
-    """Returns a page, the newest first; `before_id` is the last page's last. `wanted` are fields of
-    `AuditFilter`."""
+    """Returns a page of audit entries, newest first. `before_id` is the last id of the previous
+    page. `filters` are fields of `AuditFilter`."""
     return await store.newest_audit_entries(
-        tx, AuditFilter(**wanted), before_id=before_id, limit=limit
+        tx, AuditFilter(**filters), before_id=before_id, limit=limit
     )
 
 
 async def prune_audit(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes the oldest entries; returns how many."""
+    """Deletes the oldest entries. Returns their number."""
     return await store.prune_audit_entries(tx, before=before, limit=limit)
 
 
 async def events_after(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = EVENTS_PER_PAGE_MAX
 ) -> list[StoredJobEvent]:
-    """Returns events, the oldest first; `after_id` is a reader's Last-Event-ID."""
+    """Returns events, oldest first. `after_id` is a reader's Last-Event-ID."""
     return await store.events_after(
         tx, tenant_id, job_id, after_id=after_id, limit=min(limit, EVENTS_PER_PAGE_MAX)
     )

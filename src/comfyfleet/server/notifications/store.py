@@ -1,4 +1,4 @@
-"""The only SQL of job events, webhooks and the audit log."""
+"""All SQL for job events, webhooks and the audit log."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,21 +50,21 @@ async def add_event(tx: Tx, new: NewJobEvent, *, now: datetime) -> StoredJobEven
 
 
 async def add_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) -> None:
-    """Adds events in this order."""
+    """Adds events in the given order."""
     if len(new) == 1:
         await add_event(tx, new[0], now=now)
     elif new:
         await tx.execute(
-            insert(job_events), [{**each._asdict(), "created_at": now} for each in new]
+            insert(job_events), [{**event._asdict(), "created_at": now} for event in new]
         )
 
 
 def add_events_call(new: Sequence[NewJobEvent], *, now: datetime) -> StatementCall:
-    """Builds one INSERT of several events, so that their ids are in order."""
+    """Builds a single INSERT for several events, so that their ids are in order."""
     values = {
         f"{name}_{place}": value
-        for place, each in enumerate(new)
-        for name, value in {**each._asdict(), "created_at": now}.items()
+        for place, event in enumerate(new)
+        for name, value in {**event._asdict(), "created_at": now}.items()
     }
     return _add_events_statement(len(new)), values
 
@@ -96,17 +96,17 @@ async def events_after(
 
 async def prune_events(tx: Tx, *, before: datetime, limit: int) -> int:
     old = select(job_events.c.id).where(job_events.c.created_at < before).limit(limit)
-    gone = await tx.execute(
+    deleted = await tx.execute(
         delete(job_events).where(job_events.c.id.in_(old)).returning(job_events.c.id)
     )
-    return len(gone.all())
+    return len(deleted.all())
 
 
 def _event(row: Row[Any]) -> StoredJobEvent:
     return StoredJobEvent(**{**row._mapping, "kind": EventKind(row.kind)})
 
 
-SWITCHED_OFF = "the webhook was switched off"
+SWITCHED_OFF = "the webhook was disabled"
 
 
 async def add_webhook(tx: Tx, webhook: RegisteredWebhook) -> None:
@@ -139,8 +139,8 @@ async def get_webhook(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID
 ) -> RegisteredWebhook | None:
     query = select(webhooks).where(_is_webhook(tenant_id, user_id, webhook_id))
-    found = (await tx.execute(query)).first()
-    return _webhook(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _webhook(row) if row else None
 
 
 async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> bool:
@@ -172,9 +172,10 @@ async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
 async def take_due_deliveries(
     tx: Tx, *, now: datetime, until: datetime, limit: int
 ) -> list[tuple[WebhookDelivery, RegisteredWebhook]]:
-    """Takes due deliveries: counts the attempt and sets the next one at `until`, in case the sender
-    dies."""
-    # No join: it would lock the webhook's row, too, and others would skip all that is due to it.
+    """Takes due deliveries: counts the attempt, and schedules the next one at `until` in case the
+    sender dies."""
+    # No join, because it would also lock the webhook's row, and other processes would skip all its
+    # due deliveries.
     active = select(webhooks.c.id).where(webhooks.c.is_active.is_(True))
     place = func.row_number().over(
         partition_by=deliveries.c.tenant_id, order_by=deliveries.c.not_before
@@ -188,34 +189,36 @@ async def take_due_deliveries(
         )
         .subquery()
     )
-    # Tenants take turns, so that one with thousands of due deliveries doesn't delay the others.
+    # Tenants take turns, so that a tenant with thousands of due deliveries doesn't delay the
+    # others.
     turns = (
         select(deliveries.c.id)
         .join(due, due.c.id == deliveries.c.id)
-        # Checked again under the lock, as another process may have taken it.
+        # Checked again under the lock, because another process may have taken the delivery.
         .where(deliveries.c.status == DeliveryStatus.PENDING, deliveries.c.not_before <= now)
         .order_by(due.c.place, due.c.not_before)
         .limit(limit)
     )
     free = for_update(tx, turns, skip_locked=True, of=deliveries)
     ids = [row.id for row in await tx.execute(free)]
-    taken = await tx.execute(
+    rows = await tx.execute(
         update(deliveries)
         .where(is_one_of(tx, deliveries.c.id, ids))
         .values(tries=deliveries.c.tries + 1, not_before=until)
         .returning(deliveries)
     )
-    found = [_delivery(row) for row in taken]
-    wanted = {each.webhook_id for each in found}
-    owners = await tx.execute(select(webhooks).where(is_one_of(tx, webhooks.c.id, wanted)))
+    due_deliveries = [_delivery(row) for row in rows]
+    webhook_ids = {delivery.webhook_id for delivery in due_deliveries}
+    owners = await tx.execute(select(webhooks).where(is_one_of(tx, webhooks.c.id, webhook_ids)))
     by_id = {row.id: _webhook(row) for row in owners}
-    return [(each, by_id[each.webhook_id]) for each in found]
+    return [(delivery, by_id[delivery.webhook_id]) for delivery in due_deliveries]
 
 
 async def record_attempt(
     tx: Tx, delivery: WebhookDelivery, values: Mapping[str, Any]
 ) -> WebhookDelivery | None:
-    """Records the result; None if a later attempt has begun, or the delivery has ended."""
+    """Records the result of an attempt. Returns None if a later attempt has started, or the
+    delivery has ended."""
     statement = (
         update(deliveries)
         .where(
@@ -226,42 +229,43 @@ async def record_attempt(
         .values(dict(values))
         .returning(deliveries)
     )
-    found = (await tx.execute(statement)).first()
-    return _delivery(found) if found else None
+    row = (await tx.execute(statement)).first()
+    return _delivery(row) if row else None
 
 
 async def enable_webhook(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
 ) -> RegisteredWebhook | None:
-    """Enables a webhook; None if it is missing or already enabled."""
+    """Enables a webhook. Returns None if it is missing or already enabled."""
     statement = update(webhooks).where(
         _is_webhook(tenant_id, user_id, webhook_id), webhooks.c.is_active.is_(False)
     )
     on = await tx.execute(statement.values(is_active=True, on_again_at=now).returning(webhooks))
-    found = on.first()
-    return _webhook(found) if found else None
+    row = on.first()
+    return _webhook(row) if row else None
 
 
 async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
-    """Returns when the first failed delivery was created since the last success and the last
-    enabling."""
+    """Returns when the first failed delivery since the last success and the last enabling was
+    created."""
     of_it = deliveries.c.webhook_id == webhook_id
-    taken = select(func.max(deliveries.c.created_at)).where(
+    last_success = select(func.max(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.DELIVERED
     )
     again = select(webhooks.c.on_again_at).where(webhooks.c.id == webhook_id)
     query = select(func.min(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.FAILED
     )
-    for since in (await tx.scalar(taken), await tx.scalar(again)):
+    for since in (await tx.scalar(last_success), await tx.scalar(again)):
         if since is not None:
             query = query.where(deliveries.c.created_at > since)
-    found: datetime | None = await tx.scalar(query)
-    return found
+    first_failure: datetime | None = await tx.scalar(query)
+    return first_failure
 
 
 async def disable_webhook(tx: Tx, webhook_id: UUID, *, now: datetime) -> bool:
-    """Disables a webhook and fails its pending deliveries; False if it was disabled already."""
+    """Disables a webhook and fails its pending deliveries. Returns False if it was already
+    disabled."""
     statement = update(webhooks).where(webhooks.c.id == webhook_id, webhooks.c.is_active.is_(True))
     off = await tx.execute(statement.values(is_active=False).returning(webhooks.c.id))
     if off.first() is None:
@@ -293,31 +297,31 @@ async def list_deliveries(
 async def reset_delivery(
     tx: Tx, webhook_id: UUID, delivery_id: UUID, *, now: datetime
 ) -> WebhookDelivery | None:
-    """Makes a delivery due now, as if it had not been tried; None if there is none."""
+    """Makes a delivery due now and resets its attempts. Returns None if it doesn't exist."""
     statement = (
         update(deliveries)
         .where(deliveries.c.webhook_id == webhook_id, deliveries.c.id == delivery_id)
         .values(status=DeliveryStatus.PENDING, tries=0, not_before=now, ended_at=None)
         .returning(deliveries)
     )
-    found = (await tx.execute(statement)).first()
-    return _delivery(found) if found else None
+    row = (await tx.execute(statement)).first()
+    return _delivery(row) if row else None
 
 
 async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
     old = select(deliveries.c.id).where(deliveries.c.ended_at < before).limit(limit)
-    gone = await tx.execute(
+    deleted = await tx.execute(
         delete(deliveries).where(deliveries.c.id.in_(old)).returning(deliveries.c.id)
     )
-    return len(gone.all())
+    return len(deleted.all())
 
 
 async def get_delivery(tx: Tx, webhook_id: UUID, delivery_id: UUID) -> WebhookDelivery | None:
     query = select(deliveries).where(
         deliveries.c.webhook_id == webhook_id, deliveries.c.id == delivery_id
     )
-    found = (await tx.execute(query)).first()
-    return _delivery(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _delivery(row) if row else None
 
 
 def _is_webhook(tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> ColumnElement[bool]:
@@ -329,7 +333,7 @@ def _is_webhook(tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> ColumnEleme
 
 
 def _webhook(row: Row[Any]) -> RegisteredWebhook:
-    events = frozenset(WebhookEvent(each) for each in row.events)
+    events = frozenset(WebhookEvent(event) for event in row.events)
     return RegisteredWebhook(**{**row._mapping, "events": events})
 
 
@@ -340,7 +344,7 @@ def _delivery(row: Row[Any]) -> WebhookDelivery:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Fields to filter by; None matches everything."""
+    """Fields to filter by. None matches everything."""
 
     action: str | None = None
     subject: str | None = None
@@ -355,14 +359,15 @@ async def add_audit_entry(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def copy_audit_entry(tx: Tx, source: str, row: Mapping[str, Any]) -> None:
-    """Adds the entry of a row in a tenant's database, unless another process has copied it."""
+    """Adds the entry for a row in a tenant's database, unless another process has already copied
+    it."""
     await tx.execute(insert_if_new(tx, audit_log, [{**row, "source": source}]))
 
 
 async def newest_audit_entries(
     tx: Tx, wanted: AuditFilter, *, before_id: int | None, limit: int
 ) -> list[AuditEntry]:
-    if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
+    if not all(is_storable(text) for text in (wanted.action, wanted.subject, wanted.actor) if text):
         return []
     columns = [column for column in audit_log.c if column.name != "source"]
     query = select(*columns).order_by(audit_log.c.id.desc()).limit(limit)
@@ -380,19 +385,19 @@ async def newest_audit_entries(
 
 
 async def prune_audit_entries(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes the oldest entries from before a moment; finds them by id, as ids are in order of
-    time."""
+    """Deletes the oldest entries from before the given time. Finds them by id, because ids are in
+    chronological order."""
     first = select(audit_log.c.id, audit_log.c.at).order_by(audit_log.c.id).limit(limit).subquery()
     old = select(first.c.id).where(first.c.at < before)
-    gone = await tx.execute(delete(audit_log).where(audit_log.c.id.in_(old)))
-    return int(gone.rowcount)
+    deleted = await tx.execute(delete(audit_log).where(audit_log.c.id.in_(old)))
+    return int(deleted.rowcount)
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
     return AuditEntry(**row._mapping)
 
 
-# Rows of a tenant's outbox that are not about a job; `job_id` is the id of what they are about.
+# Rows of a tenant's outbox that don't belong to a job. Their `job_id` is the id of another subject.
 AUDIT, STOP = "audit", "stop_user"
 
 

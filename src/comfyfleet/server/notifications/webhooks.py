@@ -1,4 +1,5 @@
-"""Webhooks: registration, deliveries in the transaction of what happened, and sending them signed to a public address."""
+"""Webhooks: registration, deliveries stored in the transaction of their event, and signed requests
+to public addresses."""
 
 import asyncio
 import json
@@ -31,10 +32,10 @@ from comfyfleet.transport.ssrf import (
     parse_webhook_url,
 )
 
-# Longer than a delivery may take, so that nobody else takes it up meanwhile.
+# Longer than a delivery can take, so that no other process takes it in the meantime.
 TAKEN_SECONDS = 60
 LOG_PAGE_MAX = 200
-# Longer than a delivery is tried for: a server that was away over a weekend is called again.
+# Longer than a delivery is retried, so that a server that was down over a weekend is not disabled.
 DEAD_AFTER = timedelta(days=4)
 ERROR_CHARACTERS_MAX = 500
 ROWS_AT_ONCE_MAX = 500
@@ -51,7 +52,8 @@ async def create_webhook(
     private_hosts: Collection[HostPort] = (),
     now: datetime,
 ) -> RegisteredWebhook:
-    """`private_hosts` are those that the operator allows webhooks to call."""
+    """Registers a webhook. `private_hosts` are the private hosts that the operator allows webhooks
+    to call."""
     await require_room(tx, tenant_id, user_id)
     checked = check_events(events)
     webhook = RegisteredWebhook(
@@ -63,20 +65,20 @@ async def create_webhook(
 
 async def require_room(tx: Tx, tenant_id: UUID, user_id: UUID) -> None:
     if await store.count_webhooks(tx, tenant_id, user_id) >= WEBHOOKS_PER_USER_MAX:
-        raise LimitExceeded(f"a user has at most {WEBHOOKS_PER_USER_MAX} webhooks")
+        raise LimitExceeded(f"a user can have at most {WEBHOOKS_PER_USER_MAX} webhooks")
 
 
 async def prepare_for_jobs(
     tx: Tx, tenant_id: UUID, user_id: UUID, url: str, *, now: datetime
 ) -> str:
-    """Checks an address that a job names, and sees to it that deliveries to such can be signed.
+    """Checks an address given by a job, and ensures that deliveries to it can be signed.
 
-    They are of one webhook of the user without an address, so that there is one secret to know.
-    """
+    They belong to a webhook of the user that has no address, so that the user needs only one
+    secret."""
     checked = parse_public_url(url)
     address = address_spelled(checked.host)
     if address is not None and not is_public(address):
-        raise InvalidInput("the address must be a public one", field="webhook_url")
+        raise InvalidInput("the address must be public", field="webhook_url")
     await store.add_webhook_if_new(tx, webhook_for_jobs(tenant_id, user_id, now=now))
     return checked.url
 
@@ -87,17 +89,17 @@ def webhook_for_jobs(tenant_id: UUID, user_id: UUID, *, now: datetime) -> Regist
 
 
 async def list_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[RegisteredWebhook]:
-    found = await store.webhooks_of_user(tx, tenant_id, user_id)
-    return [each for each in found if not each.is_for_jobs]
+    stored = await store.webhooks_of_user(tx, tenant_id, user_id)
+    return [webhook for webhook in stored if not webhook.is_for_jobs]
 
 
 async def get_webhook(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID
 ) -> RegisteredWebhook:
-    found = await store.get_webhook(tx, tenant_id, user_id, webhook_id)
-    if found is None:
+    webhook = await store.get_webhook(tx, tenant_id, user_id, webhook_id)
+    if webhook is None:
         raise NotFound(f"there is no webhook {webhook_id}")
-    return found
+    return webhook
 
 
 async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> None:
@@ -115,8 +117,8 @@ async def enqueue(
     new_id: Callable[[], UUID],
     now: datetime,
 ) -> int:
-    """Adds one delivery for each webhook that wants the event, in the transaction that ends the
-    job; repeats add nothing."""
+    """Adds one delivery for each webhook that subscribes to the event, in the transaction that ends
+    the job. Repeating it adds nothing."""
     return await enqueue_all(tx, tenant_id, user_id, [end], new_id=new_id, now=now)
 
 
@@ -129,19 +131,26 @@ async def enqueue_all(
     new_id: Callable[[], UUID],
     now: datetime,
 ) -> int:
-    """As `enqueue`, for several events of one user; returns how many deliveries are new."""
+    """Adds deliveries like `enqueue`, for several events of a user. Returns how many deliveries are
+    new."""
     active = [
-        each for each in await store.webhooks_of_user(tx, tenant_id, user_id) if each.is_active
+        webhook
+        for webhook in await store.webhooks_of_user(tx, tenant_id, user_id)
+        if webhook.is_active
     ]
     rows = [
-        _pending(each, end, new_id(), now) for end in ends for each in active if end.is_for(each)
+        _pending(webhook, end, new_id(), now)
+        for end in ends
+        for webhook in active
+        if end.is_for(webhook)
     ]
     parts = (rows[at : at + ROWS_AT_ONCE_MAX] for at in range(0, len(rows), ROWS_AT_ONCE_MAX))
     return sum([await store.add_deliveries(tx, part) for part in parts])
 
 
 async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
-    """Checks cheaply for due deliveries; called every few seconds, mostly without result."""
+    """Checks whether any delivery is due. The check is cheap, because it runs every few seconds and
+    usually finds nothing."""
     return await store.is_any_delivery_due(tx, now)
 
 
@@ -155,23 +164,23 @@ async def take_due_deliveries(
 async def record_attempt(
     tx: Tx, delivery: WebhookDelivery, answer: WebhookResponse, *, now: datetime, chance: float
 ) -> WebhookDelivery | None:
-    """Records the result of an attempt; None if a later attempt has begun, whose result counts
-    instead."""
-    said = {
+    """Records the result of an attempt. Returns None if a later attempt has started, whose result
+    counts instead."""
+    result = {
         "last_status": answer.status,
         "last_error": answer.error[:ERROR_CHARACTERS_MAX] if answer.error else None,
     }
     again = None if answer.is_success else next_attempt_at(delivery.tries, now, chance=chance)
     if again is not None:
-        return await store.record_attempt(tx, delivery, {**said, "not_before": again})
+        return await store.record_attempt(tx, delivery, {**result, "not_before": again})
     end = DeliveryStatus.DELIVERED if answer.is_success else DeliveryStatus.FAILED
-    return await store.record_attempt(tx, delivery, {**said, "status": end, "ended_at": now})
+    return await store.record_attempt(tx, delivery, {**result, "status": end, "ended_at": now})
 
 
 async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) -> bool:
-    """Disables a webhook whose deliveries have failed for days; returns whether it did."""
+    """Disables a webhook whose deliveries have failed for days. Returns whether it did."""
     if webhook.is_for_jobs:
-        return False  # one address may be dead, and another not
+        return False  # one of its addresses may fail while others work
     since = await store.failing_since(tx, webhook.id)
     if since is None or now - since < DEAD_AFTER:
         return False
@@ -181,7 +190,7 @@ async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) 
 async def enable(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
 ) -> tuple[RegisteredWebhook, bool]:
-    """Enables a webhook and forgets its failures; also returns whether it was disabled."""
+    """Enables a webhook and forgets its failures. Also returns whether it was disabled."""
     on = await store.enable_webhook(tx, tenant_id, user_id, webhook_id, now=now)
     return (on, True) if on else (await get_webhook(tx, tenant_id, user_id, webhook_id), False)
 
@@ -189,7 +198,8 @@ async def enable(
 async def list_deliveries(
     tx: Tx, webhook: RegisteredWebhook, *, before_id: UUID | None = None, limit: int
 ) -> list[WebhookDelivery]:
-    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
+    """Returns a page of deliveries, newest first. `before_id` is the last id of the previous
+    page."""
     before = await store.get_delivery(tx, webhook.id, before_id) if before_id else None
     if before_id and before is None:
         raise NotFound(f"there is no delivery {before_id}")
@@ -201,19 +211,19 @@ async def list_deliveries(
 async def redeliver(
     tx: Tx, webhook: RegisteredWebhook, delivery_id: UUID, *, now: datetime
 ) -> WebhookDelivery:
-    """Sends a delivery again, with the same id, by which its receiver knows it."""
+    """Sends a delivery again, with the same id, so that its receiver can recognize it."""
     if await store.get_delivery(tx, webhook.id, delivery_id) is None:
         raise NotFound(f"there is no delivery {delivery_id}")
     if not webhook.is_active:
-        raise Conflict("the webhook is switched off: switch it on first")
-    found = await store.reset_delivery(tx, webhook.id, delivery_id, now=now)
-    if found is None:
+        raise Conflict("the webhook is disabled; enable it first")
+    delivery = await store.reset_delivery(tx, webhook.id, delivery_id, now=now)
+    if delivery is None:
         raise NotFound(f"there is no delivery {delivery_id}")
-    return found
+    return delivery
 
 
 async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes old deliveries that have ended; returns how many."""
+    """Deletes old deliveries that have ended. Returns their number."""
     return await store.prune_deliveries(tx, before=before, limit=limit)
 
 
@@ -248,12 +258,11 @@ async def send_delivery(
     now: datetime,
     within_seconds: float = DELIVERY_SECONDS,
 ) -> WebhookResponse:
-    """Sends a signed delivery. Errors of the customer's server are returned, not raised; a redirect
-    is a failure.
+    """Sends a signed delivery. Errors of the customer's server are returned, not raised. A redirect
+    counts as a failure.
 
-    `key` is the installation's, from which webhook secrets are derived. An address that a job has
-    named is always public.
-    """
+    `key` is the installation's key, from which webhook secrets are derived. An address given by a
+    job must always be public."""
     listed = outward.private_hosts if delivery.url is None else frozenset[HostPort]()
     message = SignedMessage(
         delivery.id, body_of(delivery), webhook.secret_with(key), webhook.tenant_id
@@ -268,7 +277,7 @@ TEST_EVENT, TEST_SECONDS = "test", 10.0
 async def send_test(
     outward: PublicHttpClient, webhook: RegisteredWebhook, *, key: str, test_id: UUID, now: datetime
 ) -> WebhookResponse:
-    """Sends a signed test message once, and returns the response. Nothing is stored."""
+    """Sends a signed test message once, and returns the response. Stores nothing."""
     content = {
         "id": str(test_id),
         "type": TEST_EVENT,

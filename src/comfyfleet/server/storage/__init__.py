@@ -1,7 +1,7 @@
-"""Objects by key: a local folder with URLs signed by us, or S3 with presigned ones. A store is opened by its URL.
+"""Object storage by key: a local folder with URLs signed by the control plane, or S3 with presigned
+URLs. A store is opened by its URL.
 
-Internal: may change without notice.
-"""
+Internal: may change without notice."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +40,8 @@ class BucketUrl:
 
 
 def open_store(url: str, *, public_url: str, secret: bytes, clock: Clock) -> ObjectStore:
-    """Opens a store by its URL. `public_url` and `secret` are for a folder, whose URLs the control
-    plane serves.
-    """
+    """Opens a store by its URL. `public_url` and `secret` are used for a folder, whose URLs the
+    control plane serves."""
     match place := parse_store_url(url):
         case Path():
             return LocalStore(place, public_url=public_url, secret=secret, clock=clock)
@@ -75,16 +74,16 @@ def parse_store_url(url: str) -> Path | BucketUrl:
 def _folder(parts: SplitResult) -> Path:
     if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query:
         raise InvalidInput(
-            "a storage folder is written file:///folder, with three slashes", field=FIELD
+            "a storage folder must have the form file:///folder, with three slashes", field=FIELD
         )
     return Path(url2pathname(parts.path))
 
 
 def _bucket(parts: SplitResult) -> BucketUrl:
-    # Credentials come from AWS's own variables: a URL ends up in logs.
+    # Credentials come from AWS's own variables, because URLs end up in logs.
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidInput(
-            "an S3 store is written s3://bucket/prefix?endpoint=…&region=…; "
+            "an S3 store must have the form s3://bucket/prefix?endpoint=…&region=…; "
             "its credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             field=FIELD,
         )
@@ -92,7 +91,7 @@ def _bucket(parts: SplitResult) -> BucketUrl:
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise InvalidInput(
-            f"{FIELD} has the unknown option {unknown[0]!r}; known are {', '.join(_OPTIONS)}",
+            f"{FIELD} has the unknown option {unknown[0]!r}; use one of {', '.join(_OPTIONS)}",
             field=FIELD,
         )
     for name in ("endpoint", "public_endpoint"):

@@ -1,4 +1,4 @@
-"""A folder as an object store; its signed URLs point to the control plane, which serves them."""
+"""A folder as an object store. Its signed URLs point to the control plane, which serves them."""
 
 import asyncio
 import contextlib
@@ -51,13 +51,14 @@ from comfyfleet.server.storage.model import (
 from comfyfleet.server.storage.outage import PROBE_BYTES, StoreOutage
 from comfyfleet.transport.files import open_file, open_with
 
-# An upload that has written nothing for so long belongs to a process that has ended.
+# An upload that has written nothing for this many seconds belongs to a process that has ended.
 INCOMING_SECONDS_MAX = 3600
-# A folder may go away between its making and its use, when the last object in it is deleted.
+# A folder may disappear between its creation and its use, when its last object is deleted.
 PLACING_TRIES_MAX = 10
 UNKNOWN_TYPE = "application/octet-stream"
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Not this machine's own table of suffixes: another one may read the folder later.
+# The machine's own table of suffixes is not used, because another machine may read the folder
+# later.
 _TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -76,7 +77,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """One version of an object, opened: it stays readable, whatever happens to the key."""
+    """An open version of an object. It stays readable, whatever happens to the key."""
 
     file: BinaryIO
     size: int
@@ -86,19 +87,20 @@ class OpenObject:
 
 class ObjectFolder:
     def __init__(self, root: Path) -> None:
-        # Paths are compared with their real ones, so that a link inside can't lead out.
+        # Paths are compared with their real paths, so that a link inside the folder can't lead out
+        # of it.
         self.root = Path(os.path.realpath(root))
         self._objects = self.root / "objects"
         self._types = self.root / "types"
         self._incoming = self.root / "incoming"
-        # Keeps a file and its type together when one key is written twice at once.
+        # Keeps a file and its type consistent when a key is written twice concurrently.
         self._placing = threading.Lock()
 
         self.outage = StoreOutage(f"the object store {self.root}")
 
     @contextlib.contextmanager
     def _watched(self, *, is_write: bool = True) -> Iterator[None]:
-        """Raises Unavailable for errors of the system."""
+        """Converts operating system errors to Unavailable."""
         try:
             yield
         except OSError as error:
@@ -108,11 +110,11 @@ class ObjectFolder:
 
     def prepare(self, *, now: float) -> None:
         with self._watched():
-            for each in (self._objects, self._types, self._incoming):
-                each.mkdir(parents=True, exist_ok=True)
-            for left in self._incoming.iterdir():
-                if now - left.stat().st_mtime > INCOMING_SECONDS_MAX:
-                    left.unlink(missing_ok=True)
+            for folder in (self._objects, self._types, self._incoming):
+                folder.mkdir(parents=True, exist_ok=True)
+            for draft in self._incoming.iterdir():
+                if now - draft.stat().st_mtime > INCOMING_SECONDS_MAX:
+                    draft.unlink(missing_ok=True)
 
     def open(self, key: str) -> OpenObject:
         path = self._path_of(self._objects, key)
@@ -121,19 +123,19 @@ class ObjectFolder:
                 file = path.open("rb")
             except _NO_FILE:
                 raise NotFound(f"there is no object {key!r}", key=key) from None
-        found = os.fstat(file.fileno())
-        return OpenObject(file, found.st_size, found.st_mtime_ns, self._type_of(key, found))
+        status = os.fstat(file.fileno())
+        return OpenObject(file, status.st_size, status.st_mtime_ns, self._type_of(key, status))
 
     @contextlib.contextmanager
     def receive(self) -> Iterator[BinaryIO]:
-        """Yields a temporary file, which is removed afterwards unless it was placed."""
+        """Yields a temporary file, which is deleted afterwards unless it was placed."""
         path = self._incoming / uuid.uuid4().hex
         with self._watched():
             file = path.open("xb")
         try:
             yield file
             with self._watched():
-                file.close()  # writes what is left, for which there may be no room
+                file.close()  # writes the rest, which fails if the disk is full
         finally:
             with contextlib.suppress(OSError):
                 file.close()
@@ -144,23 +146,22 @@ class ObjectFolder:
             file.write(chunk)
 
     def put(self, key: str, content: bytes | bytearray, content_type: str) -> None:
-        """Stores an object that is in memory as a whole."""
+        """Stores an object that is completely in memory."""
         with self.receive() as file:
             self.write(file, content)
             self.place(file, key, content_type)
 
     def place(self, file: BinaryIO, key: str, content_type: str) -> None:
-        """Moves a file to its key durably, replacing what was there.
+        """Moves a file to its key durably, replacing the existing object.
 
-        Syncs the bytes, the entry of each new folder, and the file's own entry.
-        """
+        Syncs the bytes, the entry of each new folder, and the file's own entry."""
         with self._watched():
             file.flush()
             changed = _make_folders(self._path_of(self._objects, key).parent)
             syncing = [_syncing.submit(_sync_folder, folder) for folder in changed]
             os.fsync(file.fileno())
-            for each in syncing:
-                each.result()
+            for sync in syncing:
+                sync.result()
         self._place_synced(file.name, key, content_type)
 
     def _place_synced(self, draft: str, key: str, content_type: str) -> None:
@@ -170,7 +171,8 @@ class ObjectFolder:
                 _sync_folder(folder)
             if _TYPES.get(path.suffix) == content_type:
                 with self._placing:
-                    # One of an earlier object: a copy has the stamp of what it was made from.
+                    # Delete the note of an earlier object, because a copy has the same stamp as its
+                    # source.
                     with contextlib.suppress(*_NO_FILE):
                         note.unlink()
                     self._move(draft, path)
@@ -186,16 +188,16 @@ class ObjectFolder:
                 draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
                 draft.flush()
             with self._placing:
-                # After a crash in between, the stamp doesn't match and the type is ignored.
+                # After a crash in between, the stamp doesn't match, and the type is ignored.
                 self._move(draft.name, note)
                 self._move(file, path)
 
     def copy(self, key: str, target: str, content_type: str, size: int | None = None) -> bool:
-        """Adds a hard link under another key; writing either key later replaces its file, not the
-        bytes.
+        """Adds a hard link under another key. Writing either key later replaces its file, and
+        doesn't change the shared bytes.
 
-        They were synced when they were placed. Returns False if the size is not the one given.
-        """
+        The bytes were synced when they were placed. Returns False if the size differs from the
+        given one."""
         draft = f"{self._incoming}{os.sep}{uuid.uuid4().hex}"
         self._link(key, draft)
         try:
@@ -208,7 +210,7 @@ class ObjectFolder:
         return True
 
     def join(self, keys: Sequence[str], target: str, content_type: str) -> None:
-        """Writes the objects one after the other into a new one."""
+        """Concatenates objects into a new one."""
         with self.receive() as file:
             for key in keys:
                 opened = self.open(key)
@@ -238,12 +240,11 @@ class ObjectFolder:
                     _remove_empty(path.parent, root)
 
     def listed(self, prefix: str) -> Iterator[tuple[str, float]]:
-        """Yields keys with the prefix, each with when it was written; objects deleted meanwhile may
-        be left out.
+        """Yields the keys with the prefix, each with the time when it was written. Objects that are
+        deleted in the meantime may be left out.
 
-        A generator that holds only what the system reads at once, as there may be millions of
-        objects. Only the deepest folder that the prefix names is walked.
-        """
+        It is a generator that holds only one directory read at a time, because there may be
+        millions of objects. It walks only the deepest folder that the prefix names."""
         top = self._objects
         if "/" in prefix:
             top = self._path_of(self._objects, prefix.rpartition("/")[0])
@@ -255,13 +256,14 @@ class ObjectFolder:
                     yield key, stamp
 
     def _path_of(self, root: Path, key: str) -> Path:
-        """Returns the key's path; refuses one with a link in it. The folder's own path has none."""
+        """Returns the key's path. Refuses a path that contains a link. The folder's own path
+        contains none."""
         path = Path(root, checked_key(key))
-        each = str(root)
+        prefix = str(root)
         for part in path.parts[len(root.parts) :]:
-            each = f"{each}{os.sep}{part}"
+            prefix = f"{prefix}{os.sep}{part}"
             try:
-                if stat.S_ISLNK(os.lstat(each).st_mode):
+                if stat.S_ISLNK(os.lstat(prefix).st_mode):
                     raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
             except (FileNotFoundError, NotADirectoryError):
                 break
@@ -279,16 +281,18 @@ class ObjectFolder:
                 break
             return
         key = path.relative_to(self.root).as_posix()
-        raise InvalidInput(f"{key}: a folder can't hold a key and keys below it", key=key)
+        raise InvalidInput(
+            f"{key}: a key and keys below it can't exist in the same folder", key=key
+        )
 
-    def _type_of(self, key: str, found: os.stat_result) -> str:
+    def _type_of(self, key: str, status: os.stat_result) -> str:
         try:
             note = json.loads((self._types / key).read_bytes())
-            if note["stamp"] == _stamp(found):
+            if note["stamp"] == _stamp(status):
                 return str(note["type"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        # By its suffix; the file may also have been put there by hand.
+        # Use the suffix. The file may also have been copied there by hand.
         known = _TYPES.get(os.path.splitext(key)[1])
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
 
@@ -296,13 +300,12 @@ class ObjectFolder:
 def _as_unavailable(root: Path, error: OSError) -> Unavailable:
     if is_full_disk(error):
         return StoreFull(f"the disk of {root} is full", path=str(root))
-    return Unavailable(f"{root} can't be used: {error.strerror or error}", path=str(root))
+    return Unavailable(f"{root} is unavailable: {error.strerror or error}", path=str(root))
 
 
 def _walk(folder: str) -> Iterator[tuple[str, float]]:
-    """Yields files, each with when it was written. Links are skipped, as they may lead out of the
-    folder.
-    """
+    """Yields files, each with the time when it was written. Skips links, because they may lead out
+    of the folder."""
     with contextlib.suppress(*_NO_FILE), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -312,16 +315,15 @@ def _walk(folder: str) -> Iterator[tuple[str, float]]:
                     yield entry.path, entry.stat(follow_symlinks=False).st_mtime
 
 
-def _stamp(found: os.stat_result) -> list[int]:
-    return [found.st_mtime_ns, found.st_size]
+def _stamp(status: os.stat_result) -> list[int]:
+    return [status.st_mtime_ns, status.st_size]
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Creates folders and returns those with a new entry, which have to be synced: a file that can't be reached
-    after a power cut is lost, too.
+    """Creates folders. Returns the folders with a new entry, which must be synced, because a file
+    that can't be reached after a power failure is lost.
 
-    Done before the lock is taken. An obstacle is reported when the file is moved.
-    """
+    This is done before the lock is taken. An obstacle is reported when the file is moved."""
     if folder.is_dir():
         return []
     changed = _make_folders(folder.parent)
@@ -331,12 +333,12 @@ def _make_folders(folder: Path) -> list[Path]:
     return changed
 
 
-# Syncs that wait for the disk together take about as long as one.
+# Concurrent syncs take about as long as a single one.
 _syncing = ThreadPoolExecutor(max_workers=8, thread_name_prefix="comfyfleet-store")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Syncs a folder, which may have been deleted with its last object meanwhile."""
+    """Syncs a folder, which may have been deleted with its last object."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         _sync(folder)
 
@@ -350,7 +352,7 @@ def _remove_empty(folder: Path, root: Path) -> None:
 
 def _sync(path: Path | str) -> None:
     if sys.platform == "win32":
-        return  # Windows writes through only files that are open for writing, and no folders
+        return  # Windows can only sync files that are open for writing, and no folders
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -358,7 +360,7 @@ def _sync(path: Path | str) -> None:
         os.close(descriptor)
 
 
-# Where the control plane serves a local store (http/objects.py), below its public URL.
+# The path under the public URL at which the control plane serves a local store (http/objects.py).
 OBJECTS_PATH = "/api/objects"
 SECRET_BYTES_MIN = 32
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -366,22 +368,21 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class UrlGrant:
-    """The right to one request for one object. All of it is signed; the host is not, so it may have
-    aliases.
-    """
+    """The permission for one request for one object. All of it is signed except the host, so that
+    the host can have aliases."""
 
     method: str
     key: str
     expires: int  # seconds since 1970
-    content_type: str = ""  # of a PUT
-    size: int | None = None  # of a PUT
-    filename: str = ""  # of a GET: under which name it is saved
+    content_type: str = ""  # for a PUT
+    size: int | None = None  # for a PUT
+    filename: str = ""  # for a GET, the name under which it is saved
 
 
 class UrlSigner:
     def __init__(self, secret: bytes) -> None:
         if len(secret) < SECRET_BYTES_MIN:
-            raise ValueError(f"the secret needs at least {SECRET_BYTES_MIN} bytes")
+            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes")
         self._secret = secret
 
     def url(self, public_url: str, grant: UrlGrant, *, path: str = OBJECTS_PATH) -> str:
@@ -397,14 +398,13 @@ class UrlSigner:
         return f"{base}/{quote(grant.key)}?{urlencode(query, quote_via=quote)}"
 
     def signature(self, grant: UrlGrant) -> str:
-        # JSON keeps the fields apart: no two grants have the same text.
+        # JSON separates the fields, so that no two grants have the same text.
         text = json.dumps(["comfyfleet-object-1", *astuple(grant)])
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def granted(self, method: str, key: str, query: Mapping[str, str], *, now: float) -> UrlGrant:
-        """Returns the grant that a URL carries; raises Forbidden unless we signed it and it is
-        still valid.
-        """
+        """Returns the grant in a URL. Raises Forbidden unless its signature is correct and still
+        valid."""
         grant = UrlGrant(
             method,
             key,
@@ -413,11 +413,11 @@ class UrlSigner:
             _parse_number(query.get("size")),
             query.get("filename", ""),
         )
-        given = query.get("signature", "").encode(errors="replace")
-        if not hmac.compare_digest(self.signature(grant).encode(), given):
-            raise Forbidden("the signature does not fit this URL", key=key)
+        signature = query.get("signature", "").encode(errors="replace")
+        if not hmac.compare_digest(self.signature(grant).encode(), signature):
+            raise Forbidden("the signature doesn't match this URL", key=key)
         if now >= grant.expires:
-            raise Forbidden("the URL has expired; ask for a new one", key=key)
+            raise Forbidden("the URL has expired; request a new one", key=key)
         return grant
 
 
@@ -425,7 +425,7 @@ def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
-# A thread per chunk as the network delivers them would cost more than the writing.
+# Using a thread for each chunk from the network would cost more than writing it.
 BUFFER_BYTES = 1024 * 1024
 LISTED_AT_ONCE = 500
 UPLOADS_PER_KEY_MAX = 4
@@ -455,7 +455,7 @@ class LocalStore:
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
-            raise LimitExceeded(f"{key}: more than {MEMORY_BYTES_MAX} bytes go by URL", key=key)
+            raise LimitExceeded(f"{key}: use a URL for more than {MEMORY_BYTES_MAX} bytes", key=key)
         async with self.receiving(key, content_type) as incoming:
             await incoming.write(data)
 
@@ -466,7 +466,7 @@ class LocalStore:
         opened = self._folder.open(key)
         with opened.file:
             if opened.size > MEMORY_BYTES_MAX:
-                raise LimitExceeded(f"{key} has {opened.size} bytes; it goes by URL", key=key)
+                raise LimitExceeded(f"{key} has {opened.size} bytes; use a URL to read it", key=key)
             return opened.file.read()
 
     async def get_start(self, key: str, size: int) -> bytes:
@@ -483,9 +483,9 @@ class LocalStore:
         opened = await self.open(key)
         with opened.file:
             opened.file.seek(start)
-            left = opened.size if length is None else length
-            while chunk := await asyncio.to_thread(opened.file.read, min(left, CHUNK_BYTES)):
-                left -= len(chunk)
+            remaining = opened.size if length is None else length
+            while chunk := await asyncio.to_thread(opened.file.read, min(remaining, CHUNK_BYTES)):
+                remaining -= len(chunk)
                 yield chunk
 
     async def put_file(self, key: str, file: Path, content_type: str) -> None:
@@ -519,12 +519,12 @@ class LocalStore:
         await asyncio.to_thread(self._folder.delete, *keys)
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
-        async for each in self.listed(prefix):
-            yield each.key
+        async for listed in self.listed(prefix):
+            yield listed.key
 
     async def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
-        found = self._folder.listed(prefix)
-        while page := await asyncio.to_thread(lambda: list(islice(found, LISTED_AT_ONCE))):
+        entries = self._folder.listed(prefix)
+        while page := await asyncio.to_thread(lambda: list(islice(entries, LISTED_AT_ONCE))):
             for key, stamp in page:
                 yield ListedObject(key, datetime.fromtimestamp(stamp, UTC))
 
@@ -558,14 +558,13 @@ class LocalStore:
         self.outage.note_success(has_written=True)
 
     async def aclose(self) -> None:
-        """Does nothing, as no file is held open."""
+        """Does nothing, because no file is held open."""
 
-    # For the endpoint that serves the URLs:
+    # For the endpoint that serves the URLs
 
     def granted(self, method: str, key: str, query: Mapping[str, str]) -> UrlGrant:
-        """Returns the grant of a URL; raises Forbidden unless we signed it for this method and it
-        is still valid.
-        """
+        """Returns the grant of a URL. Raises Forbidden unless it was signed for this method and is
+        still valid."""
         return self._signer.granted(method, key, query, now=self._clock().timestamp())
 
     async def open(self, key: str) -> OpenObject:
@@ -573,9 +572,7 @@ class LocalStore:
 
     @asynccontextmanager
     async def receiving(self, key: str, content_type: str) -> AsyncIterator["IncomingObject"]:
-        """Yields an upload; the object exists once the block ends without an error, else not at
-        all.
-        """
+        """Yields an upload. The object exists only if the block ends without an error."""
         checked_key(key)
         checked_content_type(content_type)
         with self._counted(key), ExitStack() as opened:
@@ -585,11 +582,12 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _counted(self, key: str) -> Iterator[None]:
-        """Refuses more uploads to one key than a client that repeats its request needs: each takes
-        its size on the disk, and a quota counts the object once.
-        """
+        """Limits concurrent uploads to one key to the number that a client with retries needs. Each
+        upload takes space on the disk, but a quota counts the object only once."""
         if self._uploads[key] >= UPLOADS_PER_KEY_MAX:
-            raise TooManyCalls(f"{UPLOADS_PER_KEY_MAX} uploads to {key} are under way", key=key)
+            raise TooManyCalls(
+                f"{UPLOADS_PER_KEY_MAX} uploads to {key} are already in progress", key=key
+            )
         self._uploads[key] += 1
         try:
             yield
@@ -600,12 +598,12 @@ class LocalStore:
 
 
 class IncomingObject:
-    """An upload: small chunks are buffered and written in large ones."""
+    """An upload. Small chunks are buffered and written in large ones."""
 
     def __init__(self, folder: ObjectFolder, opened: ExitStack, bytes_max: int) -> None:
         self._folder = folder
         self._opened = opened
-        self._file: BinaryIO | None = None  # none as long as all of it is held back
+        self._file: BinaryIO | None = None  # None while everything is still buffered
         self._bytes_max = bytes_max
         self._buffer = bytearray()
         self.size = 0
@@ -613,7 +611,7 @@ class IncomingObject:
     async def write(self, chunk: bytes) -> None:
         self.size += len(chunk)
         if self.size > self._bytes_max:
-            raise LimitExceeded(f"an object has at most {self._bytes_max} bytes")
+            raise LimitExceeded(f"an object can have at most {self._bytes_max} bytes")
         self._buffer += chunk
         if len(self._buffer) >= BUFFER_BYTES:
             await self.flush()
@@ -629,9 +627,8 @@ class IncomingObject:
         self._folder.write(self._file, buffer)
 
     async def place(self, key: str, content_type: str) -> None:
-        """Stores the object under its key. A small one changes threads once, as that costs more
-        than the write.
-        """
+        """Stores the object under its key. A small object uses a single thread call, which costs
+        more than the write."""
         if self._file is None:
             await asyncio.to_thread(self._folder.put, key, self._buffer, content_type)
             return

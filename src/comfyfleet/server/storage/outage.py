@@ -1,5 +1,5 @@
-"""Outages of the object store, and of the folders for files on their way to and from it. The start and the end of each
-are logged once."""
+"""Detects outages of the object store and of temporary folders. Logs the start and the end of each
+outage once."""
 
 import contextlib
 import logging
@@ -14,16 +14,18 @@ from pathlib import Path
 from comfyfleet.errors import LOGGED, StoreFull, Unavailable, is_full_disk
 
 logger = logging.getLogger(__name__)
-# An outage is over when a call succeeds this many seconds after the last failure: on a full disk, small files often
-# still fit.
+# An outage ends when a call succeeds at least this many seconds after the last failure, because
+# small files often still fit on a full disk.
 SETTLE_SECONDS = 5.0
 PART = "the object store"
-# While writes fail, the store is tried with an object of this size. A smaller one may fit on a disk that is full.
+# Size of the object used to test the store while writes fail. A smaller one might fit on a full
+# disk.
 PROBE_BYTES = 1024 * 1024
 
 
 class StoreOutage:
-    """Called from several threads. `on_change` is called after each failure and at the end."""
+    """The outage state of a store. It is used from several threads. `on_change` is called after
+    each failure and at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,7 +41,7 @@ class StoreOutage:
 
     @property
     def rejects_writes(self) -> bool:
-        """Whether a write has failed, and none has succeeded since. Reads may work."""
+        """Whether a write has failed and none has succeeded since. Reads may still work."""
         return self._rejects_writes
 
     def note_failure(self, error: Unavailable, *, is_write: bool = True) -> None:
@@ -50,11 +52,11 @@ class StoreOutage:
             self._is_full = self._is_full or isinstance(error, StoreFull)
             self._rejects_writes = self._rejects_writes or is_write
         if is_new:
-            logger.error("%s can't be used: %s", self._name, error.message)
+            logger.error("%s is unavailable: %s", self._name, error.message)
         self.on_change()
 
     def note_success(self, *, has_written: bool) -> None:
-        """A read proves nothing about a store that rejects writes."""
+        """Records a success. A successful read proves nothing if the store rejects writes."""
         if self._failed_at is None or (self._rejects_writes and not has_written):
             return
         with self._lock:
@@ -62,7 +64,7 @@ class StoreOutage:
             if failed_at is None or time.monotonic() - failed_at < SETTLE_SECONDS:
                 return
             self._failed_at, self._is_full, self._rejects_writes = None, False, False
-        logger.warning("%s can be used again", self._name)
+        logger.warning("%s is available again", self._name)
         self.on_change()
 
 
@@ -70,7 +72,7 @@ LEFT_SECONDS = 86_400.0
 
 
 class ScratchFolder:
-    """`root` may not exist yet."""
+    """A folder for temporary files. `root` doesn't have to exist yet."""
 
     def __init__(self, root: Path, outage: StoreOutage) -> None:
         self.root = root
@@ -78,7 +80,7 @@ class ScratchFolder:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Raises StoreFull instead of the system's error if the disk is full."""
+        """Raises StoreFull instead of an operating system error if the disk is full."""
         try:
             yield
         except OSError as error:
@@ -91,7 +93,7 @@ class ScratchFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yields a folder of its own, which is deleted at the end."""
+        """Yields a new folder, which is deleted at the end."""
         with (
             self.watched(),
             tempfile.TemporaryDirectory(prefix="comfyfleet-", dir=self.root) as folder,
@@ -99,16 +101,16 @@ class ScratchFolder:
             yield Path(folder)
 
     def prepare(self) -> None:
-        """Creates the folder, and deletes what a killed process left in it."""
+        """Creates the folder, and deletes files that a killed process left behind."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in self.root.iterdir():
+        for leftover in self.root.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > LEFT_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+                if time.time() - leftover.stat().st_mtime > LEFT_SECONDS:
+                    shutil.rmtree(leftover, ignore_errors=True)
 
 
 @cache
 def system_scratch() -> ScratchFolder:
     """Returns the system's folder for temporary files."""
     root = Path(tempfile.gettempdir())
-    return ScratchFolder(root, StoreOutage(f"the folder of temporary files {root}"))
+    return ScratchFolder(root, StoreOutage(f"the folder for temporary files {root}"))

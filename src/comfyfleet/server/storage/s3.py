@@ -1,4 +1,5 @@
-"""S3, or what speaks like it, through boto3 in threads of our own. Needs the extra `s3`."""
+"""S3 and compatible services, accessed with boto3 in a separate thread pool. Requires the extra
+`s3`."""
 
 import asyncio
 import os
@@ -44,7 +45,8 @@ from comfyfleet.server.storage.model import (
 from comfyfleet.server.storage.outage import PROBE_BYTES, StoreOutage
 from comfyfleet.transport.files import open_file
 
-# Not asyncio's own threads: a bucket that hangs must not hold up name lookups and local files.
+# Separate from asyncio's threads, so that an unresponsive bucket can't block name lookups and local
+# files.
 THREADS_MAX = 16
 CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30
@@ -78,7 +80,7 @@ class S3Store:
         self._bucket = bucket
         session = boto3.session.Session()
         self._client = _client(session, bucket, bucket.endpoint)
-        # A signature covers the host: what others reach under another name is signed for that name.
+        # A signature includes the host, so URLs for clients are signed for the public endpoint.
         public = bucket.public_endpoint
         self._signing = _client(session, bucket, public) if public else self._client
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="s3")
@@ -87,7 +89,7 @@ class S3Store:
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
-            raise LimitExceeded(f"{key}: more than {MEMORY_BYTES_MAX} bytes go by URL", key=key)
+            raise LimitExceeded(f"{key}: use a URL for more than {MEMORY_BYTES_MAX} bytes", key=key)
         place = self._place(key)
         checked_content_type(content_type)
         put = partial(self._client.put_object, **place, Body=data, ContentType=content_type)
@@ -101,7 +103,7 @@ class S3Store:
         with answer["Body"] as body:
             if answer["ContentLength"] > MEMORY_BYTES_MAX:
                 size = answer["ContentLength"]
-                raise LimitExceeded(f"{key} has {size} bytes; it goes by URL", key=key)
+                raise LimitExceeded(f"{key} has {size} bytes; use a URL to read it", key=key)
             data: bytes = body.read()
             return data
 
@@ -109,7 +111,7 @@ class S3Store:
         return await self._call(key, partial(self._read_start, self._place(key), size))
 
     def _read_start(self, place: dict[str, str], size: int) -> bytes:
-        # Not by a range: S3 answers 416 for one of an empty object.
+        # Not a range request, because S3 responds with 416 to a range of an empty object.
         with self._client.get_object(**place)["Body"] as body:
             data: bytes = body.read(size)
             return data
@@ -117,10 +119,13 @@ class S3Store:
     async def chunks(
         self, key: str, *, start: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
-        # Not by a range if all is wanted: S3 answers 416 for one of an empty object.
+        # No range if the whole object is requested, because S3 responds with 416 to a range of an
+        # empty object.
         part = {} if length is None else {"Range": f"bytes={start}-{start + length - 1}"}
-        found = await self._call(key, partial(self._client.get_object, **self._place(key), **part))
-        with found["Body"] as body:
+        response = await self._call(
+            key, partial(self._client.get_object, **self._place(key), **part)
+        )
+        with response["Body"] as body:
             while chunk := await self._call(key, partial(body.read, CHUNK_BYTES)):
                 yield chunk
 
@@ -135,10 +140,10 @@ class S3Store:
 
     async def head(self, key: str) -> ObjectFacts | None:
         try:
-            found = await self._call(key, partial(self._client.head_object, **self._place(key)))
+            facts = await self._call(key, partial(self._client.head_object, **self._place(key)))
         except NotFound:
             return None
-        return ObjectFacts(found["ContentLength"], found.get("ContentType", ""))
+        return ObjectFacts(facts["ContentLength"], facts.get("ContentType", ""))
 
     async def copy(
         self, key: str, target: str, content_type: str, *, size: int | None = None
@@ -173,7 +178,8 @@ class S3Store:
             await self.put_file(target, path, content_type)
 
     def _copy_parts(self, keys: Sequence[str], target: str, content_type: str) -> bool:
-        """Copies inside of S3; False, and nothing is made, where a stand-in for S3 can't do that."""
+        """Copies the parts within S3. Returns False without creating an object if an S3-compatible
+        service doesn't support that."""
         place = self._place(target)
         upload = self._client.create_multipart_upload(**place, ContentType=content_type)
         named = {**place, "UploadId": upload["UploadId"]}
@@ -187,7 +193,7 @@ class S3Store:
             if error.response.get("Error", {}).get("Code") not in _CANT_COPY:
                 raise
         finally:
-            # Of one that was completed there is nothing left to be aborted.
+            # A completed upload can't be aborted any more, which is ignored.
             with suppress(ClientError):
                 self._client.abort_multipart_upload(**named)
         return False
@@ -204,8 +210,8 @@ class S3Store:
             await self._call(key, partial(self._client.delete_object, **self._place(key)))
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
-        async for each in self.listed(prefix):
-            yield each.key
+        async for listed in self.listed(prefix):
+            yield listed.key
 
     async def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
         bucket_prefix = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
@@ -214,8 +220,8 @@ class S3Store:
         )
         page_iterator = iter(pages)
         while (page := await self._call(prefix, partial(next, page_iterator, None))) is not None:
-            for each in page.get("Contents", ()):
-                yield ListedObject(each["Key"].removeprefix(bucket_prefix), each["LastModified"])
+            for entry in page.get("Contents", ()):
+                yield ListedObject(entry["Key"].removeprefix(bucket_prefix), entry["LastModified"])
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         params: dict[str, Any] = self._place(key)
@@ -242,8 +248,8 @@ class S3Store:
             Params=params,
             ExpiresIn=checked_seconds(seconds),
         )
-        # In a thread although it only computes: credentials of a role may have to be renewed. It says nothing about
-        # the bucket.
+        # In a thread although it only computes, because a role's credentials may have to be
+        # renewed. It doesn't reveal whether the bucket is available.
         with _translate_errors(self._bucket, key):
             return await self._run(sign)
 
@@ -269,7 +275,7 @@ class S3Store:
             if self.outage.rejects_writes and self._probing is None:
                 self._probing = asyncio.create_task(self._probe_until_writable())
             raise
-        # False is returned by copies that were not made.
+        # Copies return False if nothing was copied.
         self.outage.note_success(has_written=is_write and result is not False)
         return result
 
@@ -277,8 +283,8 @@ class S3Store:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def _probe_until_writable(self) -> None:
-        """Writes an object every few seconds until that ends the outage, because only a write shows that writes work
-        again, and this process may have no other one."""
+        """Writes an object every few seconds until the outage ends. Only a successful write proves
+        that writes work again, and this process may have no other writes."""
         put = partial(self._client.put_object, **self._place(PROBE_KEY), Body=bytes(PROBE_BYTES))
         while self.outage.rejects_writes:
             await asyncio.sleep(PROBE_SECONDS)
@@ -290,7 +296,7 @@ class S3Store:
 
 
 def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
-    # boto3 doesn't read AWS_REGION, which is what AWS itself sets in its containers.
+    # boto3 doesn't read AWS_REGION, which AWS itself sets in its containers.
     region = bucket.region or session.region_name or os.environ.get("AWS_REGION")
     return session.client(
         "s3",
@@ -298,21 +304,22 @@ def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
         region_name=region or DEFAULT_REGION,
         config=Config(
             signature_version="s3v4",
-            # Stand-ins for S3 seldom have a host name per bucket. On AWS a URL must name the
-            # region's host: the global one redirects for new buckets, and a PUT fails with that.
+            # S3-compatible services seldom have a host name per bucket. On AWS, a URL must contain
+            # the region's host: the global host redirects requests for new buckets, and a PUT then
+            # fails.
             s3={"addressing_style": "path" if endpoint else "virtual"},
             retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
             connect_timeout=CONNECT_SECONDS_MAX,
             read_timeout=READ_SECONDS_MAX,
             max_pool_connections=THREADS_MAX,
-            # Else boto3 adds checksums that stand-ins for S3 don't know.
+            # Otherwise, boto3 adds checksums that S3-compatible services don't support.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
     )
 
 
-# As stand-ins for S3 say it: AWS's own has no limit.
+# Error codes of S3-compatible services. AWS itself has no storage limit.
 _FULL = frozenset(
     {
         "InsufficientStorage",
@@ -335,7 +342,7 @@ def _translate_errors(bucket: BucketUrl, key: str) -> Iterator[None]:
         raise AccessDenied(
             f"{where}: there are no credentials for S3",
             bucket=bucket.name,
-            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
+            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or assign a role to the machine",
         ) from error
     except (BotoCoreError, OSError) as error:
         raise Unavailable(f"{where}: S3 can't be reached: {error}", bucket=bucket.name) from error
@@ -350,8 +357,8 @@ def _to_our_error(error: ClientError, bucket: BucketUrl, where: str) -> Exceptio
     if code in _MISSING:
         return NotFound(f"there is no object {where}", **details)
     if code in _DENIED:
-        return AccessDenied(f"{where}: S3 refuses us ({code}: {message})", **details)
+        return AccessDenied(f"{where}: S3 denied access ({code}: {message})", **details)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in _FULL or status == 507:
-        return StoreFull(f"{where}: the store is full ({code}: {message})", **details)
-    return Unavailable(f"{where}: S3 answered {code}: {message}", **details)
+        return StoreFull(f"{where}: the storage is full ({code}: {message})", **details)
+    return Unavailable(f"{where}: S3 responded with {code}: {message}", **details)
