@@ -1,5 +1,4 @@
-"""Registered workflows, their properties with checked values, and the effects based on them.
-Pure."""
+"""Registered workflows, their properties and values, and the effects based on them. Pure."""
 
 import hashlib
 import json
@@ -38,8 +37,7 @@ Kind: TypeAlias = Literal["workflow", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A named, typed input of a workflow, bound to `node.input` or to a placeholder in the
-    document's text."""
+    """A named, typed input of a workflow, bound to `node.input` or a placeholder in the document."""
 
     name: str
     type: PropertyType
@@ -146,15 +144,13 @@ class WorkflowDraft:
 
     @property
     def document_key(self) -> str:
-        """The object key. It is derived from the content, so the document can be stored before its
-        row exists."""
+        """The object key, derived from the content. A document can be stored before its row exists."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class AssetRef:
-    """A file that the worker uploads to its backend, and the input that receives the resulting
-    name."""
+    """A file that the worker uploads to its backend, and the input that receives its name there."""
 
     name: str
     file_id: UUID
@@ -227,8 +223,7 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Returns the model files that property values name. The node classes of their inputs are not
-    known here."""
+    """Returns model files named by property values. Node classes of inputs are unknown here."""
     choices = (
         (prop.binding.rpartition(".")[2], _first_text(values.get(prop.name), prop.default))
         for prop in properties
@@ -238,8 +233,7 @@ def models_chosen(
 
 
 def model_key(models: Iterable[ModelUse]) -> str | None:
-    """Returns the largest model of a job, as far as input names reveal it. Workers avoid loading it
-    twice."""
+    """Returns the largest model of a job by input names. Workers avoid loading it twice."""
     uses = list(models)
     heavy = next((use for tier in HEAVY_INPUTS for use in uses if is_heavy(use, tier)), None)
     chosen = heavy or next(iter(uses), None)
@@ -250,8 +244,7 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
 
 
 def model_set(models: Iterable[ModelUse]) -> str | None:
-    """Returns a hash that is equal for prompts with the same files for the same inputs, in any
-    order."""
+    """Returns a hash that is equal for prompts with the same files for the same inputs."""
     uses = sorted(set(models))
     return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
 
@@ -270,8 +263,7 @@ def needs_hash(needs: WorkflowRequirements) -> str:
 
 
 def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:
-    """Returns what is missing on the backend. A model counts as present if the backend reports no
-    list for its input."""
+    """Returns what the backend lacks. Models of inputs without a reported list count as present."""
     return backend_offer(facts).lacks(version.node_types, version.models)
 
 
@@ -307,8 +299,7 @@ def resolve_values(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the checked value of each property that has one, with files as UUIDs. None is treated
-    as no value."""
+    """Returns the checked value of each property that has one, with files as UUIDs. None is no value."""
     named = {prop.name: prop for prop in properties}
     for given_values in (values, overrides):
         refuse_unknown(given_values, named, named)
@@ -354,8 +345,7 @@ def _first_given(*values: Any) -> Any:
 
 
 def refuse_unknown(given: Iterable[str], names: Container[str], settable: Iterable[str]) -> None:
-    """Raises InvalidValue for a name that isn't a property. The error lists the settable
-    properties."""
+    """Raises InvalidValue, with a list of the settable properties, for an unknown name."""
     for name in given:
         if name not in names:
             known = ", ".join(settable) or "none"
@@ -408,8 +398,7 @@ def _boolean(prop: Property, value: Any, _is_operator_value: bool) -> bool:
 
 
 def _choice(prop: Property, value: Any, _is_operator_value: bool) -> Any:
-    """Returns the choice that equals the value. Python treats True and 1 as equal, so their types
-    are compared as well."""
+    """Returns the choice that equals the value in type and value, because True == 1 in Python."""
     choices = prop.choices or ()
     for choice in choices:
         if choice == value and isinstance(choice, bool) == isinstance(value, bool):
@@ -630,8 +619,7 @@ class ResolvedEffect:
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """The properties that customers may set, with the effect's defaults. Locked ones are left
-        out."""
+        """The properties that customers may set, without locked ones, with the effect's defaults."""
         settings = self.effect.settings
         return tuple(
             replace(prop, default=settings.overrides[prop.name])

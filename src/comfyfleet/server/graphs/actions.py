@@ -1,5 +1,4 @@
-"""User actions on graphs: store, list, quote, start, cancel, retry and answer. Also expires old
-runs."""
+"""User actions on graphs (store, list, quote, start, cancel, retry, answer), and expiry of runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -112,16 +111,14 @@ class CheckedDocument(NamedTuple):
     document: Any
 
     def plan(self) -> RunPlan:
-        """Returns the graph's run plan. Planning a large graph is slow, so call this through
-        `compute`."""
+        """Returns the graph's run plan. Planning can be slow, so call this through `compute`."""
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
 async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
-    """Validates a graph. Subgraphs in `known` replace stored ones, which may have been deleted
-    since."""
+    """Validates a graph. Subgraphs in `known` replace stored ones, which may be deleted by now."""
     parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
     # the subgraphs count toward the size as well
@@ -186,8 +183,7 @@ async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> G
 
 
 async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
-    """Stores a graph. If the user already has one with the same name and content, returns that
-    one."""
+    """Stores a graph, or returns the user's graph that has the same name and content."""
     graph, _ = await create_graph_once(graphs, owner, document)
     return graph
 
@@ -229,9 +225,8 @@ async def _same_graph(
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """Returns the id of a graph that is given by id or name. A name is first looked up among the
-    user's own graphs, then among the tenant's; the newest match wins. Ids are returned
-    unchecked."""
+    """Returns the id of a graph from its unchecked id, or from its name: the newest of the user's
+    own graphs with this name, or otherwise of the tenant's."""
     try:
         return UUID(text)
     except ValueError:
@@ -253,8 +248,7 @@ async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> No
 
 
 def _require_own(graph: StoredGraph, owner: Owner) -> None:
-    """Allows only the creator of a graph to change it. The tenant's other users may only run it, at
-    their own cost."""
+    """Requires the creator of a graph. The tenant's other users may only run it, at their cost."""
     if graph.user_id != owner.user_id:
         raise Forbidden(
             "only the creator of this graph may change it; store your own graph instead"
@@ -312,8 +306,7 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Estimates the price and duration of a run. Without inputs, lists count with their maximum
-    length."""
+    """Estimates the price and duration of a run. Without inputs, lists have their maximum length."""
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))
@@ -334,9 +327,6 @@ async def quote_checked(
     return replace(priced, warnings=checked.check.warnings)
 
 
-# Runs
-
-
 @dataclass(frozen=True, slots=True)
 class NewGraphRun:
     inputs: Mapping[str, Any]
@@ -348,8 +338,7 @@ class NewGraphRun:
 async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run. Returns it and whether it is new: a repeated idempotency key returns the same
-    run."""
+    """Starts a run, or returns the one with the same idempotency key, and whether it is new."""
     check_size(wanted.inputs)
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
@@ -382,8 +371,7 @@ async def start_run(
 async def start_document_run(
     graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run of a graph document, and stores the graph if it is new. Stores nothing if the
-    run is refused."""
+    """Starts a run of a document. Stores the graph if it is new, and nothing if it is refused."""
     check_size(wanted.inputs)
     graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
@@ -443,8 +431,7 @@ async def find_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRu
 async def _require_same(
     graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
 ) -> None:
-    """Raises a conflict if a repeated request differs from its run. A file may be referenced by its
-    own id or by its media item's id."""
+    """Raises an error if a repeated request differs from the one that started the run."""
     if before.head.is_expired:
         return  # an expired run no longer has its original inputs
     requested, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
@@ -470,8 +457,7 @@ async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> Loade
 async def replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Replaces file ids in inputs, at any depth, with file references. Raises an error for files
-    that aren't the user's."""
+    """Replaces file ids in inputs with references. Raises an error for files of other users."""
     nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     named = sum(1 for _ in file_ids_in(inputs))
     if named > FILES_GIVEN_MAX:
@@ -799,8 +785,7 @@ async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs whose results active runs have reused. The runs may still need these jobs'
-    files."""
+    """Returns the jobs whose results, and therefore files, are reused by active runs."""
     return await store.jobs_reused_by_open_runs(tx, tenant_id)
 
 
