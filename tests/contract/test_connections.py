@@ -19,7 +19,7 @@ from sqlalchemy import bindparam, func, select, text, update
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db import Database, Tx, database, liveness
 from comfyfleet.server.db.coordination import NotifyChannel
-from comfyfleet.server.db.database import KEPT_MAX, driver_of, dsn, open_sqlite
+from comfyfleet.server.db.database import KEPT_MAX, STATEMENTS_MAX, driver_of, dsn, open_sqlite
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.db.tenant_tables import token_wallets
 
@@ -253,3 +253,15 @@ async def test_a_lost_connection_keeps_no_prepared_statements(central: Database)
         assert kept() == 0
     finally:
         gc.enable()
+
+
+async def test_a_connection_keeps_a_limited_number_of_prepared_statements(
+    central: Database,
+) -> None:
+    if central.is_sqlite:
+        pytest.skip("SQLite's driver has no prepared statements of its own")
+    async with central.read() as tx:
+        for number in range(2 * STATEMENTS_MAX):
+            await tx.execute(text(f"SELECT {number}"))
+        counted = text("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+        assert (await tx.execute(counted)).scalar_one() <= 1.5 * STATEMENTS_MAX + 1

@@ -49,6 +49,8 @@ T = TypeVar("T")
 # More than about eight connections make the queue slower, not faster.
 KEPT_MAX = 8
 OVERFLOW_MAX = 4
+# Prepared statements of one PostgreSQL connection. SQLAlchemy keeps up to half as many more.
+STATEMENTS_MAX = 50
 # The rest is for connections held for long: advisory locks, and the writer on SQLite.
 LENT_MAX = KEPT_MAX + OVERFLOW_MAX - 2
 WAIT_SECONDS_MAX = 30
@@ -701,7 +703,11 @@ def open_database(
         # Transactions are begun by us; SQLAlchemy must not begin its own around a read.
         options["isolation_level"] = "AUTOCOMMIT"
         pooled = pooled_arguments() if direct_url else {}
-        options["connect_args"] = {"timeout": CONNECT_SECONDS_MAX, **pooled}
+        options["connect_args"] = {
+            "timeout": CONNECT_SECONDS_MAX,
+            "prepared_statement_cache_size": STATEMENTS_MAX,
+            **pooled,
+        }
     try:
         engine = create_async_engine(target, **options)
     except ModuleNotFoundError as error:
