@@ -101,8 +101,8 @@ class SimulatedWorker:
 
     def take(self, lease: DispatchLease) -> ModelChange:
         key = lease.model_key or ""
-        was = ModelChange.FIRST if key not in self.heavy else ModelChange.SWITCHED
-        change = ModelChange.SAME if self.heavy[:1] == (key,) else was
+        other_change = ModelChange.FIRST if key not in self.heavy else ModelChange.SWITCHED
+        change = ModelChange.SAME if self.heavy[:1] == (key,) else other_change
         self.heavy = (key, *(model for model in self.heavy if model != key))
         self.variant = lease.model_set
         return change

@@ -62,11 +62,11 @@ def main() -> None:
                 asyncio.run(act(Databases(Path(folder), url), Path(folder), arguments, kind))
 
 
-async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> None:
+async def memory(databases: Databases, folder: Path, arguments: Any, kind: str) -> None:
     """Prints the resident memory of a separate server after each tenth of the jobs. The first tenth
     fills the caches."""
     table = Table("jobs", "MB", "bytes a job since the first tenth", title=f"{kind}, memory")
-    url, tenth = databases.server_url, given.memory // 10
+    url, tenth = databases.server_url, arguments.memory // 10
     urls = [await create_database(url) for _ in range(2)] if url else []
     command, environ = control_plane(ROOT, folder / "server", urls)
     async with running_control_plane(command, environ, WORKERS) as (server, life):
@@ -80,18 +80,18 @@ async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> N
     console.print(table)
 
 
-async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> None:
+async def compare(databases: Databases, folder: Path, arguments: Any, kind: str) -> None:
     async with AsyncExitStack() as stack:
         few = await stack.enter_async_context(
             control_plane_with_jobs(databases, folder / "few", FEW)
         )
         many = await stack.enter_async_context(
-            control_plane_with_jobs(databases, folder / "many", given.jobs)
+            control_plane_with_jobs(databases, folder / "many", arguments.jobs)
         )
         read = [await filled.read_by_route() for filled in (few, many)]
         turn = asyncio.Lock()  # The lock is fair, so the two alternate, route by route.
         costs = [Costs(filled, turn) for filled in (few, many)]
-        for _ in range(given.rounds):
+        for _ in range(arguments.rounds):
             await asyncio.gather(*(cost.measure() for cost in costs))
     table = Table(
         "route", "CPU ms", "after", "ratio", "read", "after", "pages", "after", title=kind

@@ -234,9 +234,9 @@ class FieldReader:
             return {}
         return value
 
-    def wrong(self, name: str, wanted: str, *, meant: str = "") -> None:
-        shown = _shown(self.values[name])
-        self.report("invalid_field", f"{name} must be {wanted}, not {shown}{meant}", name)
+    def wrong(self, name: str, expected: str, *, meant: str = "") -> None:
+        value = _shown(self.values[name])
+        self.report("invalid_field", f"{name} must be {expected}, not {value}{meant}", name)
 
     def refuse_others(self) -> None:
         """Reports the fields that were not read, which are probably misspelled. Call this last."""

@@ -444,10 +444,10 @@ def evaluate(
 
 
 def evaluate_condition(
-    expression: Expression, named: Mapping[str, Any], steps: "StepCount | None" = None
+    expression: Expression, values: Mapping[str, Any], steps: "StepCount | None" = None
 ) -> ConditionResult:
     """Evaluates a condition about several named values."""
-    evaluation = _Evaluation(lambda path: value_at(named, (path.root, *path.segments)), steps)
+    evaluation = _Evaluation(lambda path: value_at(values, (path.root, *path.segments)), steps)
     try:
         truth = _truth(evaluation.value(expression))
     except LimitExceeded as problem:
@@ -487,8 +487,8 @@ def compute(expression: Expression, read: Read, steps: StepCount | None = None) 
 
 def compute_score(expression: Expression, output: Any, steps: StepCount | None = None) -> float:
     """Returns the number that an expression finds in the `output` of a judge's job."""
-    named = {ROOT: output}
-    score = compute(expression, lambda path: value_at(named, (path.root, *path.segments)), steps)
+    values = {ROOT: output}
+    score = compute(expression, lambda path: value_at(values, (path.root, *path.segments)), steps)
     if not is_finite_number(score):
         raise InvalidInput(f"{score!r:.60} is not a number")
     return score  # type: ignore[no-any-return]

@@ -203,8 +203,8 @@ class _Parser:
         if source and target:
             self.connections.append(GraphConnection(source, target))
 
-    def unreadable(self, end: str, value: Any, wanted: str) -> None:
-        message = f"{end} must be written {wanted}, not {value!r:.80}{self.offered(end, value)}"
+    def unreadable(self, end: str, value: Any, expected: str) -> None:
+        message = f"{end} must be written {expected}, not {value!r:.80}{self.offered(end, value)}"
         self.problems.append(DocumentProblem("invalid_connection", message))
 
     def offered(self, end: str, node_id: Any) -> str:

@@ -108,10 +108,14 @@ def _with_insides(marks: dict[str, NodeMark]) -> dict[str, NodeMark]:
         inner = marks[name]
         outer = name.rpartition("/")[0]
         while outer:
-            known = marks.get(outer)
-            if known and known.status == "pending" and inner.status not in ("pending", "skipped"):
+            outer_mark = marks.get(outer)
+            if (
+                outer_mark
+                and outer_mark.status == "pending"
+                and inner.status not in ("pending", "skipped")
+            ):
                 status = "asking" if inner.status == "asking" else "running"
-                marks[outer] = known._replace(status=status)
+                marks[outer] = outer_mark._replace(status=status)
             outer = outer.rpartition("/")[0]
     return marks
 

@@ -494,11 +494,11 @@ class CloudV1:
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
     ) -> Submitted:
         await self._socket.start()
-        sent = {
+        body = {
             "prompt": with_marker(prompt, prompt_id),
             "extra_data": {**(extra_data or {}), MARKER_KEY: marker_of(prompt_id)},
         }
-        call = Call("POST", "/prompt", json=sent)
+        call = Call("POST", "/prompt", json=body)
         try:
             response = await call_once(self._calls, call)
             with self._calls.count_unexpected(call.operation):

@@ -81,21 +81,25 @@ def apply_message(state: RunState, message: Message) -> Transition:
         case Started():
             return _start(state)
         case Cached(nodes=nodes):
-            begun = _start(state)
-            return _then(begun, replace(begun.state, cached=nodes), message)
+            transition = _start(state)
+            return _then(transition, replace(transition.state, cached=nodes), message)
         case NodeStates(done=done):
             return _finish_nodes(state, done)
         case NodeDone(node_id=node_id):
-            begun = _start(state)
-            return _then(begun, replace(begun.state, done=begun.state.done | {node_id}), message)
+            transition = _start(state)
+            return _then(
+                transition,
+                replace(transition.state, done=transition.state.done | {node_id}),
+                message,
+            )
         case NodeStarted(node_id=node_id):
-            begun = _start(state)
+            transition = _start(state)
             # The server repeats this message for a socket that has reconnected.
             events = () if node_id == state.node_id else (message,)
-            return _then(begun, replace(begun.state, node_id=node_id), *events)
+            return _then(transition, replace(transition.state, node_id=node_id), *events)
         case _:
-            begun = _start(state)
-            return _then(begun, begun.state, message)
+            transition = _start(state)
+            return _then(transition, transition.state, message)
 
 
 def apply_location(state: RunState, location: RunLocation) -> Transition:
@@ -107,10 +111,10 @@ def apply_location(state: RunState, location: RunLocation) -> Transition:
         case Executing():
             return _start(state)
         case InHistory(end=end, cached=cached):
-            begun = _start(state)
-            missed = () if begun.state.cached is not None else (Cached(state.run_id, cached),)
-            ended = replace(begun.state, end=end, over=True, cached=cached)
-            return Transition(ended, (*begun.events, *missed))
+            transition = _start(state)
+            missed = () if transition.state.cached is not None else (Cached(state.run_id, cached),)
+            ended = replace(transition.state, end=end, over=True, cached=cached)
+            return Transition(ended, (*transition.events, *missed))
         case InQueue() | Absent():
             return Transition(state)
 
@@ -128,11 +132,11 @@ def _then(transition: Transition, state: RunState, *events: Event) -> Transition
 def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
     """Emits NodeDone for nodes without their own message, because nodes that show nothing don't
     send one."""
-    begun = _start(state)
-    known = begun.state.done | set(state.cached or ())
-    fresh = [node_id for node_id in done if node_id not in known]
-    state = replace(begun.state, done=begun.state.done | set(fresh))
-    return _then(begun, state, *(NodeDone(state.run_id, node_id) for node_id in fresh))
+    transition = _start(state)
+    finished = transition.state.done | set(state.cached or ())
+    unreported = [node_id for node_id in done if node_id not in finished]
+    state = replace(transition.state, done=transition.state.done | set(unreported))
+    return _then(transition, state, *(NodeDone(state.run_id, node_id) for node_id in unreported))
 
 
 RENEW_PART = 0.25
@@ -173,9 +177,9 @@ class RunDeadlines:
         """Returns True from time to time while there is no progress, because the socket may have
         failed without an error."""
         quiet = (self._clock() - self._last_progress) / self._limits.stall_seconds
-        again = quiet >= RENEW_PART * (self._renewals + 1)
-        self._renewals += again
-        return again
+        is_due = quiet >= RENEW_PART * (self._renewals + 1)
+        self._renewals += is_due
+        return is_due
 
     def seconds(self, *, has_no_socket: bool, has_started: bool) -> float:
         """Returns the seconds until the next poll. Without a socket, the first polls come soon, to

@@ -115,12 +115,14 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
         return None
     data = mapping_in(item, "a history item")
     status = data.get("status")
-    known: Mapping[str, Any] = mapping_in(status, "'status' of a history item") if status else {}
-    log = parse_log(known.get("messages") or [])
+    status_fields: Mapping[str, Any] = (
+        mapping_in(status, "'status' of a history item") if status else {}
+    )
+    log = parse_log(status_fields.get("messages") or [])
     cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
     # The server's status may be that of the previous run, but its messages belong to this run.
     ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
-    end = ends[-1] if ends else _end_by_status(run_id, known)
+    end = ends[-1] if ends else _end_by_status(run_id, status_fields)
     if isinstance(end, Succeeded):
         end = Succeeded(run_id, cached)
     entry = {name: value for name, value in data.items() if name != "prompt"}

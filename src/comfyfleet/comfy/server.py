@@ -93,8 +93,8 @@ def find_outputs(outputs: object, reused: Sequence[str] = ()) -> Outputs:
 def _parse_outputs(
     outputs: Mapping[str, Any], reused: frozenset[str]
 ) -> Iterator[OutputFile | OutputValue]:
-    for node_id, shown in outputs.items():
-        for key, values in mapping_in(shown, f"the output of node {node_id}").items():
+    for node_id, values_by_key in outputs.items():
+        for key, values in mapping_in(values_by_key, f"the output of node {node_id}").items():
             for value in values if isinstance(values, list) else [values]:
                 yield from _parse_output(node_id, key, value, node_id in reused)
 

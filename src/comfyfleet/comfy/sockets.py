@@ -296,8 +296,8 @@ class SocketPool:
 
     async def _channel_of(self, run_id: str, client_id: str) -> ServerSocket | None:
         async with self._opening:
-            if known := self._channels.get(client_id):
-                return known
+            if existing := self._channels.get(client_id):
+                return existing
             channel = ServerSocket(self._calls, client_id)
             # The server may not have noticed yet that the previous socket is closed.
             channel.degraded = True

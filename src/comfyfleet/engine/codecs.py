@@ -260,8 +260,8 @@ def decode_audio(source: Source, window: ClipWindow) -> Audio | None:
 
 def last_decodable_audio(container: av.container.InputContainer) -> av.AudioStream | None:
     # A stream without an FFmpeg decoder has no codec context, and decoding it would crash.
-    known = [stream for stream in container.streams.audio if stream.codec_context is not None]
-    return known[-1] if known else None
+    decodable = [stream for stream in container.streams.audio if stream.codec_context is not None]
+    return decodable[-1] if decodable else None
 
 
 def _samples_within(

@@ -218,10 +218,10 @@ def _is_file(path: Path) -> bool:
 
 async def reply_with_file(path: Path, query: Mapping[str, str], request: Request) -> Response:
     parameters = query.get("preview"), query.get("channel")
-    shown = await run_in_threadpool(shown_picture, path, *parameters, require_small)
-    if shown is None:
+    preview = await run_in_threadpool(shown_picture, path, *parameters, require_small)
+    if preview is None:
         return path_reply(path, request, file_headers(path.name))
-    content, kind = shown
+    content, kind = preview
     headers = {"content-type": kind, "content-disposition": disposition_of(path.name)}
     return Response(content, headers=headers)
 

@@ -234,8 +234,8 @@ def parse_original(form: FormData) -> ViewedFile | None:
     """Returns the file that a mask belongs to, or None if its name is invalid."""
     reference = form.get("original_ref")
     try:
-        named: dict[str, str] = json.loads(reference if isinstance(reference, str) else "")
-        return parse_view({key: value for key, value in named.items() if isinstance(value, str)})
+        fields: dict[str, str] = json.loads(reference if isinstance(reference, str) else "")
+        return parse_view({key: value for key, value in fields.items() if isinstance(value, str)})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnforeseenInput("original_ref must name a file") from error
     except ViewRefused:

@@ -57,10 +57,10 @@ def is_local_name(host: str | None) -> bool:
     """Checks whether the Host header is a local name, which no other site's page can have as its
     origin."""
     try:
-        named = urlsplit(f"//{host or ''}".lower()).hostname
+        hostname = urlsplit(f"//{host or ''}".lower()).hostname
     except ValueError:
         return False
-    return bool(named) and _is_loopback(named or "")
+    return bool(hostname) and _is_loopback(hostname or "")
 
 
 def _is_loopback(hostname: str) -> bool:

@@ -262,10 +262,10 @@ def _summarise(outputs: Mapping[str, Any]) -> tuple[int, Job | None]:
     candidates: list[Job] = []
     for node_id, media, value in _each_output(outputs):
         count += isinstance(value, Mapping)
-        shown = _preview_of(media, value)
-        if shown:
-            candidates.append({**shown, "nodeId": node_id, "mediaType": media})
-    saved = (shown for shown in candidates if shown.get("type") == "output")
+        preview = _preview_of(media, value)
+        if preview:
+            candidates.append({**preview, "nodeId": node_id, "mediaType": media})
+    saved = (preview for preview in candidates if preview.get("type") == "output")
     return count, next(saved, candidates[0] if candidates else None)
 
 

@@ -496,13 +496,13 @@ class _Validation:
             return self._note_cycle(node_id)
         self._visiting.append(node_id)
         try:
-            own = self._check_inputs(node_id)
+            result = self._check_inputs(node_id)
         finally:
             self._visiting.pop()
         # A cycle through this node may have been noted in the meantime.
         noted = self.checked.get(node_id, CheckedNode())
-        faults = noted.faults + tuple(f for f in own.faults if f not in noted.faults)
-        valid = noted.valid and own.valid and not own.faults
+        faults = noted.faults + tuple(f for f in result.faults if f not in noted.faults)
+        valid = noted.valid and result.valid and not result.faults
         self.checked[node_id] = CheckedNode(valid, faults)
         return self.checked[node_id]
 

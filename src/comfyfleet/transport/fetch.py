@@ -158,9 +158,9 @@ def _require_allowed(
     """Refuses the host if any of its addresses is private, because the next call might use that
     one. A host and port that the operator has listed may have any address."""
     addresses = [parse_address(text) for text in texts]
-    known = [address for address in addresses if address is not None]
-    if known and is_listed(target, listed):
-        return known[0]
+    valid_addresses = [address for address in addresses if address is not None]
+    if valid_addresses and is_listed(target, listed):
+        return valid_addresses[0]
     public = [address for address in addresses if address is not None and is_public(address)]
     if len(public) < len(addresses):
         raise InputUnavailable(f"the host {target.host} has no public address", field="url")

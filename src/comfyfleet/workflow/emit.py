@@ -353,5 +353,5 @@ def needed_by_outputs(prompt: Prompt, types: NodeTypes) -> set[str]:
 
 
 def _is_output(class_type: str | None, types: NodeTypes) -> bool:
-    known = types.get(class_type) if class_type else None
-    return known is not None and known.is_output
+    node_type = types.get(class_type) if class_type else None
+    return node_type is not None and node_type.is_output

@@ -158,12 +158,12 @@ class _Builder:
         return GroupInterface(definition, widgets, inputs, outputs)
 
     def _declared(self, index: int, node: Node) -> _Declared | None:
-        known = self._types.get(node.type)
-        if known is not None:
+        node_type = self._types.get(node.type)
+        if node_type is not None:
             return _Declared(
-                {spec.name: _spec_entry(spec) for spec in known.specs},
-                {spec.name for spec in known.specs if is_widget(spec)},
-                list(known.outputs),
+                {spec.name: _spec_entry(spec) for spec in node_type.specs},
+                {spec.name for spec in node_type.specs if is_widget(spec)},
+                list(node_type.outputs),
             )
         if node.type == PRIMITIVE:
             return self._declared_primitive(index)
@@ -176,8 +176,12 @@ class _Builder:
         target = self._group.nodes[links[0].target]
         slot = links[0].target_slot
         name = target.inputs[slot].name if slot < len(target.inputs) else ""
-        known = self._types.get(target.type)
-        spec = next((spec for spec in known.specs if spec.name == name), None) if known else None
+        node_type = self._types.get(target.type)
+        spec = (
+            next((spec for spec in node_type.specs if spec.name == name), None)
+            if node_type
+            else None
+        )
         if spec is None:
             return None
         return _Declared({"value": _spec_entry(spec)}, {"value"}, [spec.type])

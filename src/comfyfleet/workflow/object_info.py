@@ -95,20 +95,20 @@ class NodeTypes:
             return self._known[name]
         except KeyError:
             entry = self._info.get(name)
-            known = _read_safely(name, entry) if isinstance(entry, dict) else None
-            if known is not None and self._remote_choices:
-                known = self._with_remote_choices(known)
-            self._known[name] = known
-            return known
+            node_type = _read_safely(name, entry) if isinstance(entry, dict) else None
+            if node_type is not None and self._remote_choices:
+                node_type = self._with_remote_choices(node_type)
+            self._known[name] = node_type
+            return node_type
 
-    def _with_remote_choices(self, known: NodeType) -> NodeType:
+    def _with_remote_choices(self, node_type: NodeType) -> NodeType:
         widgets = tuple(
             widget._replace(choices=self._remote_choices.get(widget.options["remote"].get("route")))
             if widget.kind == "remote"
             else widget
-            for widget in known.widgets
+            for widget in node_type.widgets
         )
-        return known._replace(widgets=widgets)
+        return node_type._replace(widgets=widgets)
 
 
 def _read_safely(name: str, entry: Mapping[str, Any]) -> NodeType:
@@ -399,8 +399,8 @@ def remote_lists(opened: Opened, object_info: Mapping[str, Any]) -> dict[str, Ma
     types = NodeTypes(object_info)
     declarations: dict[str, Mapping[str, Any]] = {}
     for name in sorted(set(_types_in(opened))):
-        known = types.get(name)
-        for widget in known.widgets if known else ():
+        node_type = types.get(name)
+        for widget in node_type.widgets if node_type else ():
             remote = widget.options.get("remote")
             if isinstance(remote, dict) and isinstance(remote.get("route"), str):
                 declarations[remote["route"]] = remote

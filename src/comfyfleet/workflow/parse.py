@@ -143,8 +143,8 @@ def _nodes(entries: list[Any], place: str) -> tuple[Node, ...]:
         try:
             nodes.append(_node(entry))
         except _Malformed:
-            known = entry.get("id", f"at index {index}") if isinstance(entry, dict) else index
-            nodes.append(parse_node(entry, join_places(place, f"node {known}")))
+            node_name = entry.get("id", f"at index {index}") if isinstance(entry, dict) else index
+            nodes.append(parse_node(entry, join_places(place, f"node {node_name}")))
     return tuple(nodes)
 
 

@@ -210,11 +210,11 @@ def _refused_values(
     }
     count = 0
     for key, entry in prompt.items():
-        known = types.get(entry.get("class_type", ""))
+        node_type = types.get(entry.get("class_type", ""))
         # the choices of this node are its own widgets
-        if known is None or known.name == CUSTOM_COMBO:
+        if node_type is None or node_type.name == CUSTOM_COMBO:
             continue
-        for spec, problem in _problems(known, entry["inputs"]):
+        for spec, problem in _problems(node_type, entry["inputs"]):
             count += 1
             if count > REFUSED_VALUES_MAX:
                 yield Warning("refused_value", "the server would refuse more values", key)
@@ -223,8 +223,8 @@ def _refused_values(
             yield Warning("refused_value", f"{where}: {problem}", key, spec.name)
 
 
-def _problems(known: NodeType, inputs: dict[str, Any]) -> Iterator[tuple[InputSpec, str]]:
-    for spec in known.specs:
+def _problems(node_type: NodeType, inputs: dict[str, Any]) -> Iterator[tuple[InputSpec, str]]:
+    for spec in node_type.specs:
         if spec.name in inputs and not isinstance(inputs[spec.name], list):
             problem = problem_with(_declared(spec), inputs[spec.name])
             if problem:

@@ -225,13 +225,13 @@ def are_compatible(one: str, other: str) -> bool:
     for case, or if their lists have a type in common."""
     if one in (ANY_TYPE, "") or other in (ANY_TYPE, "") or one == other:
         return True
-    ones, others = set(one.lower().split(",")), set(other.lower().split(","))
-    return not ones.isdisjoint(others) or not {ANY_TYPE, ""}.isdisjoint(ones | others)
+    types, other_types = set(one.lower().split(",")), set(other.lower().split(","))
+    return not types.isdisjoint(other_types) or not {ANY_TYPE, ""}.isdisjoint(types | other_types)
 
 
 def common_type(types: Sequence[str]) -> str | None:
     """Returns the types that all given lists have in common, or None."""
-    lists = [one.split(",") for one in types if one != ANY_TYPE]
+    lists = [text.split(",") for text in types if text != ANY_TYPE]
     if not lists:
         return ANY_TYPE
     common = [part for part in lists[0] if all(part in other for other in lists[1:])]

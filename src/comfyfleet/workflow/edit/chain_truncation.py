@@ -217,8 +217,8 @@ class _Truncation:
         """Checks whether a node has no output to save and feeds nothing. Such a node links to a
         segment that was never added."""
         node_type = self.level.nodes[node].type
-        known = node_type is not None and not node_type.is_output
-        return known and not self.level.consumers.get(node)
+        is_known = node_type is not None and not node_type.is_output
+        return is_known and not self.level.consumers.get(node)
 
     def _passes_kept_data(self, end: End) -> bool:
         return self.level.sources[end].node_id in self.passed

@@ -218,13 +218,13 @@ def _titled_nodes(graph: WorkflowGraph, workflow: Workflow) -> Iterator[_TitledP
 def _families(parts: Iterable[_TitledPart]) -> Iterator[Family]:
     members_by_name: dict[str, list[tuple[int, _TitledPart]]] = {}
     names: dict[str, str] = {}
-    for thing in parts:
-        for name, number in _numbered(thing.title):
+    for part in parts:
+        for name, number in _numbered(part.title):
             names.setdefault(name.casefold(), name)
-            members_by_name.setdefault(name.casefold(), []).append((number, thing))
+            members_by_name.setdefault(name.casefold(), []).append((number, part))
     for key, members in members_by_name.items():
         if len({number for number, _ in members}) > 1:
-            kinds = {thing.kind for _, thing in members}
+            kinds = {part.kind for _, part in members}
             kind: Kind = kinds.pop() if len(kinds) == 1 else "title"
             yield Family(kind, names[key], tuple(_segments(members)))
 
@@ -234,15 +234,15 @@ def _segments(members: Sequence[tuple[int, _TitledPart]]) -> Iterator[Segment]:
     one."""
     titles: dict[int, str] = {}
     owners: dict[str, int] = {}
-    for number, thing in members:
-        titles.setdefault(number, thing.title)
-        for node in thing.nodes:
+    for number, part in members:
+        titles.setdefault(number, part.title)
+        for node in part.nodes:
             owners.setdefault(node, number)
     nodes: dict[int, list[str]] = {number: [] for number in sorted(titles)}
     for node, number in owners.items():
         nodes[number].append(node)
-    for number, own in nodes.items():
-        yield Segment(number, titles[number], tuple(own))
+    for number, segment_nodes in nodes.items():
+        yield Segment(number, titles[number], tuple(segment_nodes))
 
 
 def _numbered(title: str) -> Iterator[tuple[str, int]]:

@@ -88,14 +88,14 @@ def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[J
     shared: str = instance["type"]
     if count_instances(document, shared, paths) < 2:
         return document, shared
-    own = _free_id(shared, node_id(instance.get("id", -1), "instance"), paths)
+    own_id = _free_id(shared, node_id(instance.get("id", -1), "instance"), paths)
     # Inner definitions stay where they are, because they can be used from anywhere in the document.
-    copy = {**graph_at(document, paths[shared]), "id": own}
+    copy = {**graph_at(document, paths[shared]), "id": own_id}
     copy.pop("definitions", None)
     document = with_graph(
-        document, paths[graph], lambda saved: with_nodes(saved, {index: {"type": own}})
+        document, paths[graph], lambda saved: with_nodes(saved, {index: {"type": own_id}})
     )
-    return with_definition(document, copy), own
+    return with_definition(document, copy), own_id
 
 
 def with_all_inside(
@@ -110,13 +110,13 @@ def with_all_inside(
             raise LimitExceeded(
                 f"more than {DEFAULT_LIMITS.subgraph_depth_max} levels of subgraphs"
             )
-        document, own = with_own_definition(document, around, at)
-        path = graph_paths(document)[own]
+        document, own_id = with_own_definition(document, around, at)
+        path = graph_paths(document)[own_id]
         nodes = nodes_of(graph_at(document, path))
         changes = {place: {"mode": int(mode)} for place in range(len(nodes))}
         document = with_graph(document, path, partial(with_nodes, changes=changes))
         inner = [place for place, node in enumerate(nodes) if node["type"] in definitions]
-        pending.extend((own, place, depth + 1) for place in inner)
+        pending.extend((own_id, place, depth + 1) for place in inner)
     return document
 
 

@@ -65,14 +65,14 @@ def closest(name_or_part: str, names: Sequence[str]) -> list[str]:
     return [by_key[known] for known in keys][:CLOSEST_MAX]
 
 
-def hint(wanted: str, names: Sequence[str], what: str = "known") -> str:
+def hint(requested: str, names: Sequence[str], what: str = "known") -> str:
     """Returns the text to append to a "not known" message: all names if there are few, otherwise
     the closest ones."""
     if not names:
         return ""
     if len(names) <= LISTED_MAX:
         return f"; {what}: " + listed(map(quoted, names), len(names))
-    near = closest(wanted, names)
+    near = closest(requested, names)
     return "; closest: " + ", ".join(map(quoted, near)) if near else ""
 
 
@@ -298,8 +298,8 @@ def find_places(
 
 def _exposed_places(directory: NodeIndex, target: str) -> tuple[Place, ...]:
     for name, input_name in _splits(target):
-        shown = directory.exposed(name)
-        matching = [entry for entry in shown if entry.is_called(input_name)]
+        inputs = directory.exposed(name)
+        matching = [entry for entry in inputs if entry.is_called(input_name)]
         instances = {(entry.instance_id, entry.name): None for entry in matching}
         if len(instances) > 1:
             texts = [f"{one}.{own}" for one, own in instances]
@@ -307,8 +307,8 @@ def _exposed_places(directory: NodeIndex, target: str) -> tuple[Place, ...]:
             raise InvalidInput(f"{quoted(target)} is ambiguous: {some}")
         if matching:
             return tuple(entry.place for entry in matching)
-        if shown and not directory.named(name):
-            labels = list(dict.fromkeys(entry.label for entry in shown))
+        if inputs and not directory.named(name):
+            labels = list(dict.fromkeys(entry.label for entry in inputs))
             missing = f"the subgraph {quoted(name)} shows no input {quoted(input_name)}"
             raise InvalidInput(missing + hint(input_name, labels, "it shows"))
     return ()
@@ -319,10 +319,10 @@ def find_place(directory: NodeIndex, entries: Mapping[str, PromptEntry], target:
 
     `entries` are the current nodes, since an earlier assignment may have added inputs.
     """
-    named = [(name, input_name, directory.named(name)) for name, input_name in _splits(target)]
+    splits = [(name, input_name, directory.named(name)) for name, input_name in _splits(target)]
     places = {
         Place(entry.id, input_name): None
-        for _, input_name, nodes in named
+        for _, input_name, nodes in splits
         for entry in nodes
         if has_input(entries[entry.id], input_name)
     }
@@ -330,10 +330,10 @@ def find_place(directory: NodeIndex, entries: Mapping[str, PromptEntry], target:
         return next(iter(places))
     if places:
         raise InvalidInput(f"{quoted(target)} is ambiguous: {_some_places(entries, list(places))}")
-    known = next(((name, input_name, nodes) for name, input_name, nodes in named if nodes), None)
-    if known is None:
-        raise InvalidInput(_unknown_node(directory, target, [name for name, *_ in named]))
-    raise InvalidInput(_unknown_input(entries[known[2][0].id], known[1]))
+    match = next(((name, input_name, nodes) for name, input_name, nodes in splits if nodes), None)
+    if match is None:
+        raise InvalidInput(_unknown_node(directory, target, [name for name, *_ in splits]))
+    raise InvalidInput(_unknown_input(entries[match[2][0].id], match[1]))
 
 
 def has_input(entry: PromptEntry, name: str) -> bool:

@@ -212,20 +212,23 @@ def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Wo
     enabling = [
         mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS
     ]
-    named = {
+    through_paths = {
         selection.through[:end]
         for selection in enabling
         for end in range(len(selection.through) + 1)
     }
-    done: list[str] = []
+    all_notes: list[str] = []
     for selection in enabling:
         for spot in selection.spots:
-            if _node(spot, workflow).type in dead and (*selection.through, spot.at) not in named:
+            if (
+                _node(spot, workflow).type in dead
+                and (*selection.through, spot.at) not in through_paths
+            ):
                 document, graph, notes = _entered(document, selection.through)
                 graph = graph if selection.through else spot.graph
                 document = with_all_inside(document, graph, spot.at, Mode.ALWAYS, dead)
-                done += [*notes, f"enabled all that is in {_place(spot, workflow)}"]
-    return Switched(document, tuple(done))
+                all_notes += [*notes, f"enabled all that is in {_place(spot, workflow)}"]
+    return Switched(document, tuple(all_notes))
 
 
 def _apply_change(result: Switched, mode_change: _ModeChange, workflow: Workflow) -> Switched:

@@ -347,8 +347,8 @@ def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
     """Returns the string inputs of a node for one side. If no name mentions this side, returns all
     inputs that don't belong to the other side."""
     names = [name for name in flow.inputs_of(entry, "STRING") if own_name(name) not in _OTHER_TEXTS]
-    own = [name for name in names if side_of(own_name(name)) == side]
-    names = own or [name for name in names if not side_of(own_name(name))]
+    matching = [name for name in names if side_of(own_name(name)) == side]
+    names = matching or [name for name in names if not side_of(own_name(name))]
     return [Place(entry.id, name) for name in _most_textual(flow, entry, names)]
 
 
@@ -392,8 +392,8 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
     concatenated. Otherwise, returns the last one."""
     titles = {place: flow.entries[place.node_id].title for place in places}
     changed = [place for place in places if not _FIXED_TITLE.search(titles[place])] or places
-    named = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
-    return [named[-1]]
+    titled = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
+    return [titled[-1]]
 
 
 def _service_texts(flow: Flow, side: str) -> list[Place]:

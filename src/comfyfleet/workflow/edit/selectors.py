@@ -296,19 +296,19 @@ def _named(
 ) -> list[T]:
     """Returns all items whose name equals `requested` after folding both."""
     requested = fold(requested)
-    return [thing for name, things in names.items() if fold(name) == requested for thing in things]
+    return [item for name, items in names.items() if fold(name) == requested for item in items]
 
 
 def _folded(name: str) -> str:
     return name.strip().casefold()
 
 
-def _closest(wanted: str, names: Sequence[str]) -> str:
+def _closest(requested: str, names: Sequence[str]) -> str:
     by_folded = {
         _folded(name): name
         for name in names[:NAMES_COMPARED_MAX]
         if 0 < len(name) <= NAME_CHARACTERS_MAX
     }
-    folded = _folded(wanted)[:NAME_CHARACTERS_MAX]
+    folded = _folded(requested)[:NAME_CHARACTERS_MAX]
     close = get_close_matches(folded, list(by_folded), NAMES_OFFERED_MAX, LIKENESS_MIN)
     return f"; closest: {', '.join(by_folded[name] for name in close)}" if close else ""

@@ -504,5 +504,5 @@ def combine_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
 
 
 def edit_of(prompt: Prompt, changes: Sequence[ValueChange], warnings: Sequence[str] = ()) -> Edit:
-    own = [change.warning for change in changes if change.warning]
-    return Edit(prompt, tuple(change.done for change in changes), (*own, *warnings))
+    change_warnings = [change.warning for change in changes if change.warning]
+    return Edit(prompt, tuple(change.done for change in changes), (*change_warnings, *warnings))

@@ -78,8 +78,8 @@ def _in_comment(place: Span, prompt: str) -> bytes:
 
 
 def _fitting(text: str, length: int) -> bytes:
-    written = text.encode()
-    return written if len(written) <= length else b"{}"[:length]
+    data = text.encode()
+    return data if len(data) <= length else b"{}"[:length]
 
 
 def _is_signed(data: memoryview) -> bool:

@@ -272,10 +272,10 @@ def _closest(value: Any, choices: Sequence[Any]) -> tuple[str, ...]:
 def _lost_inputs(node: NodeView) -> Iterator[LostInput]:
     if node.type is None:
         return
-    known = widgets_of_values(node.type, node.values)
+    current_names = widgets_of_values(node.type, node.values)
     declared = {spec.name for spec in node.type.specs}
     for name in node.saved_widgets:
-        if name not in known and name not in declared:
+        if name not in current_names and name not in declared:
             yield LostInput(node.ref, name)
 
 
