@@ -136,7 +136,7 @@ def _reused(sources: Sequence[ReusedFrom]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value on a line: files by name, strings unchanged, everything else as JSON."""
+    """Formats a value on one line: files by name, strings unchanged, everything else as JSON."""
     files = list({file["file_id"]: file["filename"] for file in _files_in(value)}.values())
     if files:
         more = f" and {len(files) - FILES_SHOWN_MAX} more" if len(files) > FILES_SHOWN_MAX else ""
@@ -165,7 +165,7 @@ def run_summary(run: GraphRun) -> str:
 
 
 def _shown_status(run: GraphRun) -> str:
-    """Returns the status to display. The API doesn't change the status of a run that is paused."""
+    """Returns the displayed status. The API reports a paused run as running, for example."""
     return PAUSED if run.paused_at and not run.has_ended else str(run.status)
 
 
@@ -323,7 +323,8 @@ def quote(
 ) -> None:
     """Show the minimum and maximum price and duration of a run.
 
-    Without inputs, lists have their maximum length. A graph file is stored first."""
+    Without inputs, lists are assumed to have their maximum length. A graph file is stored first.
+    """
     with _public(options, context) as plane:
         inputs = graph_inputs(plane, graph, input)
         if Path(graph).is_file():
@@ -505,7 +506,7 @@ def _reason(seen: GraphRun) -> str:
 
 
 def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> GraphRun:
-    """Follows a run until it ends, also through outages. Ctrl-C stops watching, not the run."""
+    """Follows a run until it ends, even through outages. Ctrl-C stops watching, but not the run."""
     changes = RunChanges(handle, context)
 
     def refresh() -> GraphRun:
@@ -543,7 +544,7 @@ def _as_seen(event: GraphEvent) -> dict[str, Any]:
 
 
 class RunChanges:
-    """Prints each change on its own line, for pipes and CI, where no live tree can be shown."""
+    """Prints changes line by line where no live tree can be shown, such as in a pipe or in CI."""
 
     def __init__(self, handle: GraphRunHandle, context: CliContext) -> None:
         self._run_id, self._context = handle.id, context
@@ -611,7 +612,7 @@ def show(
 
 
 def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline | None:
-    """Returns the timeline of a run. Returns None for graphs and for older control planes."""
+    """Returns a run's timeline, or None for a graph or an older control plane without timelines."""
     try:
         return plane.run(handle.timeline()) if handle else None
     except NotFound:
@@ -703,7 +704,7 @@ def rerun(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Start a new run that reuses results of a finished one without paying again; print its id."""
+    """Start a new run that reuses results of a finished one, free of charge, and print its id."""
     values = dict(split_named(text, "--set", "NODE.PROPERTY=VALUE") for text in changes.set_)
     with _public(options, context) as plane:
         earlier = _run(plane, run_id)
@@ -736,9 +737,7 @@ class _Question:
     index: Annotated[tuple[int, ...], Parameter(help="The index of the item to answer.")] = ()
     for_all: Annotated[
         bool,
-        Parameter(
-            name="--all", negative="", help="Give the same answer for all items of the node."
-        ),
+        Parameter(name="--all", negative="", help="Answer for all items of the node."),
     ] = False
 
 

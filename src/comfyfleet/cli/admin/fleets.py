@@ -648,7 +648,7 @@ def reprioritise(
 
 
 def maintenance(
-    state: Annotated[
+    wanted: Annotated[
         Literal["on", "off"] | None, Parameter(help="Without it, show the current state.")
     ] = None,
     /,
@@ -658,10 +658,10 @@ def maintenance(
 ) -> None:
     """Stop or resume giving jobs to workers. Running jobs finish."""
     with connect(options, context) as plane:
-        if state is None:
+        if wanted is None:
             answer = plane.get("maintenance")
         else:
-            answer = plane.post("maintenance", on=state == "on")
+            answer = plane.post("maintenance", on=wanted == "on")
     on, off = "on: running jobs finish, and no new jobs start", "off: jobs are given to workers"
     plane.tell(answer, f"maintenance is {on if answer['on'] else off}")
 

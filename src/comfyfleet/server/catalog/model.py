@@ -1,4 +1,4 @@
-"""Registered workflows, their properties and values, and the effects based on them. Pure."""
+"""Registered workflows, their properties with checked values, and effects based on them. Pure."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ Kind: TypeAlias = Literal["workflow", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A named, typed input of a workflow, bound to `node.input` or a placeholder in the document."""
+    """A named, typed input of a workflow, bound to `node.input` or to a placeholder in its text."""
 
     name: str
     type: PropertyType
@@ -144,13 +144,14 @@ class WorkflowDraft:
 
     @property
     def document_key(self) -> str:
-        """The object key, derived from the content. A document can be stored before its row exists."""
+        """The object key, derived from the content, so the document can be stored before its
+        row."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class AssetRef:
-    """A file that the worker uploads to its backend, and the input that receives its name there."""
+    """A file that the worker uploads to its backend, and the input that receives its name."""
 
     name: str
     file_id: UUID
@@ -223,7 +224,7 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Returns model files named by property values. Node classes of inputs are unknown here."""
+    """Returns the model files that property values name. Their node classes are not known here."""
     choices = (
         (prop.binding.rpartition(".")[2], _first_text(values.get(prop.name), prop.default))
         for prop in properties
@@ -233,7 +234,7 @@ def models_chosen(
 
 
 def model_key(models: Iterable[ModelUse]) -> str | None:
-    """Returns the largest model of a job by input names. Workers avoid loading it twice."""
+    """Returns a job's largest model, as far as input names tell. Workers avoid reloading it."""
     uses = list(models)
     heavy = next((use for tier in HEAVY_INPUTS for use in uses if is_heavy(use, tier)), None)
     chosen = heavy or next(iter(uses), None)
@@ -244,7 +245,7 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
 
 
 def model_set(models: Iterable[ModelUse]) -> str | None:
-    """Returns a hash that is equal for prompts with the same files for the same inputs."""
+    """Returns a hash that is equal for the same files at the same inputs, in any order."""
     uses = sorted(set(models))
     return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
 
@@ -256,8 +257,7 @@ def prompt_needs(prompt: Mapping[str, Any]) -> WorkflowRequirements:
 
 
 def needs_hash(needs: WorkflowRequirements) -> str:
-    """Returns a hash like `model_set`, for prompts without a registered workflow. It also covers
-    the node types, and never equals a `model_set`."""
+    """Returns a hash of the node types and models of an open prompt. Never equals a `model_set`."""
     data = json.dumps([needs.node_types, sorted(set(needs.models))])
     return hashlib.sha256(data.encode()).hexdigest()
 
@@ -299,7 +299,8 @@ def resolve_values(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the checked value of each property that has one, with files as UUIDs. None is no value."""
+    """Returns the checked value of each property that has one (None is no value), files as
+    UUIDs."""
     named = {prop.name: prop for prop in properties}
     for given_values in (values, overrides):
         refuse_unknown(given_values, named, named)
@@ -317,10 +318,8 @@ def resolve_values(
 
 
 def check_value(prop: Property, value: Any, *, is_operator_value: bool = False) -> Any:
-    """Returns the value in the form used in the prompt.
-
-    `is_operator_value` marks an operator's value, which may name a file on the backend. A
-    customer's value must be an upload."""
+    """Returns the value in the form used in the prompt. With `is_operator_value`, the value may
+    name a file on the backend. A customer's value must be an upload."""
     checked = _CHECKS[prop.type](prop, value, is_operator_value)
     _check_range(prop, checked)
     return checked
@@ -345,7 +344,7 @@ def _first_given(*values: Any) -> Any:
 
 
 def refuse_unknown(given: Iterable[str], names: Container[str], settable: Iterable[str]) -> None:
-    """Raises InvalidValue, with a list of the settable properties, for an unknown name."""
+    """Raises InvalidValue for a name that isn't a property. The error lists the settable ones."""
     for name in given:
         if name not in names:
             known = ", ".join(settable) or "none"
@@ -398,7 +397,7 @@ def _boolean(prop: Property, value: Any, _is_operator_value: bool) -> bool:
 
 
 def _choice(prop: Property, value: Any, _is_operator_value: bool) -> Any:
-    """Returns the choice that equals the value in type and value, because True == 1 in Python."""
+    """Returns the choice of the same type that equals the value. In Python, True equals 1."""
     choices = prop.choices or ()
     for choice in choices:
         if choice == value and isinstance(choice, bool) == isinstance(value, bool):
@@ -461,9 +460,8 @@ def json_schema_of(
     overrides: Mapping[str, Any],
     locked: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns a JSON Schema of the `properties` that customers may send.
-
-    An override is used as the default. Locked properties are left out."""
+    """Returns a JSON Schema of the `properties` that customers may send, without locked ones. An
+    override is used as the default."""
     shown = [prop for prop in properties if not prop.is_primary_input and prop.name not in locked]
     return {
         "$schema": DIALECT,
@@ -619,7 +617,8 @@ class ResolvedEffect:
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """The properties that customers may set, without locked ones, with the effect's defaults."""
+        """The properties that customers may set, with the effect's defaults. Excludes locked
+        ones."""
         settings = self.effect.settings
         return tuple(
             replace(prop, default=settings.overrides[prop.name])

@@ -1,4 +1,4 @@
-"""User actions on graphs (store, list, quote, start, cancel, retry, answer), and expiry of runs."""
+"""User actions on graphs: store, list, quote, start, cancel, retry, answer. Expires old runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -111,18 +111,17 @@ class CheckedDocument(NamedTuple):
     document: Any
 
     def plan(self) -> RunPlan:
-        """Returns the graph's run plan. Planning can be slow, so call this through `compute`."""
+        """Returns the run plan. This is slow for a large graph, so call it through `compute`."""
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
 async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
-    """Validates a graph. Subgraphs in `known` replace stored ones, which may be deleted by now."""
+    """Validates a graph. Subgraphs in `known` replace stored ones, because those may be deleted."""
     parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
-    # the subgraphs count toward the size as well
-    work = [document, *(write_graph(each) for each in library.values())]
+    work = [document, *map(write_graph, library.values())]  # subgraphs count toward the size
     expanded = await compute(owner.tenant_id, work, lambda: expand(parsed.graph, library).graph)
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
@@ -183,7 +182,7 @@ async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> G
 
 
 async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
-    """Stores a graph, or returns the user's graph that has the same name and content."""
+    """Stores a graph. Returns the user's existing graph if it has the same name and content."""
     graph, _ = await create_graph_once(graphs, owner, document)
     return graph
 
@@ -225,8 +224,7 @@ async def _same_graph(
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """Returns the id of a graph from its unchecked id, or from its name: the newest of the user's
-    own graphs with this name, or otherwise of the tenant's."""
+    """Returns the id of a graph by id or name: the user's own before the tenant's, newest first."""
     try:
         return UUID(text)
     except ValueError:
@@ -248,11 +246,9 @@ async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> No
 
 
 def _require_own(graph: StoredGraph, owner: Owner) -> None:
-    """Requires the creator of a graph. The tenant's other users may only run it, at their cost."""
+    """Allows only a graph's creator to change it. Colleagues may run it, at their own cost."""
     if graph.user_id != owner.user_id:
-        raise Forbidden(
-            "only the creator of this graph may change it; store your own graph instead"
-        )
+        raise Forbidden("only the creator of this graph may change it; store your own instead")
 
 
 async def add_graph_version(
@@ -306,7 +302,7 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Estimates the price and duration of a run. Without inputs, lists have their maximum length."""
+    """Estimates the price and duration. Without inputs, lists count with their maximum length."""
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))
@@ -327,6 +323,9 @@ async def quote_checked(
     return replace(priced, warnings=checked.check.warnings)
 
 
+# Runs
+
+
 @dataclass(frozen=True, slots=True)
 class NewGraphRun:
     inputs: Mapping[str, Any]
@@ -338,7 +337,7 @@ class NewGraphRun:
 async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run, or returns the one with the same idempotency key, and whether it is new."""
+    """Starts a run. Returns it and whether it is new: a repeated key returns the same run."""
     check_size(wanted.inputs)
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
@@ -371,7 +370,7 @@ async def start_run(
 async def start_document_run(
     graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run of a document. Stores the graph if it is new, and nothing if it is refused."""
+    """Starts a run of a graph document. Stores the graph if it is new and the run isn't refused."""
     check_size(wanted.inputs)
     graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
@@ -431,7 +430,8 @@ async def find_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRu
 async def _require_same(
     graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
 ) -> None:
-    """Raises an error if a repeated request differs from the one that started the run."""
+    """Raises a conflict for a different request. Files may be named by their own or their media's
+    id."""
     if before.head.is_expired:
         return  # an expired run no longer has its original inputs
     requested, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
@@ -457,7 +457,7 @@ async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> Loade
 async def replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Replaces file ids in inputs with references. Raises an error for files of other users."""
+    """Replaces file ids in inputs with file references. Refuses files that aren't the user's."""
     nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     named = sum(1 for _ in file_ids_in(inputs))
     if named > FILES_GIVEN_MAX:
@@ -785,7 +785,8 @@ async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs whose results, and therefore files, are reused by active runs."""
+    """Returns the jobs whose results active runs have reused. They may still need the jobs'
+    files."""
     return await store.jobs_reused_by_open_runs(tx, tenant_id)
 
 
