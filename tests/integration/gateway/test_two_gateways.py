@@ -5,14 +5,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import PROMPT, GatewayInProcess, gateway_on, until
 
 from comfyfleet.server.gateway import feed, history
+from comfyfleet.server.run_log import cursors
+from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.run_log.model import Cursor
 
 WAIT_SECONDS_MAX = 30.0
@@ -121,6 +125,39 @@ async def test_a_client_that_comes_back_elsewhere_misses_nothing_and_hears_nothi
                 assert heard not in str(again.events)
 
         await asyncio.to_thread(run)
+
+
+async def test_the_position_of_a_client_is_sent_when_it_leaves_and_when_its_control_plane_stops(
+    postgres_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No round ends during the test: a client that reconnects elsewhere at once depends on what is sent immediately.
+    monkeypatch.setattr(cursors, "SEND_SECONDS", 3600.0)
+    user_id, seen = uuid4(), Cursor(seen=7, start_id=2, row=6, floor=3)
+    central = await postgres_databases.open("central")
+    here, there = ClientCursors(central, "here"), ClientCursors(central, "there")
+    speaks, listens = asyncio.create_task(here.run()), asyncio.create_task(there.run())
+
+    async def is_known(client_id: str) -> bool:
+        return there.of(user_id, client_id) == seen
+
+    async def is_listening() -> bool:
+        return there._hints.is_listening
+
+    try:
+        await until(is_listening)
+        here.keep(user_id, "left", seen)
+        await until(partial(is_known, "left"))
+        here.note(user_id, "listens", seen)
+        speaks.cancel()
+        await here.close()
+        await until(partial(is_known, "listens"))
+    finally:
+        speaks.cancel()
+        listens.cancel()
+        await asyncio.wait({speaks, listens})
+        await here.close()
+        await there.close()
+        await central.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -36,9 +36,13 @@ def test_what_a_client_that_goes_was_told_is_known_elsewhere_at_once() -> None:
     here.note(USER, "me", HOLDING)
     newer = HOLDING._replace(seen=9, row=9)
     here.keep(USER, "me", newer)
-    (message,) = here.messages()
+    here.note(USER, "another", HOLDING)
+    # The round hasn't ended, and that of the other client doesn't end earlier because one has left.
+    (message,) = here.messages(ends_round=False)
+    assert list(here.messages(ends_round=False)) == []
     there.heard(message)
     assert here.of(USER, "me") == there.of(USER, "me") == newer
+    assert there.of(USER, "another") is None
     late = cursors_of("c")
     late.keep(USER, "me", HOLDING)
     (old,) = late.messages()

@@ -518,11 +518,13 @@ class GatewayFeeds:
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
         """A socket that is told everything from now on, and what its client has not seen before."""
         cursor = self.of(caller).seen_by(client_id)
-        if cursor is None:
-            cursor = self._cursors.of(caller.user_id, client_id)
         await self.of(caller).start()
         # What begins from now on is told by the log, and what ran before is read here.
         first, running_node, running = await self._missed(caller, client_id)
+        if (
+            cursor is None
+        ):  # meanwhile the control plane that the client has just left may have sent it
+            cursor = self._cursors.of(caller.user_id, client_id)
         feed = self.of(caller)
         await feed.start()
         if cursor is None:

@@ -2,10 +2,11 @@
 that is, misses nothing, and hears little twice."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 from time import monotonic
@@ -21,9 +22,12 @@ CHANNEL = "comfyfleet_cursors"
 # For so long a client that was away may come back and miss nothing.
 REMEMBERED_SECONDS = 600.0
 CURSORS_MAX = 10_000
-# What was written to a socket may still be on its way: others hear of it one or two such times later.
-# If a control plane is killed, the rest is told again.
+# Messages may still be on their way to a client that listens, so other control planes learn its position one or two
+# such rounds later. If a control plane is killed, the client receives the messages since then again. The position of
+# a client that has left is sent at once, because the client may reconnect to another control plane immediately.
 SEND_SECONDS = 1.0
+# A control plane that stops tries to send the last positions for this long.
+LAST_SEND_SECONDS_MAX = 2.0
 PER_MESSAGE_MAX = 60  # up to 120 characters each, and a message has at most 8,000
 
 
@@ -34,8 +38,11 @@ class ClientCursors:
         self._hints = NotifyChannel(central, CHANNEL)
         self._name = name  # tells our own messages from those of others
         self._seen: OrderedDict[str, tuple[Cursor, float]] = OrderedDict()
+        self._left: dict[str, Cursor] = {}
         self._due: dict[str, Cursor] = {}
         self._new: dict[str, Cursor] = {}
+        self._has_left = asyncio.Event()
+        self._unsent: deque[str] = deque()
 
     async def run(self) -> None:
         """Runs until cancelled. Returns at once on SQLite, where there is one process."""
@@ -45,6 +52,12 @@ class ClientCursors:
                 both.create_task(self._speak())
 
     async def close(self) -> None:
+        """Sends the remaining positions: clients reconnect to other control planes now."""
+        if self._hints.reach_others:
+            self._unsent += [*self.messages(), *self.messages()]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_SEND_SECONDS_MAX):
+                    await self._send()
         await self._hints.close()
 
     def keep(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
@@ -52,8 +65,10 @@ class ClientCursors:
         key = _key(user_id, client_id)
         self._store(key, seen)
         self._new.pop(key, None)
-        if self._hints.reach_others and len(self._due) < CURSORS_MAX:
-            self._due[key] = seen
+        self._due.pop(key, None)
+        if self._hints.reach_others and len(self._left) < CURSORS_MAX:
+            self._left[key] = seen
+            self._has_left.set()
 
     def note(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
         """Of a client that listens: should this process end, others know."""
@@ -78,10 +93,14 @@ class ClientCursors:
             known, _ = self._seen.get(key, (cursor, 0.0))
             self._store(key, max(cursor, known))
 
-    def messages(self) -> Iterator[str]:
-        """What others are told now."""
-        due = iter(self._due.items())
-        self._due, self._new = self._new, {}
+    def messages(self, *, ends_round: bool = True) -> Iterator[str]:
+        """Returns the messages to other control planes: clients that left, and at the end of a round also
+        listening clients."""
+        told, self._left = self._left, {}
+        if ends_round:
+            told = self._due | told
+            self._due, self._new = self._new, {}
+        due = iter(told.items())
         while few := list(islice(due, PER_MESSAGE_MAX)):
             floors = [(key, cursor.floor) for key, cursor in few]
             places = [cursor[:-1] for _, cursor in few]
@@ -94,13 +113,27 @@ class ClientCursors:
             self._seen.popitem(last=False)
 
     async def _speak(self) -> None:
+        round_end = monotonic() + SEND_SECONDS
         while True:
-            await asyncio.sleep(SEND_SECONDS)
-            try:
-                for message in self.messages():
-                    await self._hints.send(message)
-            except (Unavailable, OSError, TimeoutError) as error:
-                logger.debug("cursors can't be told to other control planes: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, round_end - monotonic())):
+                    await self._has_left.wait()
+            self._has_left.clear()
+            ends_round = monotonic() >= round_end
+            if ends_round:
+                round_end = monotonic() + SEND_SECONDS
+            self._unsent += self.messages(ends_round=ends_round)
+            await self._send()
+
+    async def _send(self) -> None:
+        """Sends what is unsent. A message that was being sent when this was cancelled stays there."""
+        try:
+            while self._unsent:
+                await self._hints.send(self._unsent[0])
+                self._unsent.popleft()
+        except (Unavailable, OSError, TimeoutError) as error:
+            self._unsent.clear()
+            logger.debug("cursors can't be told to other control planes: %s", error)
 
 
 def _key(user_id: UUID, client_id: str) -> str:
