@@ -84,25 +84,6 @@ async def test_an_error_of_the_disk_is_reported_and_the_next_sync_tries_again() 
     await wal.close()
 
 
-async def test_a_commit_for_which_nobody_waits_is_synced_soon_or_with_the_next_one() -> None:
-    disk = Disk()
-    disk.allowed.release(3)
-    wal = WalSync("some.db", disk.sync)
-    wal.note_commit()
-    wal.sync_soon()
-    await wal.sync()
-    assert disk.begun == 1
-    await eventually(lambda: wal._timer is None)
-    assert disk.begun == 1  # both went together
-    wal.note_commit()
-    wal.sync_soon()
-    await eventually(lambda: disk.begun == 2)
-    wal.note_commit()
-    wal.sync_soon()
-    await wal.close()
-    assert disk.begun == 3
-
-
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     database = open_database(f"sqlite:///{tmp_path / 'some.db'}")

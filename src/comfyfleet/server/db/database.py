@@ -567,8 +567,8 @@ class Database:
         self._connections = ConnectionPool(engine, limits)
 
     def persist_soon(self) -> None:
-        """Writes commits to the disk within some milliseconds. To wait for that, use `persist`."""
-        self.wal.sync_soon()
+        """Begins to write commits to the disk without waiting for it, see `persist`."""
+        self.wal.begin()
 
     async def persist(self) -> None:
         """Returns once everything that was committed here before this call is on the disk.

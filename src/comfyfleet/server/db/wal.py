@@ -14,8 +14,6 @@ from comfyfleet.errors import Unavailable
 # How long another writer may take before we give up.
 BUSY_MS = 30_000
 MEMORY = ("", ":memory:")
-# How long a commit that nobody waits for stays unsynced. Another commit's sync usually includes it by then.
-SOON_SECONDS = 0.02
 
 
 def open_sqlite(path: str) -> sqlite3.Connection:
@@ -56,19 +54,12 @@ class WalSync:
         self._running: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def note_commit(self) -> None:
         self._is_dirty = bool(self._log)
 
-    def sync_soon(self) -> None:
-        """Syncs what was committed within some milliseconds; nobody waits for it."""
-        if self._is_dirty and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(SOON_SECONDS, self._sync_rest)
-
-    def _sync_rest(self) -> None:
-        self._timer = None
+    def begin(self) -> None:
+        """Begins to write what was committed to the disk, for which nobody waits."""
         if self._is_dirty:
             self._next()
 
@@ -112,9 +103,6 @@ class WalSync:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._sync, self._log)
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._sync_rest()
         if self._pump is not None:
             await asyncio.wait([self._pump])
         if self._thread is not None:

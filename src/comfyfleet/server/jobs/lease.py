@@ -92,7 +92,7 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     try:
         pool = await context.pool_of(lease.tenant_id)
         job = await context.payload_reads.run(pool, _start(context, pool, lease))
-        # Not awaited: if a power cut undoes the lease within 20 ms, the job runs again.
+        # Not awaited: if a power cut undoes the lease in these milliseconds, the job runs again.
         context.central.persist_soon()
         pool.persist_soon()
         if job is None:
