@@ -166,10 +166,7 @@ def is_usable(tx: Tx) -> bool:
 
 
 async def reset_transaction(tx: Tx) -> None:
-    """Ends the transaction that SQLAlchemy believes in after a statement in Core.
-
-    There is none in the database, so nothing is sent, and nothing is waited for.
-    """
+    """Ends the transaction that SQLAlchemy believes in after a statement in Core. The database has none."""
     if tx.in_transaction():
         await tx.rollback()
 
@@ -199,7 +196,7 @@ INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
 SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
-# IMMEDIATE: a transaction that reads first and writes later fails if another wrote meanwhile.
+# IMMEDIATE: a transaction that reads first and then writes would fail if another one wrote meanwhile.
 BEGIN = "BEGIN IMMEDIATE"
 
 
@@ -243,10 +240,11 @@ class SqliteConnection(aiosqlite.Connection):
     def cursor(self) -> "SqliteCursor":  # type: ignore[override]
         return SqliteCursor(self, self._conn.cursor())
 
-    async def commit(self) -> None:
+    async def commit(self, *, waits_for_disk: bool = True) -> None:
         try:
             self._require_transaction()
-            await (self.in_thread if self._is_writing else self.at_once)(self._conn.commit)
+            waits = self._is_writing and waits_for_disk
+            await (self.in_thread if waits else self.at_once)(self._conn.commit)
         finally:
             self._is_writing = False
 
@@ -401,11 +399,11 @@ async def _savepoint(tx: AsyncConnection) -> AsyncIterator[None]:
     await _execute(tx, "RELEASE mine")
 
 
-async def _execute(tx: AsyncConnection, sql: str) -> None:
+async def _execute(tx: AsyncConnection, sql: str, *, waits_for_disk: bool = False) -> None:
     driver = driver_of(tx)
     try:
         if sql == COMMIT:
-            await driver.commit()
+            await driver.commit(waits_for_disk=waits_for_disk)
         elif sql == ROLLBACK:
             await driver.rollback()
         else:
@@ -495,7 +493,8 @@ class GroupCommit:
         try:
             is_well = False
             try:
-                await _execute(group.tx, COMMIT if keep else ROLLBACK)
+                end = COMMIT if keep else ROLLBACK
+                await _execute(group.tx, end, waits_for_disk=self._wal.starts_anew)
                 self._wal.note_commit()
                 is_well = True
             finally:
@@ -562,7 +561,7 @@ class Database:
         self.turn = asyncio.Lock()
         self.name = engine.url.render_as_string(hide_password=True)  # as the log calls it
         self.outages = OutageLog(self.name)
-        self.wal = WalSync((engine.url.database or "") if self.is_sqlite else "")
+        self.wal = WalSync((engine.url.database or "") if self.is_sqlite else "", self.turn)
         self._writing = GroupCommit(engine, self.turn, self.wal)
         self._connections = ConnectionPool(engine, limits)
 

@@ -1,10 +1,12 @@
 """Prepared statements of the hot path, compiled once for each database and sent by its driver without SQLAlchemy."""
 
 import asyncio
+import math
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -16,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from comfyfleet.errors import Refused, Unavailable
 from comfyfleet.server.db.database import (
     CONNECT_SECONDS_MAX,
+    INSTRUCTIONS_BETWEEN_LOOKS,
     Database,
     Tx,
     driver_of,
@@ -26,6 +29,7 @@ from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
 from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
 from comfyfleet.server.db.liveness import SESSION_SETTINGS, keep_alive
 from comfyfleet.server.db.pooler import DIRECT_SETTINGS, shares_connections
+from comfyfleet.server.db.wal import BUSY_MS
 
 T = TypeVar("T")
 STATEMENT_SECONDS_MAX = 60
@@ -105,8 +109,14 @@ class PostgresDriver:
             await self._idle.pop().close()
 
 
+# A batch that takes longer on the event loop is rolled back and repeated in the thread.
+LOOP_SECONDS_MAX = 0.003
+LOOP_CALLS_MAX = 16
+
+
 class SqliteDriver:
-    """One connection in one thread: a batch is one hop to it, one transaction and one commit.
+    """One connection; a batch is one transaction and one commit. A small batch runs on the event loop, a large
+    one in the connection's thread.
 
     A caller that relies on the commit awaits the database's `persist`.
     """
@@ -116,23 +126,56 @@ class SqliteDriver:
         self._path = make_url(database.url).database or ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-queue")
         self._connection: sqlite3.Connection | None = None
+        self._in_thread: Future[Any] | None = None  # goes on when its caller is cancelled
+        self._deadline = math.inf  # of the batch on the event loop
 
-    async def run(self, act: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, act: Callable[[sqlite3.Connection], T], *, calls: int) -> T:
+        """Runs a batch that answers this many calls. `act` may be called twice: the first time is rolled back
+        if it takes too long.
+        """
         async with self._database.turn:
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._thread, self._in_transaction, act)
-        self._database.wal.note_commit()
+            result = await self._run(act, is_small=calls <= LOOP_CALLS_MAX)
+            self._database.wal.note_commit()
         return result
 
-    def _in_transaction(self, act: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, act: Callable[[sqlite3.Connection], T], *, is_small: bool) -> T:
+        is_free = self._in_thread is not None and self._in_thread.done()
+        if is_small and is_free and self._connection and not self._database.wal.starts_anew:
+            self._deadline = time.perf_counter() + LOOP_SECONDS_MAX
+            try:
+                return self._in_transaction(act, self._connection)
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode == sqlite3.SQLITE_BUSY  # another process writes
+                if not is_busy and not self._is_late():
+                    raise
+            finally:
+                self._deadline = math.inf
+        running = self._in_thread = self._thread.submit(self._run_patiently, act)
+        return await asyncio.wrap_future(running)
+
+    def _is_late(self) -> bool:
+        return time.perf_counter() > self._deadline
+
+    def _run_patiently(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs in the thread, where another process that writes is waited for."""
         if self._connection is None:
             self._connection = open_sqlite(self._path)
-        connection = self._connection
+            self._connection.set_progress_handler(self._is_late, INSTRUCTIONS_BETWEEN_LOOKS)
+        self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        try:
+            return self._in_transaction(act, self._connection)
+        finally:
+            self._connection.execute("PRAGMA busy_timeout = 0")
+
+    def _in_transaction(
+        self, act: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection
+    ) -> T:
         connection.execute("BEGIN IMMEDIATE")
         try:
             result = act(connection)
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # SQLite itself rolls back an interrupted write
+                connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
         return result

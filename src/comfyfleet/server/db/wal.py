@@ -4,16 +4,21 @@ SQLite itself would wait for the disk in each commit, while it holds the lock th
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from comfyfleet.errors import Unavailable
 
+logger = logging.getLogger(__name__)
 # How long another writer may take before we give up.
 BUSY_MS = 30_000
 MEMORY = ("", ":memory:")
+# A commit writes about ten pages. SQLite itself would start a checkpoint after 1,000 pages.
+CHECKPOINT_COMMITS = 100
 
 
 def open_sqlite(path: str) -> sqlite3.Connection:
@@ -24,6 +29,8 @@ def open_sqlite(path: str) -> sqlite3.Connection:
     synchronous = "NORMAL" if mode == "wal" else "FULL"
     for pragma in (
         f"synchronous={synchronous}",
+        # WalSync starts checkpoints, because a commit that does so waits for the disk.
+        "wal_autocheckpoint=0",
         "foreign_keys=ON",
         f"busy_timeout={BUSY_MS}",
     ):
@@ -43,12 +50,29 @@ def sync_file(path: str) -> None:
         os.close(descriptor)
 
 
-class WalSync:
-    """Syncs the write-ahead log of one database."""
+def checkpoint(path: str) -> None:
+    """Copies the log into the database, so that the next commit starts the log anew."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def __init__(self, path: str, sync: Callable[[str], None] = sync_file) -> None:
+
+class WalSync:
+    """Syncs the write-ahead log of one database, and copies it into the database from time to time.
+
+    Writers hold `turn` while they write.
+    """
+
+    def __init__(
+        self, path: str, turn: asyncio.Lock, sync: Callable[[str], None] = sync_file
+    ) -> None:
+        self._path = path
         self._log = "" if path in MEMORY else f"{path}-wal"
+        self._turn = turn
         self._sync = sync
+        self._commits_left = CHECKPOINT_COMMITS  # until the next checkpoint
+        self._checkpoint: asyncio.Task[None] | None = None
+        # Whether the next commit waits for the disk: SQLite syncs the header of a log that starts anew.
+        self.starts_anew = True
         self._is_dirty = False  # something was committed since the last sync began
         self._waiting: asyncio.Future[None] | None = None  # for the sync that begins next
         self._running: asyncio.Future[None] | None = None
@@ -56,7 +80,22 @@ class WalSync:
         self._thread: ThreadPoolExecutor | None = None
 
     def note_commit(self) -> None:
+        self.starts_anew = False
         self._is_dirty = bool(self._log)
+        self._commits_left -= 1
+        if self._commits_left <= 0 and self._log and self._checkpoint is None:
+            self._checkpoint = asyncio.create_task(self._run_checkpoint())
+
+    async def _run_checkpoint(self) -> None:
+        """Runs a checkpoint while nobody writes: one that writers overtake never empties the log."""
+        try:
+            async with self._turn:
+                self._commits_left, self.starts_anew = CHECKPOINT_COMMITS, True
+                await self._in_thread(checkpoint, self._path)
+        except sqlite3.Error as error:  # such as a full disk: the log grows until the next one
+            logger.warning("a checkpoint of %s failed: %s", self._path, error)
+        finally:
+            self._checkpoint = None
 
     def begin(self) -> None:
         """Begins to write what was committed to the disk, for which nobody waits."""
@@ -85,7 +124,7 @@ class WalSync:
             self._running, self._waiting = self._waiting, None
             self._is_dirty = False
             try:
-                await self._sync_in_thread()
+                await self._in_thread(self._sync, self._log)
             except OSError as error:
                 self._is_dirty = True
                 self._running.set_exception(
@@ -97,13 +136,15 @@ class WalSync:
             self._running = None
         self._pump = None
 
-    async def _sync_in_thread(self) -> None:
+    async def _in_thread(self, act: Callable[[str], None], path: str) -> None:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-sync")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._sync, self._log)
+            # One for syncs, one for checkpoints.
+            self._thread = ThreadPoolExecutor(2, thread_name_prefix="comfyfleet-sync")
+        await asyncio.get_running_loop().run_in_executor(self._thread, act, path)
 
     async def close(self) -> None:
-        if self._pump is not None:
-            await asyncio.wait([self._pump])
+        running = [task for task in (self._pump, self._checkpoint) if task is not None]
+        if running:
+            await asyncio.wait(running)
         if self._thread is not None:
             self._thread.shutdown()

@@ -130,7 +130,7 @@ class SqliteQueueStore:
                     refused.add(claim.candidate.id)
             return ClaimResult(leases, frozenset(refused))
 
-        return await self._driver.run(act)
+        return await self._driver.run(act, calls=len(probe.lanes) + len(probe.affinities))
 
     async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
         now = to_micros(self._clock())
@@ -144,7 +144,7 @@ class SqliteQueueStore:
                     _add_audit(connection, now, "complete", item.dispatch_id, tenant, worker, lease)
             return ended
 
-        return await self._driver.run(act)
+        return await self._driver.run(act, calls=len(batch))
 
     async def extend(
         self, batch: Sequence[Extension], *, seconds: int
@@ -167,13 +167,13 @@ class SqliteQueueStore:
                     extended_leases[each.dispatch_id, each.token] = extended
             return extended_leases
 
-        return await self._driver.run(act)
+        return await self._driver.run(act, calls=len(batch))
 
     async def bound(self, *, limit: int) -> list[str]:
         def act(connection: Connection) -> list[str]:
             return [row[0] for row in connection.execute(AFFINITIES, (limit,))]
 
-        return await self._driver.run(act)
+        return await self._driver.run(act, calls=1)
 
     async def close(self) -> None:
         await self._driver.close()
