@@ -71,7 +71,7 @@ PREFETCH_DELAY_SECONDS = 1.0
 # compete with their results.
 ALONE_SECONDS = 0.25
 # A poll that is answered with a job within this time shows that jobs are queued.
-BACKLOG_SECONDS = 0.2
+BACKLOG_SECONDS = 0.1
 # How long a pending prefetch poll goes on when its backend becomes idle: the final report that follows may
 # turn it into the poll of an idle worker. After that, a new poll tells the control plane.
 IDLE_POLL_DELAY_SECONDS = 0.25
@@ -350,7 +350,7 @@ class Worker:
 
     def _may_poll(self) -> bool:
         """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
-        call then does both."""
+        call then does both. Where jobs come alone, every poll lets the result go first."""
         if self._health.condition is BackendCondition.GROWN:
             return False  # a restart that was planned is no problem to report
         if self._health.condition is not None:
@@ -360,6 +360,7 @@ class Worker:
         waits = is_prefetch and (
             self._is_ending(PREFETCH_DELAY_SECONDS) or self._is_alone() or self._is_submitting()
         )
+        waits = waits or (self._is_alone() and self._is_ending(IDLE_POLL_DELAY_SECONDS))
         return self._has_room() and not self._is_requesting and not waits
 
     def _is_alone(self) -> bool:

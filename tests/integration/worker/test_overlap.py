@@ -132,3 +132,19 @@ async def test_a_job_that_comes_alone_is_delivered_before_another_is_prefetched(
             plane.add(picture())
             await until_completed(plane, number)
     assert {poll.current_load for poll in plane.polls} == {0}
+
+
+async def test_a_result_of_a_job_that_came_alone_goes_before_the_next_poll(
+    plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "BACKLOG_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "ALONE_SECONDS", 3600.0)
+    monkeypatch.setattr(worker_module, "IDLE_POLL_DELAY_SECONDS", 3600.0)
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
+        for number in (1, 2, 3):
+            await eventually(lambda: plane.waiting)
+            plane.add(picture())
+            await until_completed(plane, number)
+        await eventually(lambda: plane.waiting)
+    calls = [call for call in plane.calls if call in ("poll", "complete")]
+    assert calls == ["poll", "complete"] * 3 + ["poll"]
