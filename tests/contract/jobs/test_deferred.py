@@ -1,5 +1,7 @@
 """What nobody waits for is written a moment later, and a sweep does what was lost."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
@@ -57,7 +59,7 @@ async def test_words_that_were_not_forgotten_change_nothing_when_delivered_again
     given: Given,
 ) -> None:
     context, tenant_id = given
-    context.deferred.delete_outbox = lambda pool, outbox_ids: None  # type: ignore[method-assign]
+    context.deferred.delete_outbox = lambda *_: None  # type: ignore[method-assign]
     await completed(context, tenant_id, 2)
     assert await outbox_ids(context) == 4
     await flush_due(context, context.pools["main"], limit=10)
@@ -83,7 +85,7 @@ async def test_a_database_that_is_away_holds_up_no_other(
 ) -> None:
     context, tenant_id = given
     away: Database = open_database(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder'}")
-    context.deferred.delete_outbox(away, [1, 2])
+    context.deferred.delete_outbox(away, [1, 2], context.central)
     await completed(context, tenant_id, 1)
     await context.deferred.flush()
     assert await outbox_ids(context) == 0
@@ -134,3 +136,26 @@ async def test_what_a_worker_has_put_is_gone_a_moment_after_its_copy_is_named(gi
     await context.deferred.flush()
     [kept] = [key async for key in context.store.keys("")]
     assert await context.store.get(kept) == b"picture"
+
+
+async def test_an_outbox_row_stays_until_the_disk_has_its_dispatch(given: Given) -> None:
+    """A power cut before that undoes the dispatch, and the row adds it again."""
+    context, tenant_id = given
+    if not context.central.is_sqlite:
+        pytest.skip("PostgreSQL waits for the disk in its commits")
+    began, may_end = threading.Event(), threading.Event()
+
+    def sync(_: str) -> None:
+        began.set()
+        may_end.wait(10)
+
+    await context.central.persist()
+    context.central.wal._sync = sync
+    user_id = await give_tokens(context, tenant_id, 10)
+    await submit.submit_many(context, tenant_id, {context.new_id(): asked(user_id=user_id)})
+    deleting = asyncio.ensure_future(context.deferred.flush())
+    assert await asyncio.to_thread(began.wait, 10)
+    assert await outbox_ids(context) == 1
+    may_end.set()
+    await deleting
+    assert await outbox_ids(context) == 0

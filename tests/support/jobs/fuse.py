@@ -139,8 +139,8 @@ class FusedQueue:
 class UnfusedDeferred(DeferredWrites):
     """Deferred writes are no step of the operation that left them."""
 
-    def delete_outbox(self, pool: Database, words: Sequence[int]) -> None:
-        super().delete_outbox(_unfused(pool), words)
+    def delete_outbox(self, pool: Database, words: Sequence[int], central: Database) -> None:
+        super().delete_outbox(_unfused(pool), words, _unfused(central))
 
     def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
         super().note_duration(_unfused(central), effect_id, seconds)

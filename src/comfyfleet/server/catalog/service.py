@@ -684,12 +684,7 @@ async def note_durations(tx: Tx, effect_id: UUID, seconds: Sequence[float]) -> N
     deleted."""
     new = [round(max(duration, 0.0), 3) for duration in seconds]
     recent = [*await store.recent_seconds(tx, effect_id), *new][-RECENT_RUNS_MAX:]
-    values = {
-        "last_processing_time_seconds": recent[-1],
-        "recent_seconds": recent,
-        "typical_seconds": median(recent),
-    }
-    await store.update_effect(tx, effect_id, values)
+    await store.set_recent_seconds(tx, effect_id, recent, median(recent))
 
 
 async def set_example(

@@ -378,6 +378,19 @@ _RECENT = PreparedStatement(
 )
 
 
+_SET_RECENT = PreparedStatement(
+    lambda tx: (
+        update(effects)
+        .where(effects.c.id == bindparam("of_id"))
+        .values(
+            recent_seconds=bindparam("recent"),
+            last_processing_time_seconds=bindparam("last"),
+            typical_seconds=bindparam("typical"),
+        )
+    )
+)
+
+
 async def recent_seconds(tx: Tx, effect_id: UUID) -> list[float]:
     """Returns the durations of the last runs, and locks the row. For runs of older releases, only
     the typical duration is known."""
@@ -386,6 +399,11 @@ async def recent_seconds(tx: Tx, effect_id: UUID) -> list[float]:
         return []
     typical = row["typical_seconds"]
     return list(row["recent_seconds"]) or ([] if typical is None else [typical])
+
+
+async def set_recent_seconds(tx: Tx, effect_id: UUID, recent: list[float], typical: float) -> None:
+    values = {"recent": recent, "last": recent[-1], "typical": typical}
+    await _SET_RECENT.tuples(tx, {"of_id": effect_id, **values})
 
 
 def settings_row(settings: EffectSettings) -> dict[str, Any]:

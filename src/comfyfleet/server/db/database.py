@@ -232,9 +232,7 @@ class SqliteConnection(aiosqlite.Connection):
     _is_writing = False
 
     def is_late(self) -> bool:
-        """Whether the current read has taken too long; SQLite calls this while it works, and stops
-        if true.
-        """
+        """Checks whether the current read has taken too long. SQLite calls this while it works, and stops if true."""
         return self._read_deadline is not None and time.perf_counter() > self._read_deadline
 
     def cursor(self) -> "SqliteCursor":  # type: ignore[override]
@@ -307,12 +305,12 @@ class SqliteConnection(aiosqlite.Connection):
         return await self.in_thread(act)
 
     async def at_once(self, act: Callable[[], Any]) -> Any:
-        """Runs on the event loop, unless the thread is still busy with a call whose caller was
-        cancelled.
-        """
-        if self._submitted != self._finished:
-            return await self.in_thread(act)
-        return act()
+        """Runs on the event loop, unless the thread is still busy with a call whose caller was cancelled."""
+        return act() if self.is_free else await self.in_thread(act)
+
+    @property
+    def is_free(self) -> bool:
+        return self._submitted == self._finished
 
     async def in_thread(self, act: Callable[[], Any]) -> Any:
         self._submitted += 1
@@ -413,9 +411,7 @@ async def _execute(tx: AsyncConnection, sql: str, *, waits_for_disk: bool = Fals
 
 
 class GroupCommit:
-    """Commits concurrent transactions together. Holds `turn` while a group is open: other writers
-    take it too.
-    """
+    """Commits concurrent transactions together. Holds `turn` while a group is open: other writers take it too."""
 
     def __init__(self, engine: AsyncEngine, turn: asyncio.Lock, wal: WalSync) -> None:
         self._engine = engine
@@ -455,9 +451,7 @@ class GroupCommit:
 
     @asynccontextmanager
     async def _run_first(self, group: _Group) -> AsyncIterator[AsyncConnection]:
-        """Runs the first transaction of a group, which is alone in it so far and needs no
-        savepoint.
-        """
+        """Runs the first transaction of a group, which is alone in it so far and needs no savepoint."""
         try:
             yield group.tx
         except BaseException:
@@ -467,8 +461,15 @@ class GroupCommit:
             self._open = group
             # The close queues behind all who wait now, so a group does not grow forever.
             self._run_in_background(self._close(group))
+        elif self._ends_at_once(group):
+            await self._end(group)
         else:
             await self._run_to_end(self._end(group))
+
+    def _ends_at_once(self, group: _Group) -> bool:
+        """Checks whether the end of a group waits for nothing, so that it can't be cancelled half-way."""
+        waits = self._wal.starts_anew or self._kept is not None or self._is_closed
+        return driver_of(group.tx).is_free and not waits
 
     async def _begin_group(self) -> _Group:
         await self._turn.acquire()

@@ -110,7 +110,7 @@ class PostgresDriver:
 
 
 # A batch that takes longer on the event loop is rolled back and repeated in the thread.
-LOOP_SECONDS_MAX = 0.003
+LOOP_SECONDS_MAX = 0.01
 LOOP_CALLS_MAX = 16
 
 

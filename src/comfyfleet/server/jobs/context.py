@@ -148,16 +148,18 @@ class DeferredWrites:
 
     def __init__(self) -> None:
         self._outbox_ids: defaultdict[Database, list[int]] = defaultdict(list)
+        self._delivered_to: set[Database] = set()  # what the outbox rows have changed
         self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
         self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def delete_outbox(self, pool: Database, outbox_ids: Sequence[int]) -> None:
-        """Deletes outbox rows that were delivered."""
+    def delete_outbox(self, pool: Database, outbox_ids: Sequence[int], central: Database) -> None:
+        """Deletes outbox rows that were delivered, once the disk has what they changed in the central database."""
         if outbox_ids:
             self._outbox_ids[pool] += outbox_ids
+            self._delivered_to.add(central)
             self._start()
 
     def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
@@ -199,12 +201,14 @@ class DeferredWrites:
         attempts, self._attempts = self._attempts, defaultdict(dict)
         durations, self._durations = self._durations, defaultdict(list)
         objects, self._objects = self._objects, defaultdict(list)
+        delivered_to, self._delivered_to = self._delivered_to, set()
         for pool in dict.fromkeys([*outbox_ids, *attempts]):
             forgotten, noted = outbox_ids.get(pool, []), [*attempts.get(pool, {}).values()]
             with _logged(
                 f"{len(forgotten)} outbox rows are left to the sweep, "
                 f"and {len(noted)} attempts are not noted"
             ):
+                await asyncio.gather(*(each.persist() for each in delivered_to))
                 await _write_to(pool, forgotten, noted)
         # In one order, so that no two control planes wait for each other's rows.
         for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):

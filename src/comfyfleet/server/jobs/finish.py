@@ -188,7 +188,7 @@ async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, to
     context.previews.forget(ended.job.id)
     if needs_key(ended.job.asked):
         context.partner_keys.drop(ended.job.id)
-    context.deferred.delete_outbox(pool, ended.outbox_ids)
+    context.deferred.delete_outbox(pool, ended.outbox_ids, context.central)
     if ended.has_held:
         await admit_after_end(context, pool, ended.job)
 

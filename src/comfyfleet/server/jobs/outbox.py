@@ -1,6 +1,5 @@
 """Flushes a tenant's outbox: makes the dispatches of the central queue agree with the tenant's job rows."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,13 +23,16 @@ async def flush(
 ) -> None:
     """Delivers what has just been committed. If this is cut off, the sweep does it again.
 
-    The tenant's commit may still be on its way to the disk: when this returns, it has arrived there.
+    When this returns, the disk has the tenant's commit. It may not have the dispatches yet, but the outbox rows stay
+    until it does.
     """
     for job in jobs:
         notify(context, job)
     _drop_keys(context, jobs)
-    await asyncio.gather(pool.persist(), sync_dispatches(context, jobs))
-    context.deferred.delete_outbox(pool, outbox_ids)
+    pool.persist_soon()
+    await sync_dispatches(context, jobs)
+    await pool.persist()
+    context.deferred.delete_outbox(pool, outbox_ids, context.central)
 
 
 def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> None:
@@ -52,7 +54,10 @@ def _drop_keys(context: JobContext, jobs: Sequence[Job]) -> None:
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Adds dispatches for active jobs and ends those of ended jobs. Can be repeated."""
+    """Adds dispatches for active jobs and ends those of ended jobs. Can be repeated.
+
+    Await the central database's `persist` before you delete an outbox row.
+    """
     waiting = [job for job in jobs if job.wants_dispatch]
     _note_models(context, waiting)
     await context.queue.enqueue(
@@ -109,6 +114,7 @@ async def _flush_one(
         job = await store.get(tx, tenant_id, job_id)
     if job:
         await sync_dispatches(context, [job])
+        await context.central.persist()
     async with pool.execute_one() as tx:
         await store.delete_outbox(tx, [outbox_id])
 

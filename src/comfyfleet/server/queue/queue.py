@@ -190,21 +190,21 @@ class DispatchQueue:
         return self._matcher.switch_costs
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
-        """Adds dispatches, commits, wakes those who wait for them, and returns those that are new."""
+        """Adds dispatches, commits, wakes those who wait for them, and returns those that are new.
+
+        On SQLite, a power cut can undo it until the database's `persist`.
+        """
         if not new:
             return []
-        added = await self._enqueues.ask(new)
-        await self._db.persist()
-        return added
+        return await self._enqueues.ask(new)
 
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
         """Completes a dispatch. Repeating it with the same token succeeds; another token raises
-        LeaseLost.
+        LeaseLost. On SQLite, a power cut can undo it until the database's `persist`.
         """
         await self._completes.ask(Completion(dispatch_id, token, duration))
-        await self._db.persist()
 
     async def extend(
         self, dispatch_id: int, token: UUID, *, started: bool, worker_id: str | None = None
