@@ -1,5 +1,6 @@
 """Submit and status go past the framework, and no customer can tell from the answers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(
         f"{JOBS}/{job_id}/",
         f"{JOBS}/{job_id}?wait=-1",
         f"{JOBS}/{job_id}?wait=no",
+        f"{JOBS}/{job_id}?wait=",
+        f"{JOBS}/{job_id}?wait=61",
+        f"{JOBS}/{job_id}?wait=0",
+        f"{JOBS}/{job_id}?wait=0&wait=-1",
+        f"{JOBS}/{job_id}?other=1",
     ]
     direct, declared = create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))
     async with client_on(direct, customer.key) as here, client_on(declared, customer.key) as there:
@@ -141,6 +147,19 @@ async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(
             for method in ("GET", "POST", "HEAD", "PUT"):
                 want = await there.request(method, path)
                 assert told(await here.request(method, path)) == told(want), (method, path)
+
+
+async def test_a_job_is_waited_for_past_the_framework(effect_setup: EffectSetup) -> None:
+    customer = await effect_setup.customer()
+    path = f"{JOBS}/{await customer.job(effect_setup.draw)}"
+    app = create_app(effect_setup.plane)
+    async with client_on(app, customer.key) as client:
+        app.router.routes.clear()  # the framework answers nothing any more
+        assert (await client.get(path, params={"wait": 1.5})).status_code == 404
+        waiting = asyncio.ensure_future(client.get(path, params={"wait": 60}))
+        await effect_setup.work()
+        done = await asyncio.wait_for(waiting, 30)
+    assert done.json()["status"] == "completed"
 
 
 async def test_a_key_may_do_past_the_framework_only_what_its_scopes_say(

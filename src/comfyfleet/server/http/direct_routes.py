@@ -31,6 +31,8 @@ MISSING = {"type": "missing", "loc": BODY, "msg": "Field required", "input": Non
 # An id at the end of a path, as we write ids: one that is written otherwise goes the framework's way.
 _WITH_ID = re.compile("(.*/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID_CHARACTERS = 36
+# The only query that is read here: seconds to wait, as most clients write them.
+_WAIT = re.compile(rb"wait=([1-5]?[0-9]|60)")
 _PARAMETER = re.compile(r"\{\w+\}$")
 
 
@@ -53,6 +55,7 @@ _PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
     "job_id": lambda call: UUID(call.scope["path"][-_ID_CHARACTERS:]),
     "idempotency_header": lambda call: _text(call.scope, b"idempotency-key"),
     "if_none_match": lambda call: _header(call.scope, b"if-none-match").decode("latin-1"),
+    "wait": lambda call: float(call.scope["query_string"].removeprefix(b"wait=") or 0),
 }
 
 
@@ -69,6 +72,7 @@ class DirectRoute:
         self._parameters = [
             (name, _PARAMETER_SOURCES[name]) for name in names if name in _PARAMETER_SOURCES
         ]
+        self.takes_wait = "wait" in names
         self._require = _requirement(declared.endpoint)
 
     async def answer(self, plane: ControlPlane, scope: Scope, receive: Receive) -> Response:
@@ -124,11 +128,12 @@ class DirectRoutes:
             await response(scope, receive, send)
 
     def _route(self, scope: Scope) -> DirectRoute | None:
-        path: str = scope["path"]
-        if scope["query_string"] or path.endswith("/"):
+        path, query = scope["path"], scope["query_string"]
+        if path.endswith("/") or (query and not _WAIT.fullmatch(query)):
             return None
         found = _WITH_ID.fullmatch(path)
-        return self._routes.get((scope["method"], found[1] if found else path))
+        route = self._routes.get((scope["method"], found[1] if found else path))
+        return route if route is None or route.takes_wait or not query else None
 
 
 def _fill_response(response: Response, answer: BaseModel) -> Response:
