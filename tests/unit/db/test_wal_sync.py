@@ -86,6 +86,23 @@ async def test_an_error_of_the_disk_is_reported_and_the_next_sync_tries_again() 
     await syncs.close()
 
 
+async def test_what_may_be_synced_later_goes_with_the_next_sync_or_when_it_is_due() -> None:
+    disk = Disk()
+    disk.allowed.release(10)
+    syncs = WalSync("some.db", asyncio.Lock(), disk.sync)
+    syncs.note_commit()
+    syncs.begin(within_seconds=0.05)
+    await syncs.sync()  # of somebody who waits
+    assert disk.begun == 1
+    await eventually(lambda: syncs._timer is None)
+    assert disk.begun == 1
+    syncs.note_commit()
+    syncs.begin(within_seconds=0.01)
+    assert disk.begun == 1
+    await eventually(lambda: disk.begun == 2)
+    await syncs.close()
+
+
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     database = open_database(f"sqlite:///{tmp_path / 'some.db'}")

@@ -566,9 +566,9 @@ class Database:
         self._writing = GroupCommit(engine, self.turn, self.wal)
         self._connections = ConnectionPool(engine, limits)
 
-    def persist_soon(self) -> None:
+    def persist_soon(self, within_seconds: float = 0.0) -> None:
         """Begins to write commits to the disk without waiting for it, see `persist`."""
-        self.wal.begin()
+        self.wal.begin(within_seconds)
 
     async def persist(self) -> None:
         """Returns once everything that was committed here before this call is on the disk.

@@ -77,6 +77,7 @@ class WalSync:
         self._waiting: asyncio.Future[None] | None = None  # for the sync that begins next
         self._running: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for a sync that may begin later
         self._thread: ThreadPoolExecutor | None = None
 
     def note_commit(self) -> None:
@@ -97,10 +98,19 @@ class WalSync:
         finally:
             self._checkpoint = None
 
-    def begin(self) -> None:
+    def begin(self, within_seconds: float = 0.0) -> None:
         """Begins to write what was committed to the disk, for which nobody waits."""
-        if self._is_dirty:
+        if not self._is_dirty:
+            return
+        if not within_seconds:
             self._next()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(within_seconds, self._begin_due)
+
+    def _begin_due(self) -> None:
+        self._timer = None
+        self.begin()
 
     async def sync(self) -> None:
         """Returns once everything that was committed before this call is on the disk.
@@ -143,6 +153,8 @@ class WalSync:
         await asyncio.get_running_loop().run_in_executor(self._thread, act, path)
 
     async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         running = [task for task in (self._pump, self._checkpoint) if task is not None]
         if running:
             await asyncio.wait(running)

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 # Seconds until a job is tried again whose tenant's database is away: about as long as the outage has lasted. When
 # it ends, these jobs are tried at once.
 DELAY_SECONDS_MIN, DELAY_SECONDS_MAX = 2.0, 30.0
+# A lease is written to the disk within this time, for which nobody waits.
+LEASE_SYNC_SECONDS = 0.25
 # So many leases may turn out to belong to ended jobs before the worker is told to come again.
 LEASES_TRIED_MAX = 50
 
@@ -92,9 +94,10 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     try:
         pool = await context.pool_of(lease.tenant_id)
         job = await context.payload_reads.run(pool, _start(context, pool, lease))
-        # Not awaited: if a power cut undoes the lease in these milliseconds, the job runs again.
-        context.central.persist_soon()
-        pool.persist_soon()
+        # Not awaited: if a power cut undoes the lease before that, the job runs again. The end of a short job
+        # is on the disk sooner, and includes this.
+        for database in (context.central, pool):
+            database.persist_soon(LEASE_SYNC_SECONDS)
         if job is None:
             context.notifier.tell(lease.job_id)
             await _sync_dispatch(context, pool, lease)
