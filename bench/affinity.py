@@ -376,7 +376,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", default="", help="only scenes whose names contain this text")
     options.add_argument("--quick", action="store_true", help="one round, no flood")
-    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
+    options.add_argument("--check", action="store_true", help="fail if a limit is missed")
     arguments = options.parse_args()
     is_met = affinity(1 if arguments.quick else arguments.rounds, arguments.seed, arguments.only)
     if not arguments.quick and not arguments.only:

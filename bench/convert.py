@@ -55,7 +55,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--quick", action="store_true", help="few workflows, one round")
-    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
+    options.add_argument("--check", action="store_true", help="fail if a limit is missed")
     arguments = options.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
     logging.disable(logging.CRITICAL)  # comfy-cli logs every workflow that it can't convert

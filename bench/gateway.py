@@ -229,10 +229,10 @@ async def latency(running: Servers, count: int) -> dict[str, list[float]]:
 
 async def throughput(running: Servers, load: Flood) -> float:
     """Returns the gateway's throughput as a share of the direct throughput."""
-    print(f"{load.prompts} prompts of {load.step_ms} ms at once", flush=True)
-    rates: dict[str, list[float]] = {"by hand": [], "gateway": []}
+    print(f"{load.prompts} prompts of {load.step_ms} ms in parallel", flush=True)
+    rates: dict[str, list[float]] = {"direct": [], "gateway": []}
     for _ in range(load.rounds):
-        for name, urls in (("by hand", running.engines), ("gateway", [running.gateway])):
+        for name, urls in (("direct", running.engines), ("gateway", [running.gateway])):
             before = running.cpu_seconds()
             rates[name].append(await flood(urls, load.prompts, load.step_ms))
             spent = {
@@ -241,10 +241,10 @@ async def throughput(running: Servers, load: Flood) -> float:
             }
             cpu = ", ".join(f"{part} {ms:.1f}" for part, ms in spent.items())
             print(
-                f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms a prompt: {cpu}", flush=True
+                f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms per prompt: {cpu}", flush=True
             )
-    part = statistics.median(rates["gateway"]) / statistics.median(rates["by hand"])
-    print(f"  {part:.2f} of by hand; {os.cpu_count()} cores", flush=True)
+    part = statistics.median(rates["gateway"]) / statistics.median(rates["direct"])
+    print(f"  {part:.2f} of the direct throughput; {os.cpu_count()} cores", flush=True)
     return part
 
 
@@ -281,7 +281,7 @@ async def polls(running: Servers, load: Load) -> None:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
                 await fill_history(http, url, size)
                 spent[name] = await poll_costs(http, running, part, load.polls)
-        print(f"{size} prompts in the history: CPU ms a poll, {', '.join(sides)}")
+        print(f"{size} prompts in the history: CPU ms per poll, {', '.join(sides)}")
         for name, direct in spent["direct"].items():
             print(f"  {name:24} {direct:7.2f} {spent['gateway'][name]:7.2f}", flush=True)
 
@@ -354,7 +354,7 @@ def main() -> int:
     exit_on_sigterm()
     overhead, part = measure(QUICK if is_quick() else WHOLE)
     print(f"median overhead {overhead:.1f} ms (at most {OVERHEAD_MS_MAX:.0f})")
-    print(f"throughput {part:.2f} of by hand (at least {THROUGHPUT_MIN})")
+    print(f"throughput {part:.2f} of the direct one (at least {THROUGHPUT_MIN})")
     return exit_status(is_met=overhead <= OVERHEAD_MS_MAX and part >= THROUGHPUT_MIN)
 
 

@@ -71,7 +71,7 @@ class Pair(NamedTuple):
     plain: float
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{self.ours:.2f} s, the program {self.plain:.2f} s: {self.ours / self.plain:.3f} x"
 
 
@@ -360,8 +360,8 @@ def rounds() -> bool:
         pair = opened.compare(looped, by_rounds, LOOP_ROUNDS, JOB_MS)
     per_round = 1000 * (pair.ours - pair.plain) / LOOP_ROUNDS
     print(
-        f"a loop of {LOOP_ROUNDS} rounds, {JOB_MS} ms each: {pair.told}, {per_round:.1f} ms a round\n"
-        f"  at most {LAYER_MS_MAX:.0f} ms a round"
+        f"a loop of {LOOP_ROUNDS} rounds, {JOB_MS} ms each: {pair.summary}, {per_round:.1f} ms per round\n"
+        f"  at most {LAYER_MS_MAX:.0f} ms per round"
     )
     return per_round <= LAYER_MS_MAX
 
@@ -372,7 +372,7 @@ def items() -> bool:
     per_item = 1000 * (pair.ours - pair.plain) / MAP_ITEMS
     print(
         f"a map of {MAP_ITEMS} items over {ENGINES} engines, {JOB_MS} ms each: "
-        f"{pair.told}, {per_item:.1f} ms an item"
+        f"{pair.summary}, {per_item:.1f} ms per item"
     )
     return True
 
@@ -383,12 +383,12 @@ def compare_layers(opened: Bench, milliseconds: int) -> bool:
     per_layer = 1000 * (ours - plain) / LAYERS
     print(
         f"{LAYERS * WIDTH} nodes in {LAYERS} layers over {ENGINES} engines, {milliseconds} ms each: "
-        f"{pair.told}, {per_layer:.1f} ms a layer"
+        f"{pair.summary}, {per_layer:.1f} ms per layer"
     )
     if milliseconds == 1000:
         print(f"  makespan at most {MAKESPAN_MAX} x")
         return ours / plain <= MAKESPAN_MAX
-    print(f"  at most {LAYER_MS_MAX:.0f} ms a layer")
+    print(f"  at most {LAYER_MS_MAX:.0f} ms per layer")
     return per_layer <= LAYER_MS_MAX
 
 
@@ -401,12 +401,14 @@ def fanout() -> bool:
     small, large = figures[FANOUTS[0]], figures[FANOUTS[-1]]
     growth = (large["total"] / large["jobs"]) / (small["total"] / small["jobs"])
     per_job = 1024 * (large["peak_mb"] - small["peak_mb"]) / (large["jobs"] - small["jobs"])
-    print(f"  memory grows by {per_job:.1f} KB a job (at most {JOB_KB_MAX} KB)")
+    print(f"  memory grows by {per_job:.1f} KB per job (at most {JOB_KB_MAX} KB)")
     return is_within_growth_limit(growth) and per_job <= JOB_KB_MAX
 
 
 def is_within_growth_limit(growth: float) -> bool:
-    print(f"  a job costs {growth:.2f} x of what it costs among 100 (at most {GROWTH_MAX} x)")
+    print(
+        f"  a job takes {growth:.2f} x as long as in a fan-out of {FANOUTS[0]:,} (at most {GROWTH_MAX} x)"
+    )
     return growth <= GROWTH_MAX
 
 
@@ -416,7 +418,7 @@ def fan_out_of(items: int) -> dict[str, float]:
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     print(
         f"fan-out of {items:,}, {figures['jobs']:,} jobs to their end: "
-        f"{figures['total'] / figures['jobs']:.2f} ms a job, start {figures['start']:.0f} ms, "
+        f"{figures['total'] / figures['jobs']:.2f} ms per job, start {figures['start']:.0f} ms, "
         f"then {figures['first']:.2f} ms at first, {figures['last']:.2f} ms at last, "
         f"the end {figures['end']:.0f} ms; peak memory {figures['peak_mb']:.0f} MB"
     )

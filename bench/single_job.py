@@ -259,7 +259,7 @@ def is_within(times_by_side: dict[str, list[JobTimes]]) -> bool:
     before, after = ([job.around_ms for job in jobs] for jobs in times_by_side.values())
     ratio = statistics.median(after) / statistics.median(before)
     worst = percentile(after, 0.99) / statistics.median(after)
-    print(f"\nmedian {ratio:.2f} of before (at most {MEDIAN_MAX}); ", end="")
+    print(f"\nmedian {ratio:.2f} of the previous version's (at most {MEDIAN_MAX}); ", end="")
     print(f"99th percentile {worst:.1f} medians (at most {WORST_MAX:g})")
     return ratio <= MEDIAN_MAX and worst <= WORST_MAX
 
@@ -297,7 +297,7 @@ def main() -> int:
     print_table(times_by_side)
     for name in sides[0].cpu_seconds:
         figures = [1000 * side.cpu_seconds[name] / (rounds * jobs) for side in sides]
-        print(f"{'CPU of a job, ' + name:48}" + "".join(f"{figure:10.1f}" for figure in figures))
+        print(f"{'CPU per job, ' + name:48}" + "".join(f"{figure:10.1f}" for figure in figures))
     return exit_status(is_met=arguments.quick or is_within(times_by_side))
 
 

@@ -41,7 +41,7 @@ def exit_status(*, is_met: bool) -> int:
     """
     if is_met or is_quick():
         return 0
-    print("An aim was missed.")
+    print("A limit was missed.")
     return 1 if "--check" in sys.argv else 0
 
 

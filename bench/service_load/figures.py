@@ -183,6 +183,6 @@ def _several(comparisons: Sequence[ProcessComparison]) -> Table:
             str(comparison.processes),
             f"{one.jobs_per_second:,.0f}",
             f"{one.cpu_ms_per_job:.1f}",
-            comparison.told(),
+            comparison.summary(),
         )
     return table

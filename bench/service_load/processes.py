@@ -24,7 +24,7 @@ class ProcessComparison:
     looks: int
     waits: Counter[str]  # how often a connection was waiting, by cause
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return ", ".join(
             f"{event} {count / max(1, self.looks):.2f}"
             for event, count in self.waits.most_common(3)
