@@ -296,7 +296,7 @@ def stored_graph(plane: ApiSession, what: str) -> Graph:
 
 
 def _drawn(plane: ApiSession, what: str) -> tuple[Any, Mapping[str, NodeMark]]:
-    """Returns the document of a graph. For a run, also returns the states of its nodes."""
+    """Returns the document of a graph, or the document of a run with the states of its nodes."""
     try:
         run_id = UUID(what)
         answer = plane.get("graph-runs", run_id, document=True, executions=1_000)

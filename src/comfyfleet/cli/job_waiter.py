@@ -80,7 +80,7 @@ def retry_while_away(
             sleep(PAUSE_SECONDS)
 
 
-# What a person must do after an error that ends a wait immediately.
+# Instructions for errors that end a wait immediately.
 _REMEDIES = {
     "insufficient_tokens": "Add tokens to the wallet, then try again.",
     "workflow_withdrawn": "Ask the operator to offer the workflow again, or use another one.",
@@ -89,7 +89,7 @@ _REMEDIES = {
 
 @contextmanager
 def person_needed_if_refused(*, waits: bool) -> Iterator[None]:
-    """For commands that wait, replaces errors that only a person can resolve with PersonNeeded."""
+    """Replaces errors that only a person can resolve with PersonNeeded, for commands that wait."""
     try:
         yield
     except FleetError as error:

@@ -27,7 +27,7 @@ LINES_MAX = 1_000
 WRITE_BYTES_MAX: int = getattr(select, "PIPE_BUF", 512)
 # Fields of every record. Others were passed in `extra`.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# Their messages below a warning are only useful to their developers.
+# Messages of these loggers below a warning are only useful to their developers.
 _NOISY_LOGGERS = (
     "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
     "uvicorn", "websockets",

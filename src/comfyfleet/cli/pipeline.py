@@ -256,7 +256,7 @@ def _watch(
     context: CliContext,
     folder: ExportFolder | None = None,
 ) -> PersonNeeded | None:
-    """Waits until the run has nothing left to do without a person, and saves candidates as they are
+    """Waits until the run can't continue without a person, and saves candidates as they are
     completed.
 
     Returns what a person must do, if that is why the run stopped."""
@@ -344,7 +344,7 @@ def _made_count(run: PipelineRun) -> int:
 
 def _tell_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
     """Prints changes. A terminal always shows the problem, but a log would show nothing until the
-    end. On a terminal, also prints how to answer the run's question."""
+    end. A terminal gets instructions for the run's question as well."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
         context.warn(f"run {run.id} is waiting: {run.trouble}")
@@ -637,8 +637,8 @@ def candidates(
 
 
 def _exact(score: float | None) -> str | None:
-    """Formats a score with as many digits as thresholds can have. For example, 0.366 must not
-    appear as 0.4 if 0.4 is a threshold."""
+    """Formats a score with as many digits as a threshold can have. Otherwise, 0.366 could appear as
+    0.4."""
     return None if score is None else f"{score:g}"
 
 

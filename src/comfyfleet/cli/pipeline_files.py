@@ -132,7 +132,7 @@ def write_sheet(
 
 
 def _plain(label: str) -> str:
-    """Replaces letters that Pillow's built-in font doesn't have."""
+    """Replaces letters that are missing from Pillow's built-in font."""
     return label.encode("latin-1", "replace").decode("latin-1")
 
 

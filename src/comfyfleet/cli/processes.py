@@ -143,7 +143,7 @@ class ProcessSupervisor:
         self._folder = folder
         self._count = count
         self._places: dict[int, _Running] = {}
-        # by number, including processes that are starting or being replaced
+        # processes by number, including starting and replaced ones
         self._living: dict[int, _Running] = {}
         self._numbers: set[int] = set()  # numbers of living and starting processes
         self._starting: set[asyncio.Task[None]] = set()
@@ -259,8 +259,8 @@ class ProcessSupervisor:
             delay = BACK_OFF_SECONDS_MAX
 
     def _serving_when_ready(self, new: _Running) -> None:
-        """Passes connections to the process as soon as it is ready. If it ends first, another one
-        is started."""
+        """Passes connections to the process as soon as it is ready. If it ends first, it is
+        restarted."""
 
         async def serve_when_ready() -> None:
             if await new.is_ready(self._stop):

@@ -433,7 +433,7 @@ def _warned(edit: Edit, context: CliContext) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The result of a row's run. `error` is None if it succeeded."""
+    """The result of a row's run. `error` is None after a success."""
 
     number: int
     seconds: float
@@ -496,7 +496,7 @@ class BatchRun:
 
 
 def batch_table(ended: Sequence[RowResult], unit: str) -> TextTable:
-    """Formats the results. Files and shown texts have separate columns, so that a script can read
+    """Formats the results. Files and text values have separate columns, so that a script can read
     the files."""
     with_shown = ("shown",) if any(row.shown for row in ended) else ()
     listing = TextTable((unit, "seconds", "result", *with_shown), right=(unit, "seconds"))
@@ -609,7 +609,7 @@ def _run(
 
 @contextmanager
 def _errors_as_events(results: ResultOptions, context: CliContext) -> Iterator[None]:
-    """With --json, writes an error that ends the command as the last event."""
+    """Writes an error that ends the command as the last event, if --json is set."""
     try:
         yield
     except FleetError as error:
@@ -693,7 +693,7 @@ class _RunCommand:
             with reporter:
                 asyncio.run(self._batch(batch, base, reporter))
         finally:
-            # Also after Ctrl-C, because earlier rows have results.
+            # Print the table even after Ctrl-C, because earlier rows have results.
             if not self.results.as_json:
                 batch_table(batch.ended, batch.unit).print_on(self.context.out)
         batch.check()

@@ -221,8 +221,8 @@ def find_inputs(
     beside: Path | None,
     exposed: Sequence[ExposedInput] = (),
 ) -> FileInputs:
-    """Returns the files to upload: those given by name or kind, and those that the prompt names and
-    that exist in `beside`."""
+    """Returns the files to upload. They were given by name or kind, or the prompt names them and
+    they exist in `beside`."""
     inspection = inspect(Opened("json", None, prompt), object_info)
     places: dict[Place, Path] = {}
     for kind, path in media.items():
@@ -346,7 +346,7 @@ BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 RUN_SECONDS_MAX = 7 * 24 * 3600.0
 SILENCE_SECONDS_MAX = 300.0
-# short, because users want to see soon how many prompts are ahead of theirs
+# short, because users want to see their position in the queue early
 FIRST_LOOK_SECONDS = 0.5
 
 
@@ -525,7 +525,7 @@ FINAL_ERRORS = (RunFailed, PromptRefused, RunLost)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A prompt and the data it needs. `workflow` is embedded in the images, as the editor does."""
+    """A prompt and the data it needs. `workflow` is embedded in the images, like in the editor."""
 
     prompt: Prompt
     uploads: tuple[FileUpload, ...]

@@ -271,7 +271,7 @@ def restrict_permissions(data: Path, context: CliContext) -> None:
     """Restricts databases and files to this user, because they contain customers' data and the key
     that signs URLs."""
     os.umask(PRIVATE)
-    # Windows has no such permissions, so every folder would appear to be open.
+    # Windows doesn't have these permissions, so every folder would appear to be open.
     if sys.platform != "win32" and data.is_dir() and data.stat().st_mode & 0o007:
         context.warn(
             f"other users of this machine can access {data}; restrict it with: chmod 700 {data}"

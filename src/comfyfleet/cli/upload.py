@@ -21,7 +21,7 @@ MEDIA = ("image", "video", "audio")
 def parse_values(
     texts: Sequence[str], properties: Sequence[Mapping[str, Any]], slug: str
 ) -> dict[str, Any]:
-    """Parses texts of the form `name=value`. The control plane checks the values itself."""
+    """Parses strings of the form `name=value`. The control plane checks the values itself."""
     known = {str(prop["name"]): prop for prop in properties}
     values = {}
     for text in texts:
@@ -35,7 +35,7 @@ def parse_values(
 def parse_files(
     texts: Iterable[str], properties: Sequence[Mapping[str, Any]], slug: str
 ) -> dict[str, Path]:
-    """Parses texts of the form `name=path`. All files must exist before anything is sent."""
+    """Parses strings of the form `name=path`. All files must exist before anything is sent."""
     known = {str(prop["name"]): prop for prop in properties if prop.get("type") in MEDIA}
     files = {}
     for text in texts:
@@ -100,8 +100,8 @@ def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
 
 
 def variables_from(plane: ApiSession, texts: Sequence[str]) -> dict[str, Any]:
-    """Parses texts of the form `name=value`, as JSON or text. Uploads `@FILE` values after checking
-    that all files exist."""
+    """Parses strings of the form `name=value`, as JSON or text. Uploads `@FILE` values after
+    checking that all files exist."""
     values = dict(_split(text, "--set", "name=value") for text in texts)
     files = {
         name: require_file(Path(value[1:])) for name, value in values.items() if value[:1] == "@"

@@ -239,7 +239,7 @@ async def _work(
             except OSError as error:
                 raise InvalidInput(
                     f"--metrics: {metrics[0]}:{metrics[1]} can't listen on this address: {error.strerror}",
-                    hint="The port may be in use by another process or worker. Use another one.",
+                    hint="Another process or worker may be using the port. Use a different port.",
                 ) from error
         stack.enter_context(stop_on_signals(pack.stop, settings.grace_seconds))
         await pack.work()

@@ -365,7 +365,7 @@ class ConversionOptions:
     unknown: Annotated[
         Literal["drop", "keep"],
         Parameter(
-            help="Without --strict, leave out nodes of unknown types, or send them like the editor does.",
+            help="Without --strict, leave out nodes of unknown types, or send them unchanged, like the editor.",
         ),
     ] = "drop"
     reachable_only: Annotated[

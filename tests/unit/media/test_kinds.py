@@ -155,7 +155,7 @@ def test_sound_alone_may_come_in_a_films_container() -> None:
 
 
 def test_a_wrong_claim_is_told_with_what_was_found() -> None:
-    with pytest.raises(InvalidInput, match="said to be image/png, and is image/jpeg"):
+    with pytest.raises(InvalidInput, match="announced as image/png, but it is image/jpeg"):
         check_claim("image/png", b"\xff\xd8\xff\xe0")
     with pytest.raises(InvalidInput, match="an unknown type"):
         check_claim("image/png", b"<script>")

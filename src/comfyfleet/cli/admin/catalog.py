@@ -155,7 +155,7 @@ def show_workflow(
 def workers(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """List the workers of its fleets, and what each lacks to run it."""
+    """List the workers of its fleets, with the missing requirements of each."""
     with connect(options, context) as plane:
         answer = plane.get("workflows", slug, "workers")
     if options.as_json:
@@ -225,8 +225,7 @@ def _document(file: str, context: CliContext) -> dict[str, Any]:
 
 
 def read_registrations(path: Path, only: str | None, context: CliContext) -> list[dict[str, Any]]:
-    """Reads a file that describes several workflows. Returns the request body of each, or only of
-    one."""
+    """Reads a file that describes several workflows. Returns their request bodies."""
     entries = read_structure(path)
     if not isinstance(entries, dict) or not entries:
         raise InvalidInput(f"{path} must map workflow slugs to their descriptions")
@@ -292,7 +291,7 @@ def change_workflow(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Change the terms of a workflow without a new version."""
+    """Change the settings of a workflow without a new version."""
     options_by_field = {"output": output_rule, "ai_mark": ai_mark}
     changes = {name: value for name, value in options_by_field.items() if value is not None}
     if not changes:
@@ -382,7 +381,7 @@ def _registered(answer: dict[str, Any], context: CliContext) -> None:
 
 
 effects_app = App(
-    name="effects", help="What customers choose: a workflow with a price and preset values."
+    name="effects", help="Effects that customers choose: workflows with a price and preset values."
 )
 EffectSlug = Annotated[str, Parameter(help="The effect's slug.")]
 EFFECT_COLUMNS = (

@@ -122,7 +122,7 @@ def revoke_operator(
 fleets_app = App(name="fleets", help="Groups of interchangeable workers: create, limit, assign.")
 PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
-Stage = Annotated[str, Parameter(help="Its stage.")]
+Stage = Annotated[str, Parameter(help="The fleet's stage.")]
 FLEET_COLUMNS = (
     "slug",
     "stage",
@@ -293,7 +293,7 @@ def approval(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class FleetPromptOptions:
-    """The changes to a fleet's prompt terms."""
+    """The changes to a fleet's prompt settings."""
 
     is_open: Annotated[
         bool | None,
@@ -353,7 +353,7 @@ def prompts(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show or change the terms for prompts that ComfyUI clients run on a fleet."""
+    """Show or change a fleet's settings for prompts of ComfyUI clients."""
     changes = changed_terms(options_to_change)
     # A fleet has either a fixed price or a price per second.
     if changes.get("price_tokens") is not None:
@@ -560,9 +560,9 @@ def list_dispatches(
         Literal["queued", "leased", "completed", "failed", "cancelled"] | None,
         Parameter(help="Only these."),
     ] = None,
-    workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None,
-    worker: Annotated[str | None, Parameter(help="Only of this worker.")] = None,
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None,
+    workflow: Annotated[str | None, Parameter(help="Show only this workflow.")] = None,
+    worker: Annotated[str | None, Parameter(help="Show only this worker.")] = None,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Show only this tenant.")] = None,
     before: Annotated[int | None, Parameter(help="Only dispatches with a lower id.")] = None,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,

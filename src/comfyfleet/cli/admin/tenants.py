@@ -111,8 +111,8 @@ class JobFilterOptions:
         Literal["queued", "processing", "completed", "failed", "cancelled"] | None,
         Parameter(help="Only these."),
     ] = None
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None
-    workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Show only this tenant.")] = None
+    workflow: Annotated[str | None, Parameter(help="Show only this workflow.")] = None
     worker: Annotated[
         str | None, Parameter(help="Only jobs whose last lease was with this worker.")
     ] = None
@@ -448,7 +448,7 @@ def create_key(
 @keys_app.command
 def revoke(
     tenant: TenantId,
-    key: Annotated[str, Parameter(help="The key's id, as list shows it.")],
+    key: Annotated[str, Parameter(help="The key's id, from `list`.")],
     /,
     *,
     user: UserId = None,
@@ -520,7 +520,7 @@ def show_tenant(
         print_fields(answer, context)
     if problem is not None:
         raise Unavailable(
-            f"its users and balances are in the pool {answer['pool']}: {problem.message}",
+            f"the users and balances in pool {answer['pool']} could not be read: {problem.message}",
             hint="See the control plane's log for the reason.",
         )
     if not options.as_json:

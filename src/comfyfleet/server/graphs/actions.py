@@ -288,7 +288,7 @@ async def get_graph(
 async def _plan(
     graphs: GraphContext, owner: Owner, document: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> RunPlan:
-    """Validates and plans a stored graph again, because its workflows may have changed since."""
+    """Validates and plans a stored graph again, because its workflows may have changed."""
     checked = await check_document(graphs, owner, dict(document))
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
     return await compute(owner.tenant_id, checked.document, checked.plan)

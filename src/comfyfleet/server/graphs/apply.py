@@ -92,7 +92,7 @@ class LoadedRun(NamedTuple):
 
 
 def _stopping_keys(run: GraphRunState) -> frozenset[ExecutionKey]:
-    """Returns the executions of an ended run whose jobs were told to stop. They don't count as in
+    """Returns the executions of an ended run whose jobs are being stopped. They don't count as in
     flight."""
     if not run.status.is_over:
         return frozenset()
@@ -375,7 +375,8 @@ class _DecisionApplier:
     ) -> None:
         now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
         if self.decision.actions:
-            # Lock jobs before the wallet, as the end of a job does. Another order could deadlock.
+            # Lock jobs before the wallet, in the same order as at the end of a job. Another order
+            # could deadlock.
             await jobs.lock(tx, tenant_id, list(self.loaded.jobs))
         results = await reuse.find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
         await self._cancel(tx, self.decision, outcome)
@@ -512,7 +513,7 @@ def run_events(
     new_questions = [
         key
         for key in changed
-        # A question that remains open is the same object. One that is asked again is a new object.
+        # An open question remains the same object. A repeated question is a new object.
         if key in run.asking and run.record(key).question is not before.run.record(key).question
     ]
     return [_question_event(after, key, common) for key in sorted(new_questions)]

@@ -53,7 +53,7 @@ class EffectTerms:
 
 
 class BackendNeed(NamedTuple):
-    """What a job needs from a backend: a workflow, and the models that the job selects."""
+    """The backend requirements of a job: a workflow, and the models that the job selects."""
 
     slug: str
     choices: tuple[ModelUse, ...] = ()
@@ -82,8 +82,7 @@ class WorkflowFacts:
         return next((prop for prop in self.properties if prop.name == name), None)
 
     def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
-        """Returns what a job with these values needs from a backend, as far as the values are
-        known."""
+        """Returns the backend requirements of a job with these values, as far as they are known."""
         return BackendNeed(
             self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
         )
@@ -164,7 +163,7 @@ def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
 def catalogue_of(
     workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
 ) -> GraphCatalogue:
-    """Builds a catalogue. Entries that have effect terms are effects, all others workflows."""
+    """Builds a catalogue. Entries with effect settings are effects, all others workflows."""
     by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
     effects: dict[str, WorkflowFacts] = {}
     for facts in workflows:

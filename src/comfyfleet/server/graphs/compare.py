@@ -24,9 +24,9 @@ from comfyfleet.server.graphs.run import ExecutionStatus, GraphRunState, RunRow
 
 VALUE_CHARACTERS_MAX = 300
 VALUES_MAX = 2_000  # values in one report
-LEAVES_MAX = 10_000  # values of one run's inputs, nodes or outputs that are compared individually
+LEAVES_MAX = 10_000  # individually compared values of a run's inputs, nodes or outputs
 DEPTH_MAX = 30
-NAME_CHARACTERS_MAX = 64  # of one part of a path
+NAME_CHARACTERS_MAX = 64  # limit for a single path segment
 HASH_DIGITS = 12  # digits of a content hash that are shown
 SAME_SECONDS = 0.1  # times that differ by at most this are equal,
 SAME_PART = 0.1  # and so are times that differ by at most this fraction
@@ -36,7 +36,7 @@ _OWN_FIELDS = frozenset({"prompt_id", "execution_time"})
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts about a run that a comparison uses."""
+    """The data about a run that is needed for a comparison."""
 
     head: RunRow
     plan: RunPlan
@@ -57,8 +57,7 @@ Hashes = Mapping[str, str]  # content hashes by file id
 def compare_runs(
     a: RunFacts, b: RunFacts, hashes: Hashes, *, with_same: bool = False
 ) -> RunComparison:
-    """Compares two runs. `hashes` has the content hashes of the files in both runs, as far as they
-    are known."""
+    """Compares two runs. `hashes` has the known content hashes of the files in both runs."""
     compared = list(_compared(_values(a, hashes), _values(b, hashes)))
     listed = [value for value in compared if with_same or not value.is_same]
     same = sum(value.is_same for value in compared)

@@ -278,8 +278,8 @@ def _withdraw_questions(draft: RunDraft) -> None:
 
 
 def _is_served(draft: RunDraft, node: WorkflowNode, record: ExecutionRecord) -> bool:
-    """Checks whether the requested backend can run the node now. Without a requested backend,
-    checks whether any backend can."""
+    """Checks whether the requested backend, or any backend if none is requested, can run the node
+    now."""
     need = draft.plan.workflows[node.id].need_for(record.inputs or {})
     backends = draft.environment.backends
     requested = record.chosen or node.backend_affinity
@@ -295,7 +295,7 @@ def new_run(
 
 
 def deadline_from(plan: RunPlan, now: datetime) -> datetime | None:
-    """Returns the deadline of a run that is started or retried now. None means no deadline."""
+    """Returns the deadline for a run that starts or is retried now. None means no deadline."""
     seconds = plan.graph.deadline_seconds
     return None if seconds is None else now + timedelta(seconds=seconds)
 
@@ -380,8 +380,7 @@ def decide_retry(
 def decide_rerun(
     plan: RunPlan, run: GraphRunState, earlier: EarlierRun, environment: Environment
 ) -> RerunDecision:
-    """Starts a run with the results of an earlier one. Starts no jobs, which is left to the next
-    decision."""
+    """Starts a run with the results of an earlier one. The next decision starts the jobs."""
     draft = RunDraft(plan, run, replace(environment, in_queue_max=0), earlier)
     _begin(draft)
     return RerunDecision(_decided(draft), frozenset(draft.kept))

@@ -96,7 +96,7 @@ class RunDraft:
         slice_max: int | None = None,
         in_loop_max: int | None = None,
     ) -> None:
-        """`slice_max` limits the notifications, and separately the starts, of one decision. None
+        """`slice_max` limits the notifications of a decision and, separately, its starts. None
         means no limit. DecisionTooLong is raised after `in_loop_max` expression steps."""
         self.plan = plan
         self.slice_max = slice_max

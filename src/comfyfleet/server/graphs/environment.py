@@ -33,8 +33,7 @@ OFFERS_MAX = 500
 
 
 async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalogue:
-    """Reads the named effects and workflows. Leaves out unknown ones and those that aren't
-    offered."""
+    """Reads the named effects and workflows. Leaves out any that are unknown or not offered."""
     references = {
         (reference.effect, reference.workflow if reference.effect is None else "")
         for reference in named

@@ -270,7 +270,7 @@ def items_to_pick(value: Any) -> list[Any] | None:
 
 
 def picked_value(value: Any, picked: Sequence[int] | None) -> Any:
-    """Returns the picked part of a value. Returns all of it if `picked` is None."""
+    """Returns the picked part of a value, or the whole value if `picked` is None."""
     items = items_to_pick(value)
     if picked is None or items is None:
         return value
@@ -300,7 +300,7 @@ def _is_unreached(value: Any, arrived: Mapping[str, Any]) -> bool:
 
 
 def _values(draft: RunDraft, node: ValueNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Computes the values. Leaves out those whose templates read a value that will never arrive."""
+    """Computes the values. Leaves out any whose template reads a value that will never arrive."""
     values: dict[str, Any] = {}
     for name, value in node.values.items():
         if _is_unreached(value, arrived):

@@ -230,7 +230,7 @@ class RunPlan:
     members: Mapping[str, tuple[str, ...]]
     bundles: frozenset[str]  # nodes whose `outputs` port is read
     source: GraphDefinition  # the graph as it was written, before expansion
-    library: GraphLibrary  # its subgraphs
+    library: GraphLibrary  # the subgraphs that it contains
 
     def node(self, node: str) -> Node:
         return self.graph.nodes[node]
@@ -245,8 +245,8 @@ class RunPlan:
         return self.shape.scopes[node]
 
     def lane(self, node: str) -> str:
-        """Returns the innermost map around a node that limits its concurrent jobs. Empty if there
-        is none."""
+        """Returns the innermost map around a node that limits its concurrent jobs, or an empty
+        string."""
         return max(
             (lane for lane in self.graph.lanes if node.startswith(lane)), key=len, default=""
         )
@@ -362,7 +362,7 @@ class RunQuote:
     executions_max: int = 0
     # workflows without a known duration, which count as 0 s
     unknown_durations: tuple[str, ...] = ()
-    warnings: tuple[DocumentProblem, ...] = ()  # nodes that no backend can run now
+    warnings: tuple[DocumentProblem, ...] = ()  # problems that may pass, such as no able backend
 
 
 class _Sum(NamedTuple):
@@ -492,7 +492,7 @@ def _sum(
     ready: dict[str, float] = {}
     running = set(alive)
     for node in plan.shape.order:
-        # A node that isn't reached is skipped, which counts as an execution too.
+        # A node that isn't reached is skipped. A skip counts as an execution.
         executions += prod(
             widths[opener] if opener in running else 0 for opener in plan.scope(node)
         )

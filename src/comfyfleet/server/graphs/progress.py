@@ -28,13 +28,12 @@ class RunProgress(NamedTuple):
     weighted_percent: float  # weighted by the typical duration of each node
     completed_nodes: int
     total_nodes: int
-    # those that a backend is working on; others wait in the queue
+    # running on a backend; queued nodes are not included
     running_nodes: tuple[NodeProgress, ...]
 
 
 def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
-    """Computes the progress of a run. Skipped nodes count as completed, because they have nothing
-    left to do."""
+    """Computes the progress of a run. Skipped nodes count as completed."""
     running = tuple(
         _running(run, key)
         for key in sorted(run.in_flight)

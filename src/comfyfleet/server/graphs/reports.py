@@ -11,7 +11,7 @@ from comfyfleet.server.graphs.compare import RunFacts, compare_runs
 from comfyfleet.server.graphs.timeline import timeline_of
 from comfyfleet.server.media.service import FILES_AT_ONCE_MAX, find_existing
 
-# files of both runs that are compared by content; the rest are compared by id
+# limit for files compared by content; any others are compared by id
 FILES_COMPARED_MAX = 20_000
 
 

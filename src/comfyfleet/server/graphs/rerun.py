@@ -43,7 +43,7 @@ CHANGES_MAX = 100  # properties that a rerun may set
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run whose results are reused, except those of `changed` nodes and their dependents."""
+    """A run whose results are reused, except for `changed` nodes and their dependents."""
 
     plan: RunPlan  # the plan of the new run
     before: RunPlan
@@ -81,7 +81,7 @@ class EarlierRun:
         if isinstance(self.plan.node(key.node), RoundsNode):
             return None  # rounds are decided one by one
         if (key.node in self.plan.bundles) != (key.node in self.before.bundles):
-            return None  # its values must now be combined, or no longer be combined
+            return None  # the node must now combine its values, or must no longer combine them
         if record.status == ExecutionStatus.DONE and record.outputs is not None:
             return record
         # An execution that had its inputs was skipped by a person, who may decide differently now.
@@ -116,7 +116,7 @@ def files_made(record: ExecutionRecord) -> tuple[UUID, ...]:
 
 
 def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKey]) -> int:
-    """Returns the minimum cost of a run that has started with kept results."""
+    """Returns the minimum cost of a run that already has kept results."""
     if run.status.is_over:
         return 0
     has_kept = {key.node for key in kept}
@@ -252,8 +252,8 @@ def _without_unused(document: dict[str, Any], were_used: Collection[str]) -> dic
 
 
 def _used_nodes(document: Mapping[str, Any]) -> set[str]:
-    """Returns the nodes from which a connection starts, or that another node's text may refer
-    to."""
+    """Returns the nodes with outgoing connections, and the nodes that other nodes may refer to by
+    name."""
     used = {_wired_node(wire["from"]) for wire in document.get("connections", ())}
     words = {node["id"]: _words_in(node) for node in document["nodes"]}
     readers = Counter(word for node_words in words.values() for word in node_words)

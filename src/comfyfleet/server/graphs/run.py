@@ -100,7 +100,8 @@ class ValueSize(NamedTuple):
 
 
 NO_SIZE = ValueSize()
-VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)  # inputs and outputs of one node
+# limit for the inputs and outputs of a node
+VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)
 # Enough for 10,000 items with an image each, through input, fan-out, jobs, merge and output.
 RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
 # all output nodes together, because a response contains them in full
@@ -161,7 +162,7 @@ class UserQuestion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """The record of one execution."""
+    """The record of an execution."""
 
     status: ExecutionStatus = ExecutionStatus.PENDING
     waiting: int = 0  # number of sources that are not decided yet
@@ -175,10 +176,10 @@ class ExecutionRecord:
     progress: float = 0.0  # 0 to 1
     current_step: str | None = None
     inputs: Mapping[str, Any] | None = None
-    outputs: Mapping[str, Any] | None = None  # by port; without ports that did not fire
+    outputs: Mapping[str, Any] | None = None  # by port, without ports that did not fire
     error: str | None = None
     traceback: str | None = None
-    notes: tuple[str, ...] = ()  # why it was skipped, or what a condition could not find
+    notes: tuple[str, ...] = ()  # the reason for a skip, or missing data in a condition
     question: UserQuestion | None = None
     reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run produced the result
     asked_at: datetime | None = None  # this and the next refer to the last question
@@ -195,8 +196,8 @@ NEW_RECORD = ExecutionRecord()
 
 
 class ExecutionCounts(NamedTuple):
-    """Counts the executions of one node by status. `expected` grows as the fan-outs around the node
-    are decided."""
+    """Counts a node's executions by status. `expected` grows as the fan-outs around the node are
+    decided."""
 
     expected: int = 0
     done: int = 0
@@ -239,7 +240,7 @@ START = ExecutionKey("")  # stands for the start of a run; its end starts the no
 
 
 class Notifying(NamedTuple):
-    """The progress of notifying the successors of one ended execution."""
+    """The progress of notifying the successors of an ended execution."""
 
     source: ExecutionKey
     number: int  # its `end_number`
@@ -269,8 +270,8 @@ class GraphRunState:
     # compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
-    # The place where a decision stopped early: ended executions that haven't notified their
-    # successors yet, and the one that is doing so.
+    # The place where a decision stopped early: ended executions with pending notifications, and the
+    # one in progress.
     unnotified: tuple[ExecutionKey, ...] = ()
     notifying: Notifying | None = None
     next_end: int = field(default=0, compare=False)  # the `end_number` of the first in `unnotified`
@@ -346,8 +347,8 @@ def place_job(
 
 
 def is_self_hosted(workflow: WorkflowFacts) -> bool:
-    """Checks whether the workflow's jobs run on self-hosted workers. What a cloud can run isn't
-    known here."""
+    """Checks whether the workflow's jobs run on self-hosted workers. The abilities of a cloud are
+    unknown."""
     return workflow.effect is None or workflow.effect.provider == "self_hosted"
 
 
@@ -365,8 +366,8 @@ def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]
 
 
 def alternatives(need: BackendNeed, backends: Iterable[BackendState]) -> tuple[str, ...]:
-    """Returns the online backends that can run this: those with the shortest queue first, then
-    those with the most free GPU memory."""
+    """Returns the online backends that can run this, by shortest queue, then by most free GPU
+    memory."""
     able = [backend for backend in backends if _can_run(backend, need)]
     able.sort(
         key=lambda backend: (backend.queue_depth, -backend.free_gpu_memory_bytes, backend.worker_id)
@@ -477,7 +478,7 @@ class Environment:
 
     now: datetime
     backends: tuple[BackendState, ...] = ()
-    in_queue_max: int = IN_QUEUE_MAX  # concurrent jobs of one run; other executions are held
+    in_queue_max: int = IN_QUEUE_MAX  # limit for a run's concurrent jobs; other executions are held
     priority_min: int = -1_000  # the range that the tenant may use
     priority_max: int = 1_000
     # Recently online backends with the time each was last online, and the time since when this is

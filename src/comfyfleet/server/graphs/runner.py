@@ -110,7 +110,7 @@ OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
 STEPS_AT_ONCE_MAX = 4  # slices per call; the rest is done in turns with other tenants
-# A run that was cut and has changed this recently is being continued by another process.
+# A cut run that changed this recently is being continued by another process.
 CONTINUED_ELSEWHERE = timedelta(seconds=10)
 
 
@@ -146,7 +146,7 @@ async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> Load
 
 
 async def continue_cut_runs(graphs: GraphContext) -> bool:
-    """Makes one slice of a decision for each tenant. Returns whether there is more to do.
+    """Makes one slice of a decision for each tenant. Returns whether any runs remain.
 
     Only runs that were cut in this process are known here. After a restart, the sweep finds the
     others."""
@@ -172,8 +172,8 @@ async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) 
 
 
 def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Checks whether there is more to do now: either the last decision was cut, or there is room
-    for more jobs. There is room if some jobs were refused or reused existing results."""
+    """Checks whether the last decision was cut, or whether there is room for more jobs. There is
+    room if some jobs were refused or reused existing results."""
     return loaded.run.is_cut or _has_room(graphs, loaded)
 
 
@@ -252,7 +252,7 @@ async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRu
 
 
 async def read_outbox(graphs: GraphContext, pool: Database) -> None:
-    """Processes all outbox rows of one pool, page by page, because rows of blocked runs may remain
+    """Processes all outbox rows of a pool, page by page, because rows of blocked runs may remain
     for a long time."""
     after = 0
     while True:
@@ -289,7 +289,7 @@ async def _advance_safely(
             error.message,
         )
     except NotFound:
-        # The run was deleted, so its outbox rows are deleted too.
+        # The run no longer exists, so delete its outbox rows.
         async with pool.transaction() as tx:
             await jobs.delete_outbox(tx, handled_outbox)
     except Exception as error:  # noqa: BLE001 — one run must not block the others

@@ -363,7 +363,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
         "rerun": null(),
         "cut": null(),
     }
-    # A retry clears ended_at, so a run that was retried in the meantime is kept.
+    # A retry clears ended_at. This keeps runs that were retried in the meantime.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
     expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
@@ -659,7 +659,7 @@ async def list_firings(
 
 
 class DayUse(NamedTuple):
-    """What a trigger used on one day."""
+    """A trigger's usage on one day."""
 
     tokens: int = 0
     started: int = 0

@@ -1,5 +1,4 @@
-"""Computes the timeline of a run: what its executions waited for, when they ran, and the critical
-path. Pure.
+"""Computes the timeline of a run: when its executions waited and ran, and the critical path. Pure.
 
 All executions of a node form one row, so a map of ten thousand items is one row as well. The
 critical path leads from the execution that ended last back to the start of the run, each time
@@ -252,7 +251,7 @@ def _executions(timed: RunTimes) -> Iterator[TimedExecution]:
         if ready is None:
             continue
         end = timed.ends.get(key, max(ready, timed.until))
-        # Other nodes are decided as soon as they are ready.
+        # Other nodes are decided immediately when they are ready.
         takes_time = record.asked_at or isinstance(timed.plan.node(key.node), WorkflowNode)
         spans = spans_of(record, ready, end, timed.seconds) if takes_time else []
         yield TimedExecution(key, ready, end, spans)

@@ -348,7 +348,7 @@ def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[Documen
 
 
 def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
-    """Returns what a node needs from a backend. Values that arrive over connections are not known
+    """Returns the backend requirements of a node. Values that arrive over connections are not known
     yet."""
     unknown = {
         port: ""
@@ -395,8 +395,8 @@ def _affinity_problems(
     graph: GraphDefinition,
     catalogue: GraphCatalogue,
 ) -> Iterator[DocumentProblem]:
-    """Checks affinities. An offline backend isn't a problem. Without a fallback, a removed backend
-    is."""
+    """Checks affinities. An offline backend is acceptable, but a removed one is a problem without a
+    fallback."""
     if node.backend_affinity is None:
         return
     targets = [

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 FILES_PER_PAGE = 100
 AT_ONCE_MAX = 4
 ANNOUNCED_FOR = timedelta(days=1)
-# Only small videos made by workers are probed, because a demuxer must not process untrusted
+# Only small media files made by workers are probed, because a demuxer must not process untrusted
 # uploads.
 FILM_BYTES_MAX = 64 * 1024**2
 OUTPUTS = "/ai-jobs/"
