@@ -275,6 +275,22 @@ def test_the_same_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert secret.stat().st_mode & 0o077 == 0
 
 
+def test_up_creates_its_data_folder_if_databases_and_files_are_elsewhere(tmp_path: Path) -> None:
+    elsewhere = {
+        "COMFYFLEET_CENTRAL_DATABASE_URL": f"sqlite:///{tmp_path / 'central.sqlite3'}",
+        "COMFYFLEET_TENANT_DATABASE_URLS": f"a=sqlite:///{tmp_path / 'a.sqlite3'}",
+        "COMFYFLEET_STORAGE_URL": (tmp_path / "objects").as_uri(),
+    }
+    assert comfyfleet("db", "upgrade", environ=elsewhere).code == 0
+    data = tmp_path / "new" / "data"
+    arguments = ("up", "--port", "0", "--no-worker", "--data", str(data))
+    with started(*arguments, folder=tmp_path, **elsewhere) as running:
+        assert admin_of(running)("fleets", "list").code == 0
+        assert running.stop() == 0
+    assert data.stat().st_mode & 0o077 == 0
+    assert (data / "fleet.secret").is_file()
+
+
 def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
         admin = admin_of(running)

@@ -159,6 +159,14 @@ def up(
     context.say("Stopped")
 
 
+def _make_folder(data: Path) -> None:
+    """Creates the data folder. It holds secrets even if databases and files are elsewhere."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{data} can't be used: {error.strerror or error}") from error
+
+
 def _backend_urls(addresses: Sequence[str], own_port: int) -> tuple[str, ...]:
     """Returns the address of each ComfyUI once. Raises InvalidInput for invalid addresses."""
     urls = dict.fromkeys(
@@ -210,6 +218,7 @@ class _AllInOne:
             settings = replace(settings, show_backends=True)
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(stop_on_signals())
+            _make_folder(self.data)
             plane = await stack.enter_async_context(
                 open_control_plane(settings, self.data, utc_now)
             )
