@@ -155,8 +155,7 @@ def driver_of(tx: Tx) -> Any:
 
 def is_usable(tx: Tx) -> bool:
     """Whether the connection is open and in no transaction. The driver knows both without asking
-    the server.
-    """
+    the server."""
     if tx.closed or tx.invalidated:
         return False
     driver = driver_of(tx)
@@ -223,8 +222,7 @@ async def _open_to_end(connection: "SqliteConnection") -> None:
 class SqliteConnection(aiosqlite.Connection):
     """A connection that runs short statements on the event loop and long ones in its thread.
 
-    SQLAlchemy makes one call after another on it.
-    """
+    SQLAlchemy makes one call after another on it."""
 
     _submitted = 0  # calls handed to the thread; counted on the event loop
     _finished = 0  # counted in the thread
@@ -573,8 +571,7 @@ class Database:
     async def persist(self) -> None:
         """Returns once everything that was committed here before this call is on the disk.
 
-        On PostgreSQL, a commit has waited for that itself.
-        """
+        On PostgreSQL, a commit has waited for that itself."""
         with self.outages.watched():
             await self.wal.sync()
 
@@ -622,8 +619,7 @@ class Database:
     @asynccontextmanager
     async def execute_one(self, *, persists: bool = True) -> AsyncIterator[Tx]:
         """Opens a connection for one writing statement, which on PostgreSQL is a transaction by
-        itself. `persists` is as in `transaction`.
-        """
+        itself. `persists` is as in `transaction`."""
         async with self.transaction(persists=persists) if self.is_sqlite else self.read() as tx:
             yield tx
 
@@ -684,8 +680,7 @@ def open_database(
 ) -> Database:
     """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use.
 
-    With `direct_url`, `url` is that of a transaction pooler.
-    """
+    With `direct_url`, `url` is that of a transaction pooler."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -723,8 +718,7 @@ def open_database(
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
     """Makes the pool open another connection if this one is closed, which the driver knows without
-    a round trip.
-    """
+    a round trip."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError("the server has closed the connection")
 
@@ -781,8 +775,7 @@ async def for_each_pool(
 ) -> dict[str, T]:
     """Calls `act` for each pool and returns the results by pool; a failing pool is logged and left out.
 
-    `failed` is the log text for what was not done. A sweep learns of it by `count_failed_pools`.
-    """
+    `failed` is the log text for what was not done. A sweep learns of it by `count_failed_pools`."""
     done: dict[str, T] = {}
 
     async def act_on(name: str, pool: Database) -> None:
