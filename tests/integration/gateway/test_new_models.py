@@ -126,6 +126,18 @@ async def test_a_list_that_was_just_read_is_not_read_again(
         assert await choices(http) == [FIRST]
 
 
+async def test_a_list_uses_what_workers_have_just_reported_to_another_process(
+    server: GatewayInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (await server.new_user()).http_async() as http:
+        assert await choices(http) == [FIRST]
+        monkeypatch.setattr(freshness, "FRESH_SECONDS", 3600.0)
+        queries = freshness.freshness_of(server.plane)._queries
+        queries.clear()  # as if another process had made the query
+        assert await choices(http) == [FIRST]
+        assert not queries
+
+
 async def test_the_backend_of_a_worker_at_another_control_plane_is_asked(
     postgres_databases: Databases, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """How often backends are asked what they have, and who waits for which answer."""
 
 import asyncio
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -186,3 +187,26 @@ def test_orders_for_workers_that_ask_elsewhere_are_forgotten(
             {"facts_wanted": {"workers": [f"w{number}"], "token": "t", "is_urgent": False}}
         )
     assert len(orders.facts._wanted) == 1
+
+
+async def test_a_report_to_another_control_plane_counts_as_fresh_data_here() -> None:
+    here, there = Orders(), Orders()
+    asked_at = monotonic()
+    asking = asyncio.create_task(there.facts.ask(["w1", "w2"], seconds=60))
+    await there.report("w1")
+    for message in there.announced:
+        here.facts.heard(message)
+    assert here.facts.have_reported(["w1"], since=asked_at)
+    assert not here.facts.have_reported(["w1", "w2"], since=asked_at)
+    assert not here.facts.have_reported(["w1"], since=monotonic() + 1)
+    await there.report("w2")
+    await asking
+
+
+def test_reports_of_many_workers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = Orders()
+    monkeypatch.setattr(facts_requests, "REPORTS_KEPT_MAX", 10)
+    for number in range(100):
+        orders.facts.reported(f"w{number}", [])
+    assert orders.facts.have_reported(["w90", "w99"], since=0.0)
+    assert not orders.facts.have_reported(["w89"], since=0.0)

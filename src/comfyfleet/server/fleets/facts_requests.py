@@ -14,6 +14,7 @@ DELIVERY_SECONDS = 10.0
 # So many workers are named in one message to other control planes.
 NAMED_MAX = 30
 SILENT_KEPT_MAX = 10_000
+REPORTS_KEPT_MAX = 10_000
 WANTED, REPORTED, CHANGED = "facts_wanted", "facts_reported", "facts_changed"
 
 
@@ -44,6 +45,7 @@ class FactsRequests:
         self._asking: dict[str, _Asking] = {}  # by token
         self._silent: dict[str, None] = {}  # workers that did not answer the last time
         self._changed: dict[int, float] = {}  # by fleet, by the monotonic clock
+        self._reported_at: dict[str, float] = {}  # by worker, oldest report first
 
     async def ask(
         self, worker_ids: Collection[str], *, is_urgent: bool = False, seconds: float
@@ -103,8 +105,18 @@ class FactsRequests:
         self._note(report)
         self._announce({REPORTED: report})
 
+    def have_reported(self, worker_ids: Collection[str], *, since: float) -> bool:
+        """Checks whether all these workers have reported to a control plane since a moment, by the
+        monotonic clock of this process."""
+        never = float("-inf")
+        return all(self._reported_at.get(worker_id, never) >= since for worker_id in worker_ids)
+
     def _note(self, report: Mapping[str, Any]) -> None:
         self._silent.pop(report["worker"], None)
+        self._reported_at.pop(report["worker"], None)
+        self._reported_at[report["worker"]] = monotonic()
+        if len(self._reported_at) > REPORTS_KEPT_MAX:
+            del self._reported_at[next(iter(self._reported_at))]
         for token in report["tokens"]:
             asking = self._asking.get(token)
             if asking is not None:

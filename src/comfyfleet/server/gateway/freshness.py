@@ -88,6 +88,7 @@ class Freshness:
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._queries: dict[int, FleetQueries] = {}
+        self._worker_ids: dict[int, Sequence[str]] = {}  # by fleet, as of this process's last query
 
     async def refresh(self, of_fleets: Sequence[Fleet]) -> None:
         """Waits a moment for data that is a few seconds old at most.
@@ -103,9 +104,21 @@ class Freshness:
             if (changed_at := facts.changed_at(fleet.id)) is not None
         ]
         await _wait_for_all(after_changes, None)
-        await _wait_for_all(
-            [self._of(fleet).wait(began_after=oldest) for fleet in of_fleets], LIST_WAIT_SECONDS
-        )
+        waits = [
+            self._of(fleet).wait(began_after=oldest)
+            for fleet in of_fleets
+            if not self._has_fresh_data(fleet, oldest)
+        ]
+        await _wait_for_all(waits, LIST_WAIT_SECONDS)
+
+    def _has_fresh_data(self, fleet: Fleet, oldest: float) -> bool:
+        """Checks whether other processes have queried all workers in the last seconds.
+
+        A worker that was just queried would answer this process only after `FRESH_SECONDS`.
+        """
+        worker_ids = self._worker_ids.get(fleet.id)
+        facts = self._plane.queue.facts
+        return bool(worker_ids) and facts.have_reported(worker_ids or (), since=oldest)
 
     async def query(self, of_fleets: Sequence[Fleet]) -> None:
         """Waits for queries that begin after this moment, as long as the workers answer."""
@@ -133,6 +146,7 @@ class Freshness:
                 tx, fleet, seen_since=seen_since, limit=WORKERS_ASKED_MAX
             )
         ids = [worker.worker_id for worker in workers if worker.takes_jobs]
+        self._worker_ids[fleet.id] = ids
         if ids:
             await plane.queue.facts.ask(ids, is_urgent=is_urgent, seconds=QUERY_SECONDS)
 
