@@ -118,7 +118,7 @@ def _gateway(servers: Servers, port: int, comfyuis: Sequence[_ComfyUI]) -> Itera
     with executed(*words, folder=home, COMFYFLEET_ADMIN_KEY=ADMIN_KEY) as up:
         try:
             url = up.wait_for_line(r"Control plane at (\S+)")[1]
-            up.wait_for_line("Any program that talks to a ComfyUI")
+            up.wait_for_line("Any ComfyUI client can use")
             _wait_until(lambda: _is_ready(url, len(comfyuis)), up.process.poll, home / "up.log")
             if servers.passthrough:
                 _pass_through(url, servers.passthrough)

@@ -58,7 +58,7 @@ def test_a_prefix_of_the_address_is_kept(small: SmallServer) -> None:
     assert (
         Admin(f"{small.url}/nofleet", "k")("fleets", "list")
         .lines[0]
-        .startswith(f"error: {small.url}/nofleet is no control plane")
+        .startswith(f"error: {small.url}/nofleet isn't a control plane")
     )
 
 

@@ -172,6 +172,6 @@ def test_the_sign_up_example_shows_the_key_and_the_reason_when_a_credit_is_refus
     operator = local_server.admin("/operators", name="shop", role="operator")
     monkeypatch.setenv("COMFYFLEET_URL", local_server.url)
     monkeypatch.setenv("COMFYFLEET_KEY", operator["key"])
-    with pytest.raises(SystemExit, match=r"403.*takes the role owner"):
+    with pytest.raises(SystemExit, match=r"403.*requires the role owner"):
         runpy.run_path(str(EXAMPLES / "sign_up.py"), run_name="__main__")
     assert "key cf_" in capsys.readouterr().out

@@ -36,7 +36,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_names_files_in_it(tmp_path: Path) -> None:
-    assert failed("inspect", str(tmp_path))[1].startswith("hint: Name a file that ComfyUI saved")
+    assert failed("inspect", str(tmp_path))[1].startswith("hint: Specify a file saved by ComfyUI")
     (tmp_path / "cat.png").write_bytes(b"")
     (tmp_path / "notes.txt").write_bytes(b"")
     assert failed("inspect", str(tmp_path)) == [

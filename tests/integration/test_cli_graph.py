@@ -260,7 +260,7 @@ def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> N
     for command in ("show", "draw"):
         unknown = ada.says(command, "circle.yaml", code=1).err
         assert "there is no file, graph or run circle.yaml" in unknown
-    assert "name a file like a.svg" in ada.says("draw", "A square", "-o", "a.png", code=1).err
+    assert "use a name like a.svg" in ada.says("draw", "A square", "-o", "a.png", code=1).err
     not_an_id = ada.says("rerun", "A square", code=2).err
     assert "'A square' is not an id" in not_an_id
     assert "comfyfleet graph runs shows the ids" in not_an_id
@@ -302,7 +302,7 @@ def test_a_run_is_run_again_from_a_node(
     assert (seen["status"], seen["rerun_of"]["run_id"]) == ("completed", run["id"])
     assert seen["outputs"]["picture"]["width"] == 15
     shown = ada.says("show", run_id).out
-    assert f"run {run['id']} again from draw" in shown
+    assert f"rerun of {run['id']} from draw" in shown
     assert f"of run {run['id']}" in shown, "the softened one was kept"
     assert [each["id"] for each in ada.says("runs", "--rerun-of", run["id"], "--json").json] == [run_id]  # fmt: skip
     all_of_it = ada.says("rerun", run["id"], "-i", "radius=2", "--watch", "--json").json

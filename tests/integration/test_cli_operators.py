@@ -165,7 +165,7 @@ def test_who_joins_waits_where_approval_is_manual(admin: Admin, fleet: str) -> N
     join(admin, fleet, "waits")
     assert admin("workers", "show", "waits", "--json").json["state"] == "pending"
     assert "is approved" in admin("workers", "approve", "waits").err
-    assert "approved: auto" in admin("fleets", "approval", "spare", "auto").err
+    assert "spare/production: auto" in admin("fleets", "approval", "spare", "auto").err
     join(admin, fleet, "at-once")
     assert admin("workers", "show", "at-once", "--json").json["state"] != "pending"
     assert admin("fleets", "approval", "spare", "never").code != 0

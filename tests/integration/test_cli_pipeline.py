@@ -239,7 +239,7 @@ def test_a_run_that_is_waited_for_tells_its_id_and_why_it_waits(
     environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": poor["key"]}
     given = ("run", written(tmp_path), *SET, "--wait")
     with started("pipeline", *given, folder=tmp_path, **environ) as waiting:
-        waiting.wait_for_line("warning: run [0-9a-f-]{36} waits: Insufficient token balance")
+        waiting.wait_for_line("warning: run [0-9a-f-]{36} is waiting: Insufficient token balance")
         waiting.wait_for_line(
             "error: run .* can't continue: Insufficient token balance. Resolve this problem"
         )

@@ -530,7 +530,7 @@ def test_a_missing_file_is_told_only_if_a_row_needs_it(engine: Served, folder: P
         (folder / "table" / name).write_bytes(Path(PHOTO).read_bytes())
     (folder / "table" / "none.csv").write_text("prefix\nx\ny\n")
     result = run(flow, "--batch", "table/none.csv", "--dry-run", served=engine)
-    assert result.err.count("absent.png neither in the file's folder") == 1
+    assert result.err.count("absent.png is neither in the file's folder") == 1
     (folder / "table" / "full.csv").write_text("image\na.png\nabsent.png\n")
     result = run(flow, "--batch", "table/full.csv", served=engine)
     assert result.code == 0, result.err
@@ -615,7 +615,7 @@ def test_a_count_runs_so_many_times_with_a_seed_each(engine: Served, folder: Pat
     assert seeds_said(run(flow, "--count", "3", "--seed", "7", "--dry-run")) == [7, 8, 9]
     fixed = run(flow, "--count", "2", "--set", "Noise.seed=5", "--dry-run")
     assert seeds_said(fixed) == [5, 5]
-    assert "no seed is free" in fixed.err
+    assert "there is no seed to change" in fixed.err
 
 
 def test_a_count_is_of_each_row(engine: Served, folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
         ),
         (("submit", "negative", "--set", "width=wide"), "width must be a number"),
         (("submit", "negative", "--set", "width"), "is invalid"),
-        (("submit", "negative", "--file", "width=x.png"), "no such property as width"),
+        (("submit", "negative", "--file", "width=x.png"), "no property width"),
         (("submit", "soften", "--set", "input=x.png"), "--file input=PATH"),
         (("submit", "soften", "--file", "input=none.png"), "none.png"),
         (("dispatches", "show", "999999"), "999999"),
@@ -233,7 +233,7 @@ def test_workers_tenants_and_upkeep_answer(admin: Admin) -> None:
     made = admin("tenants", "create", "Ada & Co", "--json").json
     assert admin("tenants", "limits", made["id"], "--max-priority", "3").code == 0
     assert "no jobs are set aside" in admin("poisoned").err
-    assert "0 dispatches ended, 0 dispatches made" in admin("reconcile").err
+    assert "0 dispatches ended, 0 dispatches created" in admin("reconcile").err
     assert "maintenance is on" in admin("maintenance", "on").err
     assert "maintenance is on" in admin("maintenance").err
     assert "maintenance is off" in admin("maintenance", "off").err
@@ -345,7 +345,7 @@ def test_up_shows_its_machines_unless_it_is_told_not_to(
     with started(
         "up", "--no-worker", "--port", "0", folder=tmp_path, COMFYFLEET_SHOW_BACKENDS="no"
     ) as hidden:
-        hidden.wait_for_line("Any program that talks to a ComfyUI")
+        hidden.wait_for_line("Any ComfyUI client can use")
         assert backend_names(hidden) == ["fleet:default/production"]
 
 

@@ -81,7 +81,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     with started("up", "--no-worker", "--port", "0", folder=folder, **settings) as running:
         found = running.wait_for_line(KEY)
         shop = Shop(found[1], found[2], folder)
-        running.wait_for_line("Any program that talks to a ComfyUI")
+        running.wait_for_line("Any ComfyUI client can use")
         shop.admin("workflows", "register", "nowhere", NEGATIVE, "--price", "0")
         shop.admin("fleets", "assign", "default", "nowhere", "--add")
         yield shop

@@ -104,7 +104,7 @@ def test_up_serves_with_its_engine_and_a_worker_joins_and_both_stop_in_order(
 ) -> None:
     key = "a" * 64
     with running("up", "--port", "0", "--no-open", folder=tmp_path, COMFYFLEET_ADMIN_KEY=key) as up:
-        address = up.wait_for_line("Any program that talks to a ComfyUI").split()[-3]
+        address = up.wait_for_line("Any ComfyUI client can use").split()[-6]
         assert "/k/" in address, "the system doesn't tell users, so the address has a secret"
         url = address.partition("/k/")[0]
         assert httpx.get(f"{url}/queue").status_code == 401

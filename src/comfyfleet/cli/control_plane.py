@@ -42,7 +42,7 @@ ADMIN_KEY_HINT = (
     f"COMFYFLEET_ADMIN_KEY there: export {KEY}=… If it is lost, `comfyfleet db new-admin-key` there "
     "creates a new one."
 )
-PUBLIC_KEY_HINT = f"Use your own API key, not an operator's: export {KEY}=cf_…"
+PUBLIC_KEY_HINT = f"Use your API key, not an operator's: export {KEY}=cf_…"
 LOCAL_HINT = (
     f"Set {KEY} to your API key (cf_…). Only the user who started `comfyfleet up` on this machine doesn't need one; "
     f"on macOS and Windows, {URL} must then be the address with /k/ that it prints."

@@ -145,7 +145,7 @@ def up_with_engines(
     with started(*words, folder=folder, **environ) as running:
         url = running.wait_for_line(r"Control plane at (\S+)")[1]
         server = GatewayProcess(url, LONG_KEY, engines, folder, running)
-        running.wait_for_line("Any program that talks to a ComfyUI")
+        running.wait_for_line("Any ComfyUI client can use")
         server.wait_until_ready(server.user())
         yield server
 

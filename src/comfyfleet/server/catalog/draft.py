@@ -151,9 +151,11 @@ def _check_shape(prop: Property) -> None:
         )
     if prop.type not in PROPERTY_TYPES:
         near = closest(prop.type, PROPERTY_TYPES)
-        meant = f" (did you mean {near[0]}?);" if near else ";"
+        suggestion = f" (did you mean {near[0]}?);" if near else ";"
         listed = ", ".join(PROPERTY_TYPES)
-        raise property_error(prop, f"unknown type {shown(prop.type)}{meant} use one of {listed}")
+        raise property_error(
+            prop, f"unknown type {shown(prop.type)}{suggestion} use one of {listed}"
+        )
     if (prop.binding is None) == (prop.placeholder is None):
         raise property_error(prop, 'either a binding "node.input" or a placeholder is required')
     if prop.placeholder is not None and not 0 < len(prop.placeholder) <= PLACEHOLDER_CHARACTERS_MAX:

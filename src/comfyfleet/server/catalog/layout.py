@@ -229,12 +229,12 @@ def _wanted_name(item: InspectedInput, kind: PropertyType, names: set[str]) -> s
     return re.sub(r"[^A-Za-z0-9_]+", "_", shown).strip("_")[:NAME_CHARACTERS_MAX] or "value"
 
 
-def _free_name(wanted: str, names: set[str]) -> str:
-    wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
-    name, number = wanted, 1
+def _free_name(base: str, names: set[str]) -> str:
+    base = f"_{base}" if base[0].isdigit() else base
+    name, number = base, 1
     while name in names:
         number += 1
-        name = f"{wanted}_{number}"
+        name = f"{base}_{number}"
     return name
 
 
