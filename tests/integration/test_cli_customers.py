@@ -94,7 +94,7 @@ def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
     assert (refused.code, "published effects" in refused.err) == (1, True)
     assert "--break-effects" in refused.err
     forced = admin("workflows", "register", "negative", NEGATIVE, "--break-effects")
-    assert (forced.code, "dark does not fit" in forced.err) == (0, True)
+    assert (forced.code, "dark no longer fits" in forced.err) == (0, True)
     assert "is withdrawn" in admin("effects", "withdraw", "dark").err
     unknown = admin("effects", "create", "x", "negative", "--set", "nothing=1")
     assert (unknown.code, "nothing" in unknown.err) == (1, True)
@@ -112,7 +112,7 @@ def test_a_tenant_whose_pool_is_down_is_shown_as_far_as_known() -> None:
         as_json = Admin(plane.url, "key")("tenants", "show", TENANT_ID, "--json")
     assert shown.code == as_json.code == 1
     assert "Ada & Co" in shown.out
-    assert "in the pool eu: it can't be reached" in shown.err
+    assert "in pool eu could not be read: it can't be reached" in shown.err
     assert (as_json.json["pool"], as_json.json["users"]) == ("eu", None)
 
 

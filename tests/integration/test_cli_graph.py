@@ -263,7 +263,7 @@ def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> N
     assert "use a name like a.svg" in ada.says("draw", "A square", "-o", "a.png", code=1).err
     not_an_id = ada.says("rerun", "A square", code=2).err
     assert "'A square' is not an id" in not_an_id
-    assert "comfyfleet graph runs shows the ids" in not_an_id
+    assert "List the ids with: comfyfleet graph runs" in not_an_id
 
 
 def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalServer) -> None:
@@ -308,7 +308,7 @@ def test_a_run_is_run_again_from_a_node(
     all_of_it = ada.says("rerun", run["id"], "-i", "radius=2", "--watch", "--json").json
     assert all_of_it["tokens"] == run["tokens"]
     assert "all nodes already have results" in ada.says("rerun", run["id"], code=1).err
-    assert "it must be NODE.PROPERTY=VALUE" in ada.says("rerun", run["id"], "--set", "x", code=1).err  # fmt: skip
+    assert "use NODE.PROPERTY=VALUE" in ada.says("rerun", run["id"], "--set", "x", code=1).err  # fmt: skip
     assert "no node 'paint'" in ada.says("rerun", run["id"], "--from", "paint", code=1).err
     stranger = Customer(local_server)
     stranger.says("rerun", run["id"], "--from", "draw", code=1)
