@@ -19,6 +19,9 @@ EXECUTION = Suite(
         "*::test_multiple_async_parallel_execution*",
         "*::test_parallel_sleep_nodes*",
         "*::test_parallel_sleep_expansion*",
+        # The gateway waits up to 2 s for the check of a backend.
+        "*::test_validation_error*",
+        "*::test_async_valid*",
     ),
     expected=(
         Expected(

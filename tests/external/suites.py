@@ -77,7 +77,7 @@ class Suite:
     imports: tuple[str, ...] = (".",)
     passthrough: tuple[str, ...] = ()
     expected: tuple[Expected, ...] = ()
-    # Tests with a time limit of their own. They run once more alone if they fail.
+    # Tests that depend on a time limit. They run once more alone if they fail.
     timed: tuple[str, ...] = ()
 
 
