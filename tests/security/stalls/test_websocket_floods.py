@@ -1,15 +1,19 @@
 """What a client sends over its websocket keeps no other client waiting."""
 
+import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_on
 from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import (
+    CLOSE,
     TEXT,
     RawAnswer,
     raw_websocket,
@@ -18,14 +22,16 @@ from tests.support.server.outside import (
 )
 from websockets.asyncio.client import connect
 
+from comfyfleet.server.http import listener
 from comfyfleet.server.http.gateway import sockets
 from comfyfleet.server.http.websockets import (
     FRAME_BYTES_MAX,
     FRAMES_AT_ONCE_MAX,
+    UNANSWERED_PINGS_MAX,
     LimitedWebSocket,
 )
 
-CONT, BINARY, PING = 0, 2, 9
+CONT, BINARY, PING, PONG = 0, 2, 9, 10
 DEEP = b"[" + b"[]," * 349_000
 FEATURES = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
 
@@ -68,7 +74,9 @@ async def test_a_frame_of_more_than_16_kib_closes_the_socket(user: GatewayUser) 
     assert answer.close_code == 1009
 
 
-@pytest.mark.parametrize("opcode", [TEXT, BINARY, PING], ids=["text", "bytes", "ping"])
+@pytest.mark.parametrize(
+    "opcode", [TEXT, BINARY, PING, PONG], ids=["text", "bytes", "ping", "pong"]
+)
 async def test_a_socket_accepts_20_frames_at_once_and_no_more(
     user: GatewayUser, opcode: int
 ) -> None:
@@ -91,6 +99,43 @@ async def test_a_flood_of_tiny_frames_is_not_parsed(user: GatewayUser, opcode: i
     first = bytes(start) if opcode == CONT else b""
     answer = await attack(user, first + bytes(tiny) * 170_000, sockets=4, closes=False)
     assert answer.close_code == 1008
+
+
+@pytest.fixture
+def short_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PING_SECONDS", 0.01)
+
+
+async def next_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    first, size = await reader.readexactly(2)
+    if size == 126:
+        (size,) = struct.unpack(">H", await reader.readexactly(2))
+    return first & 0x0F, await reader.readexactly(size)
+
+
+@pytest.mark.usefixtures("short_pings")
+async def test_a_client_that_answers_its_pings_late_stays_connected(
+    sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    """`websocket-client` answers them only while the program reads."""
+    async with gateway_on(sqlite_databases, tmp_path, engines=0) as server:
+        user = await server.new_user()
+        address = urlsplit(user.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        handshake, close = raw_websocket("/ws?clientId=late", [], key=user.key)
+        writer.write(handshake)
+        await reader.readuntil(b"\r\n\r\n")
+        pings: list[bytes] = []
+        while len(pings) < UNANSWERED_PINGS_MAX:
+            opcode, payload = await next_frame(reader)
+            assert opcode != CLOSE
+            pings += [payload] if opcode == PING else []
+        answers = [websocket_frame(each, opcode=PONG) for each in pings]
+        writer.write(b"".join([*answers, close]))
+        while (frame := await next_frame(reader))[0] != CLOSE:
+            pass
+        assert struct.unpack(">H", frame[1][:2]) == (1000,)
+        writer.close()
 
 
 async def test_the_first_text_tells_features(user: GatewayUser) -> None:

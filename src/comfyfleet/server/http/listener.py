@@ -27,7 +27,7 @@ from comfyfleet.server.http.connections import (
 )
 from comfyfleet.server.http.strangers import AddressLimiter, trusted_proxies
 from comfyfleet.server.http.tallies import CallerLimits, KeylessConnections, StrangerSlot, Tally
-from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, LimitedWebSocket
+from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, PING_SECONDS, LimitedWebSocket
 from comfyfleet.signals import on_ending_signals
 
 logger = logging.getLogger(__name__)
@@ -144,6 +144,8 @@ async def serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws=LimitedWebSocket,
         ws_max_size=FRAME_BYTES_MAX,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=None,
         ws_per_message_deflate=False,
         http=connection or with_limits(),
     )

@@ -17,6 +17,10 @@ REFUSED_REASON = f"a websocket accepts {FRAMES_AT_ONCE_MAX} frames at once and {
 PART_BYTES = 1024
 # The client may read why it was closed; what it still sends is dropped unparsed.
 CLOSE_SECONDS = 2.0
+# Programs that use `websocket-client` answer pings only while they read, and ComfyUI never pings. So a missing
+# answer closes nothing: a lost machine is noticed by TCP, and a full buffer by the limit of slow readers.
+PING_SECONDS = 20.0
+UNANSWERED_PINGS_MAX = 60
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
@@ -27,6 +31,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._allowed = float(FRAMES_AT_ONCE_MAX)
         self._counted_at = self.loop.time()
         self._is_refused = False
+        self._unanswered_pings = 0
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), PART_BYTES):
@@ -50,9 +55,20 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self._may_take_frame():
             super().handle_ping()
 
+    def send_keepalive_ping(self) -> None:
+        if self._unanswered_pings < UNANSWERED_PINGS_MAX:
+            self._unanswered_pings += 1
+            super().send_keepalive_ping()
+        else:
+            self.schedule_ping()
+
     def handle_pong(self, event: Frame) -> None:
-        if self._may_take_frame():
-            super().handle_pong(event)
+        """A client that reads again after a long time answers all pings at once: these answers don't count."""
+        if self._unanswered_pings > 0:
+            self._unanswered_pings -= 1
+        elif not self._may_take_frame():
+            return
+        super().handle_pong(event)
 
     def _may_take_frame(self) -> bool:
         now = self.loop.time()
