@@ -1,4 +1,4 @@
-"""Decides how the files of a job are prepared for its customer, and how they are marked as made by AI."""
+"""Decides which metadata is removed from a job's files, and how they are marked as made by AI."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ from comfyfleet.server.jobs.model import Job, JobSpec
 from comfyfleet.server.notifications.service import find_audit_entries, record_audit
 
 log = logging.getLogger(__name__)
-# Loaders of media, also those of node packs, such as VHS_LoadVideo.
+# Node classes that load media, including those of node packs such as VHS_LoadVideo.
 _MEDIA_LOADER = re.compile(r"Load_?(Image|Video|Audio)", re.IGNORECASE)
 FIXED: Mapping[AiMark, SourceType] = {
     "generated": SourceType.GENERATED,
@@ -30,7 +30,9 @@ class DeliveryRules(NamedTuple):
 
 
 def delivery_rules(asked: JobSpec, terms: RunTerms) -> DeliveryRules | None:
-    """Returns None for files that are delivered as the backend wrote them: of operators' jobs and of the gateway."""
+    """Returns the rules for a job's outputs. Returns None if outputs are delivered unchanged, as
+    for operators' jobs and for jobs from the gateway.
+    """
     if asked.user_id is None or asked.gateway is not None:
         return None
     rules = DeliveryRules(not terms.keeps_metadata, mark_of(asked, terms.ai_mark))
@@ -53,7 +55,7 @@ def _loads_media(node: Mapping[str, Any]) -> bool:
     return _MEDIA_LOADER.search(str(node.get("class_type", ""))) is not None
 
 
-# Loaders of models that analyze media or move pixels, and generate nothing.
+# Loaders of models that analyze media or move pixels, but don't generate anything.
 ANALYSIS_CLASSES = re.compile(
     r"sam\d?(?![a-z])|segm|depth|yolo|ultralytics|detect|rembg|remove.?b|birefnet|matting|face|"
     r"interrogat|caption|tagger|florence|blip|onnx|pose|rife|interpolat|upscale|clip",
@@ -89,7 +91,7 @@ async def warn_of_lost_manifest(context: JobContext, job: Job) -> None:
                 tx, "system", LOST_MANIFEST, subject, context.clock(), job=str(job.id)
             )
     except FleetError as error:
-        seen.discard(slug)  # the next result tries again
+        seen.discard(slug)  # retried with the next result
         log.info("the warning about %s could not be stored: %s", slug, error.message)
         return
     log.warning(

@@ -1,4 +1,4 @@
-"""Batches of up to a thousand jobs of one effect, and the admission of held jobs to the queue."""
+"""Creates batches of up to a thousand jobs of one effect, and admits held jobs to the queue."""
 
 import asyncio
 from collections import Counter
@@ -41,22 +41,22 @@ class CreatedBatch(NamedTuple):
 
 
 async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
-    """Adds the batch; the same key again returns the first one, with another body it raises
-    Conflict.
+    """Adds the batch. If the idempotency key was used before, returns the first batch, or raises
+    Conflict if the request body differs.
     """
     if await store.add_batch(tx, batch):
         return CreatedBatch(batch, is_new=True)
-    found = await store.batch_by_key(
+    existing = await store.batch_by_key(
         tx, batch.tenant_id, batch.user_id, batch.idempotency_key or ""
     )
-    return CreatedBatch(require_same_request(found, batch.request_hash), is_new=False)
+    return CreatedBatch(require_same_request(existing, batch.request_hash), is_new=False)
 
 
 async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch:
-    found = await store.get_batch(tx, tenant_id, user_id, batch_id)
-    if found is None:
+    batch = await store.get_batch(tx, tenant_id, user_id, batch_id)
+    if batch is None:
         raise NotFound(f"there is no batch {batch_id}")
-    return found
+    return batch
 
 
 async def mark_batch_cancelled(
@@ -68,12 +68,15 @@ async def mark_batch_cancelled(
 
 
 USERS_PER_PASS_MAX = 500
-# A whole batch that has enough in the queue must not hide what is held behind it.
+# Jobs of one full batch that already has enough jobs in the queue must not hide the held jobs of
+# others. So more jobs are read than one batch can have.
 HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
 
 
 async def admit_after_end(context: JobContext, pool: Database, job: Job) -> None:
-    """Admits held jobs of the user when one has ended. If this is cut off, the sweep does it."""
+    """Admits held jobs of the user after a job has ended. If this is interrupted, the sweep does it
+    later.
+    """
     if job.asked.user_id:
         await admit(context, pool, job.tenant_id, job.asked.user_id)
 
@@ -86,7 +89,8 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
         held = await store.held_of(tx, tenant_id, user_id, limit=HELD_READ_MAX)
         at_once = await store.active_by_batch(tx, tenant_id, user_id)
         first = choose_admitted(held, context.active_max.of_user, at_once)
-        # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
+        # Locks the jobs before the wallet, in the same order as a job that ends. Otherwise, two
+        # transactions could deadlock.
         await store.lock(tx, tenant_id, first)
         await ledger.lock_wallet(tx, tenant_id, user_id, now=context.clock())
         room = await service.active_room(tx, tenant_id, user_id, context.active_max)
@@ -99,19 +103,19 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
 
 
 def choose_admitted(held: Sequence[HeldJob], room: int, at_once: Mapping[UUID, int]) -> list[UUID]:
-    """Chooses the oldest held jobs that there is room for; each batch has a limit, so that it does
-    not crowd out others.
+    """Chooses the oldest held jobs that fit into `room`. Each batch has a limit, so that it does
+    not crowd out other batches.
     """
     counts = Counter(at_once)
     few: list[UUID] = []
-    for each in held:
+    for job in held:
         if len(few) >= room:
             break
-        if each.batch_id is not None:
-            if counts[each.batch_id] >= ADMITTED_AT_ONCE_MAX:
+        if job.batch_id is not None:
+            if counts[job.batch_id] >= ADMITTED_AT_ONCE_MAX:
                 continue
-            counts[each.batch_id] += 1
-        few.append(each.id)
+            counts[job.batch_id] += 1
+        few.append(job.id)
     return few
 
 
@@ -132,8 +136,8 @@ async def _admit_of_pool(context: JobContext, pool: Database) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Sets of properties, each of which becomes a job; media, if the effect takes it, is named per
-    set.
+    """A request for one job per set of properties. If the effect takes a media item, `video_ids`
+    names one for each set.
     """
 
     effect_id: UUID
@@ -143,15 +147,15 @@ class BatchRequest:
 
     @property
     def request_hash(self) -> str:
-        sets = [dict(each) for each in self.sets]
+        sets = [dict(properties) for properties in self.sets]
         return hash_request(str(self.effect_id), sets, list(self.video_ids))
 
 
 async def submit_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
 ) -> tuple[JobBatch, bool]:
-    """Submits all jobs of a batch or none; with too few tokens for all of them the batch is
-    refused.
+    """Submits either all jobs of a batch or none. The batch is refused if the tokens don't suffice
+    for all jobs.
     """
     before = await _find_repeated(context, tenant_id, user_id, wanted)
     if before:
@@ -168,25 +172,25 @@ async def submit_batch(
         request_hash=wanted.request_hash,
         created_at=context.clock(),
     )
-    asked: dict[UUID, JobSpec] = {}
+    specs: dict[UUID, JobSpec] = {}
     for position in range(len(wanted.sets)):
         spec = await _build_spec(context, batch, offered, wanted, position)
-        asked[uuid5(batch.id, str(position))] = spec
-        await asyncio.sleep(0)  # a thousand of them take long
-    return await _write(context, batch, asked)
+        specs[uuid5(batch.id, str(position))] = spec
+        await asyncio.sleep(0)  # yields to other tasks, because a thousand jobs take long
+    return await _write(context, batch, specs)
 
 
 async def _find_repeated(
     context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
 ) -> JobBatch | None:
-    """Finds the batch of an earlier request with this key. Called before validation, as the effect
-    may have changed since.
+    """Returns the batch of an earlier request with this key. It is called before validation,
+    because the effect may have changed since that request.
     """
     if wanted.idempotency_key is None:
         return None
     async with context.tenant(tenant_id) as tx:
-        found = await store.batch_by_key(tx, tenant_id, user_id, wanted.idempotency_key)
-    return found and require_same_request(found, wanted.request_hash)
+        batch = await store.batch_by_key(tx, tenant_id, user_id, wanted.idempotency_key)
+    return batch and require_same_request(batch, wanted.request_hash)
 
 
 async def _build_spec(
@@ -203,12 +207,12 @@ async def _build_spec(
         user_id=batch.user_id,
     )
     try:
-        asked = await resolve_request(context, batch.tenant_id, one, offered)
+        spec = await resolve_request(context, batch.tenant_id, one, offered)
     except FleetError as error:
         error.message = f"set {position + 1}: {error.message}"
         raise
     return replace(
-        asked,
+        spec,
         batch_id=batch.id,
         batch_position=position,
         is_held=position >= ADMITTED_AT_ONCE_MAX,

@@ -1,4 +1,6 @@
-"""In-memory caches: documents, converted prompts, answers that may be seconds old, and queue depths."""
+"""In-memory caches for documents, converted prompts, values that may be seconds old, and queue
+depths.
+"""
 
 import asyncio
 import hashlib
@@ -26,7 +28,7 @@ DATE_PLACEHOLDER = "%date"
 
 
 class DocumentCache:
-    """The most recently used documents. A document never changes under its key."""
+    """Caches the most recently used documents. The document of a key never changes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -43,7 +45,7 @@ class DocumentCache:
 
 
 class TtlCache(Generic[Value]):
-    """Values that may be a few seconds old."""
+    """Caches values that may be a few seconds old."""
 
     def __init__(self, fresh: timedelta) -> None:
         self._fresh = fresh
@@ -52,9 +54,9 @@ class TtlCache(Generic[Value]):
     async def get(
         self, key: Hashable, read: Callable[[], Awaitable[Value]], *, now: datetime
     ) -> Value:
-        kept = self._kept.get(key)
-        if kept is not None and timedelta() <= now - kept[0] < self._fresh:
-            return kept[1]
+        entry = self._kept.get(key)
+        if entry is not None and timedelta() <= now - entry[0] < self._fresh:
+            return entry[1]
         if len(self._kept) >= ANSWERS_KEPT_MAX:
             self._kept.clear()
         value = await read()
@@ -63,8 +65,8 @@ class TtlCache(Generic[Value]):
 
 
 class PromptCache:
-    """Converted prompts by workflow; one that depends on the date or on chance is converted for
-    each job.
+    """Caches converted prompts by workflow. A prompt that depends on the date or on random values
+    is converted for each job.
     """
 
     def __init__(self) -> None:
@@ -79,8 +81,8 @@ class PromptCache:
             if len(self._kept) > PROMPTS_KEPT_MAX:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        kept = self._kept[key]
-        return convert(chance) if kept is None else kept
+        prompt = self._kept[key]
+        return convert(chance) if prompt is None else prompt
 
 
 class _ObservedRandom:
@@ -97,9 +99,9 @@ def _convert_if_constant(
     convert: Callable[[RandomSource], Mapping[str, Any]],
 ) -> Mapping[str, Any] | None:
     observed = _ObservedRandom()
-    # Without a date its patterns stay as they are, and can be seen.
-    made = convert(RandomSource(None, observed))
-    return None if observed.was_used or DATE_PLACEHOLDER in repr(made) else made
+    # This random source has no date, so date placeholders stay in the prompt and can be found.
+    prompt = convert(RandomSource(None, observed))
+    return None if observed.was_used or DATE_PLACEHOLDER in repr(prompt) else prompt
 
 
 QUEUE_DEPTH_TTL = timedelta(seconds=2)
@@ -112,7 +114,7 @@ class ActiveJobLimits(NamedTuple):
     of_tenant: int
 
 
-# Where the queue's own limits are enough.
+# For callers that rely on the queue's own limits.
 UNLIMITED = ActiveJobLimits(1_000_000, 1_000_000)
 
 
@@ -124,8 +126,8 @@ class _Count:
 
 @dataclass
 class QueueDepthCache:
-    """Counts of queued jobs. They may be a few seconds old, but a refusal always rests on a fresh
-    count.
+    """Caches counts of queued jobs. They may be a few seconds old, but a refusal is always based on
+    a fresh count.
     """
 
     _counts: dict[UUID | None, _Count] = field(default_factory=dict)
@@ -142,12 +144,12 @@ class QueueDepthCache:
         count: Callable[[], Awaitable[int]],
         now: datetime,
     ) -> bool:
-        kept = self._counts.get(whose)
-        if kept is None or now - kept.at > QUEUE_DEPTH_TTL or kept.queued + more > most:
-            kept = self._counts[whose] = _Count(await count(), now)
-        if kept.queued + more > most:
+        cached = self._counts.get(whose)
+        if cached is None or now - cached.at > QUEUE_DEPTH_TTL or cached.queued + more > most:
+            cached = self._counts[whose] = _Count(await count(), now)
+        if cached.queued + more > most:
             return False
-        kept.queued += more
+        cached.queued += more
         return True
 
 
@@ -156,8 +158,9 @@ KINDS_PER_USER_MAX, USERS_KEPT_MAX = 50, 2_000
 
 
 class RunSeconds:
-    """How long a user's runs of similar prompts took: of one workflow, with the same node types and
-    models. What other users run changes nothing, so that they can't change what a user must reserve.
+    """Records how long a user's runs of similar prompts took. Similar prompts have the same
+    workflow, node types and models. Other users' runs don't count, so that nobody can change what
+    another user must reserve.
     """
 
     def __init__(self) -> None:
@@ -177,15 +180,15 @@ class RunSeconds:
             self._runs.popitem(last=False)
 
     def longest(self, tenant_id: UUID, asked: JobSpec) -> float | None:
-        """Returns the longest of the last runs; None if there was none yet."""
+        """Returns the longest of the last runs in seconds, or None if there was no run yet."""
         of_user = self._runs.get((tenant_id, asked.user_id))
         return max(of_user.get(_run_key(asked), ()), default=None) if of_user else None
 
 
 def _run_key(asked: JobSpec) -> str:
     types = sorted({str(node.get("class_type")) for node in asked.prompt.values()})
-    said = json.dumps([asked.workflow_id, types, asked.model_set])
-    return hashlib.sha256(said.encode()).hexdigest()
+    content = json.dumps([asked.workflow_id, types, asked.model_set])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 READS_AT_ONCE_MAX = 32
@@ -196,7 +199,7 @@ RUN_TERMS_TTL = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class JobCaches:
-    """The caches of one process. All of it can be read again."""
+    """The caches of one process. Everything in them can be read again."""
 
     queue_depth: QueueDepthCache = field(default_factory=QueueDepthCache)
     documents: DocumentCache = field(default_factory=DocumentCache)
@@ -204,16 +207,16 @@ class JobCaches:
     progress: ProgressCache = field(default_factory=ProgressCache)
     eligibility: EligibilityCache = field(default_factory=EligibilityCache)
     object_infos: ObjectInfoCache = field(default_factory=ObjectInfoCache)
-    # What the gateway keeps, which is above this package.
+    # Caches of the gateway, which is a higher layer than this package.
     gateway: dict[str, Any] = field(default_factory=dict)
     run_seconds: RunSeconds = field(default_factory=RunSeconds)
     # Workflows whose operators were warned that a C2PA manifest is removed.
     lost_manifests: set[str] = field(default_factory=set)
-    effect_slugs: dict[UUID, str] = field(default_factory=dict)  # they never change
-    # Whether nobody can run jobs of a kind.
+    effect_slugs: dict[UUID, str] = field(default_factory=dict)  # a slug never changes
+    # Why no worker can run jobs of a kind, or None if a worker can.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
-    # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and
-    # what a delivery goes by is read then.
+    # Run terms by workflow and effect. A job that was leased before a change keeps its old terms,
+    # and a delivery reads the current ones, so old values do no harm.
     run_terms: TtlCache[RunTerms] = field(default_factory=lambda: TtlCache(RUN_TERMS_TTL))
 
 
@@ -221,12 +224,13 @@ class JobCaches:
 class PollLimits:
     """Limits of the workers' polls that wait in this process."""
 
-    # All who wait may be woken at once; only so many are then looked at side by side.
+    # All waiting polls may be woken at once. This limits how many of them read the database at the
+    # same time.
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
-    waiting: Counter[str] = field(default_factory=Counter)  # how many, by worker
-    # Two workers who could run jobs of some lanes, or all that there are.
+    waiting: Counter[str] = field(default_factory=Counter)  # number of waiting polls by worker
+    # Up to two live workers that could run jobs of the given lanes, or all live workers.
     live_workers: TtlCache[frozenset[str]] = field(
         default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
     )
-    # Whether maintenance is on, for the reason of waits that end without a job.
+    # Whether maintenance is on. It explains polls that end without a job.
     maintenance: TtlCache[bool] = field(default_factory=lambda: TtlCache(timedelta(seconds=1)))

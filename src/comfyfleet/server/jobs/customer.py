@@ -1,4 +1,4 @@
-"""A customer's own jobs: read, list, wait for, cancel and retry them, and explain why one waits."""
+"""Reads, lists, awaits, cancels and retries a customer's own jobs, and explains why a job waits."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ async def list_jobs(
     status: JobStatus | None = None,
     limit: int = 50,
 ) -> list[Job]:
-    """Returns a page, the newest first; `before` is the last page's last id."""
+    """Returns a page of jobs, the newest first. `before` is the last id of the previous page."""
     async with context.tenant(tenant_id) as tx:
         last = await _get_own(tx, tenant_id, user_id, before) if before else None
         return await store.list_page(
@@ -58,11 +58,13 @@ async def list_jobs(
 
 
 async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
-    """Cancels a job. A repeated call returns the cancelled job; JobEnded means that it ended
-    otherwise."""
+    """Cancels a job. A repeated call returns the cancelled job. Raises JobEnded if the job has
+    ended for another reason.
+    """
     job = await get_job(context, tenant_id, user_id, job_id)
     is_running = job.asked.gateway is not None and job.shown_status == JobStatus.PROCESSING
-    # A prompt that runs ends when its backend has told how: it may have shown results by then.
+    # A running prompt ends when its backend reports the end, because it may have shown results by
+    # then.
     if is_running and await submit.interrupt_job(context, tenant_id, job_id):
         return job
     ended = await submit.cancel_job(context, tenant_id, job_id)
@@ -78,12 +80,14 @@ async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id
 async def retry_job(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
 ) -> tuple[Job, bool]:
-    """Runs a failed job again, as a new one at today's price. A second call gives the same retry."""
+    """Runs a failed job again as a new job at the current price. A second call returns the same
+    retry.
+    """
     failed = await get_job(context, tenant_id, user_id, job_id)
     if failed.status != JobStatus.FAILED:
         raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
     if failed.asked.gateway is not None:
-        # Its fleet may have other prices and terms by now.
+        # The fleet may have other prices and terms now.
         raise Conflict("a prompt of a ComfyUI client is not retried: submit it again")
     new_id = retry_job_id(failed)
     asked = replace(retry_spec(failed), price_tokens=await _current_price(context, failed))
@@ -115,7 +119,7 @@ async def explain_job(
 
 
 class FormerSettings(NamedTuple):
-    """What a job was submitted with, as far as it can be submitted again."""
+    """The settings of a job, as far as they can be submitted again. `problems` explains the rest."""
 
     offer: ResolvedEffect | None
     video_id: UUID | None
@@ -126,26 +130,28 @@ class FormerSettings(NamedTuple):
 async def former_settings(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
 ) -> FormerSettings:
-    """Returns the values of an effect's job that a customer may set today, and what stands in the way of others."""
+    """Returns the values of an effect's job that the customer may submit today, and why others
+    can't be used.
+    """
     job = await get_job(context, tenant_id, user_id, job_id)
     offer = await _offer_of(context, job)
     if offer is None:
         return FormerSettings(None, None, {}, ("The effect is no longer offered.",))
-    given = [(each, job.asked.properties.get(each.name)) for each in offer.properties]
+    values = [(each, job.asked.properties.get(each.name)) for each in offer.properties]
     async with context.tenant(tenant_id) as tx:
         video = await _kept_media(tx, tenant_id, user_id, job.asked.video_id)
-        ids = {found for each, value in given if each.is_media and (found := _as_id(value))}
+        ids = {file_id for each, value in values if each.is_media and (file_id := _as_id(value))}
         uploaded = await media.media_of_files(tx, tenant_id, user_id, ids)
     problems = [] if video or offer.takes is None else ["The media has expired: choose another."]
     properties: dict[str, Any] = {}
-    for each, value in given:
+    for each, value in values:
         if each.is_primary_input or value is None:
             continue
-        kept = uploaded.get(_as_id(value) or job.id) if each.is_media else value
-        if kept is None or not _is_valid(each, kept):
+        current = uploaded.get(_as_id(value) or job.id) if each.is_media else value
+        if current is None or not _is_valid(each, current):
             problems.append(f"{each.label or each.name} can't be taken over: choose again.")
         else:
-            properties[each.name] = str(kept) if each.is_media else kept
+            properties[each.name] = str(current) if each.is_media else current
     return FormerSettings(offer, video, properties, tuple(problems))
 
 
@@ -186,26 +192,32 @@ JOBS_FOLLOWED_MAX = 100
 
 
 async def read_media_jobs(context: JobContext, tenant_id: UUID, media_id: UUID) -> list[WaitingJob]:
-    """Returns the jobs of a media item that its owner waits for: its latest, and all that are active."""
+    """Returns the jobs of a media item that its owner waits for: the latest one and all active
+    ones.
+    """
     async with context.tenant(tenant_id) as tx:
-        found = await store_followed.waiting_of_media(
+        jobs = await store_followed.waiting_of_media(
             tx, tenant_id, media_id, limit=JOBS_FOLLOWED_MAX
         )
-    return [each for place, each in enumerate(found) if not place or each.status.is_active]
+    return [each for place, each in enumerate(jobs) if not place or each.status.is_active]
 
 
 async def read_active_jobs(
     context: JobContext, tenant_id: UUID, user_id: UUID, *, ended_since: datetime | None = None
 ) -> list[WaitingJob]:
-    """Returns the user's active jobs of effects; also those that ended since a moment."""
+    """Returns the user's active jobs of effects, and jobs that ended after `ended_since` if it is
+    set.
+    """
     async with context.tenant(tenant_id) as tx:
-        found = await store_followed.active_of_user(tx, tenant_id, user_id, limit=JOBS_FOLLOWED_MAX)
+        active = await store_followed.active_of_user(
+            tx, tenant_id, user_id, limit=JOBS_FOLLOWED_MAX
+        )
         if ended_since is None:
-            return found
+            return active
         ended = await store_followed.ended_since(
             tx, tenant_id, user_id, since=ended_since, limit=JOBS_FOLLOWED_MAX
         )
-    return found + ended
+    return active + ended
 
 
 async def read_waiting(
@@ -216,7 +228,7 @@ async def read_waiting(
 
 
 async def explain_waiting(context: JobContext, job: WaitingJob) -> str:
-    """Why a job that its owner follows is not running."""
+    """Explains why a job that its owner follows is not running."""
     if job.is_held and job.status == JobStatus.QUEUED:
         return HELD
     async with context.central.read() as tx:
@@ -225,7 +237,7 @@ async def explain_waiting(context: JobContext, job: WaitingJob) -> str:
 
 
 async def node_titles(context: JobContext, tenant_id: UUID, job_id: UUID) -> dict[str, str]:
-    """Returns the titles of the nodes of a job's prompt, as its author named them."""
+    """Returns the titles that the author of a job's prompt gave to its nodes."""
     async with context.tenant(tenant_id) as tx:
         job = await store.get(tx, tenant_id, job_id)
     prompt: Mapping[str, Any] = job.asked.prompt if job else {}
@@ -239,12 +251,14 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 async def wait_for_end(context: JobContext, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:
-    """Returns the job when it has ended, or as it is when the time is up or this process stops."""
+    """Returns the job when it has ended. After the timeout, or if this process stops, returns it
+    unfinished.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + min(seconds, WAIT_SECONDS_MAX)
     while True:
         job = await submit.get_job(context, tenant_id, job_id)
-        left = until - loop.time()
-        if not job.status.is_active or left <= 0 or context.notifier.is_stopping:
+        remaining = until - loop.time()
+        if not job.status.is_active or remaining <= 0 or context.notifier.is_stopping:
             return job
-        await context.notifier.changed(job_id, min(left, RECHECK_SECONDS))
+        await context.notifier.changed(job_id, min(remaining, RECHECK_SECONDS))
