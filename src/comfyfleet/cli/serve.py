@@ -141,7 +141,7 @@ async def _serve(
         stop = stack.enter_context(stop_on_signals())
         plane = await stack.enter_async_context(open_control_plane(settings, data, utc_now))
         # Must come first: a new key is shown only once, even if something fails later.
-        print_greeting(plane, listener_url(listener), context)
+        print_greeting(plane, listener_url(listener), data, context)
         if with_loops:
             await stack.enter_async_context(run_sweeps(build_sweeps(plane)))
         await serve_plane(plane, listener, stop)
@@ -185,7 +185,7 @@ async def _serve_beside(
             open_control_plane(settings, data, utc_now, siblings)
         )
         if child.greets:
-            print_greeting(plane, child.url, context)
+            print_greeting(plane, child.url, data, context)
         if with_loops:
             await stack.enter_async_context(run_sweeps(build_sweeps(plane)))
         noting = asyncio.create_task(_note_waiting(plane))
@@ -282,13 +282,14 @@ def build_sweeps(plane: ControlPlane) -> SweepRunner:
     return SweepRunner(all_sweeps(plane), plane.turns, plane.meters, plane.clock)
 
 
-def print_greeting(plane: ControlPlane, url: str, context: CliContext) -> None:
+def print_greeting(plane: ControlPlane, url: str, data: Path, context: CliContext) -> None:
     context.say(f"Control plane at {url} (the API is described at {url}/docs)")
     if plane.admin_key.just_made:
         context.say("Its admin key, shown only once:")
         context.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")
     elif not plane.settings.admin_key:
-        context.say(f"Its admin key was shown at the first start; {NEW_KEY_HINT}")
+        folder = "" if data == DATA else f" --data {data}"
+        context.say(f"Its admin key was shown at the first start; {NEW_KEY_HINT}{folder}")
 
 
 T = TypeVar("T")

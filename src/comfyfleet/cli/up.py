@@ -223,7 +223,7 @@ class _AllInOne:
                 open_control_plane(settings, self.data, utc_now)
             )
             # Must come first: a new key is shown only once, even if something fails later.
-            print_greeting(plane, listener_url(self.listener), self.context)
+            print_greeting(plane, listener_url(self.listener), self.data, self.context)
             secret = await embedded_fleet_secret(plane, self.data)
             await open_embedded_fleet(plane)
             links = SignInLinks(self.data)

@@ -127,7 +127,7 @@ async def _by_key(
     if given is None:
         hint = "Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/."
         if local is not None:
-            hint += " The user who started `comfyfleet up` finds theirs in what it printed."
+            hint += " `comfyfleet up` prints the address at which its own user needs no key."
         raise Unauthenticated("an API key is needed", hint=hint)
     if given.is_ambient:
         require_own_page(connection, plane.settings.public_url)
