@@ -1,6 +1,8 @@
-"""JobContext: the databases, the queue and the in-process services that acting on jobs takes.
+"""JobContext: the databases, the queue and the in-process services that jobs need.
 
-Also the state that all control planes share in the central database: maintenance, sweep positions."""
+This module also reads and writes the state that all control planes share in the central database:
+maintenance mode, sweep positions and the last outage.
+"""
 
 import asyncio
 import logging
@@ -38,30 +40,32 @@ T = TypeVar("T")
 
 
 class JobNotifier:
-    """Wakes those in this process who wait for a change of a job. A hint only: they then read the
-    database.
+    """Wakes tasks of this process that wait for a change of a job. A wake-up is only a hint, so the
+    tasks then read the database.
     """
 
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
-        self.on_user: Callable[[UUID, UserChange], None] | None = None  # tells other control planes
-        self.on_change: list[Callable[[UUID], None]] = []  # forget what was read of them
-        self.on_missed: list[Callable[[], None]] = []  # forget all: nobody knows what has changed
+        # notifies other control planes
+        self.on_user: Callable[[UUID, UserChange], None] | None = None
+        self.on_change: list[Callable[[UUID], None]] = []  # forget what was cached for the user
+        # forget everything that was cached, because notifications may have been lost
+        self.on_missed: list[Callable[[], None]] = []
         self.hears: Callable[[], bool] = lambda: True
-        self.is_stopping = False  # nobody waits any longer
+        self.is_stopping = False  # new waits return at once
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
             event.set()
 
     def hears_others(self) -> bool:
-        """Whether changes at other control planes are told here now."""
+        """Whether this process currently receives notifications from other control planes."""
         return self.hears()
 
     def forget_user(self, user_id: UUID) -> None:
-        """What was read of their prompts is old."""
+        """Invalidates the cached values of the user's prompts."""
         for forget in self.on_change:
             forget(user_id)
 
@@ -70,13 +74,15 @@ class JobNotifier:
             forget()
 
     def tell_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
-        """A prompt of theirs that came through the gateway has changed, or its run told something."""
+        """Reports that a gateway prompt of the user has changed, or that its run has logged a
+        message.
+        """
         self.wake_user(user_id, change)
         if self.on_user is not None:
             self.on_user(user_id, change)
 
     def wake_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
-        """Wakes those who follow the user's prompts in this process."""
+        """Invalidates caches and wakes the listeners for the user's prompts in this process."""
         if change.is_shown:
             self.forget_user(user_id)
         if change.is_told:
@@ -84,7 +90,7 @@ class JobNotifier:
                 listener()
 
     def subscribe_user(self, user_id: UUID, listener: Callable[[], None]) -> Callable[[], None]:
-        """What ends it."""
+        """Adds a listener and returns the function that removes it."""
         self._of_users[user_id].append(listener)
 
         def unsubscribe() -> None:
@@ -95,15 +101,15 @@ class JobNotifier:
         return unsubscribe
 
     def stop(self) -> None:
-        """Ends all waits for changes, also later ones."""
+        """Ends all waits for changes. Later waits return at once."""
         self.is_stopping = True
         for events in self._following.values():
             for event in events:
                 event.set()
 
     def notify_run(self, kind: str) -> None:
-        """Wakes the listeners of this kind of run: a job of such a run has ended, and the outbox
-        has a row for it.
+        """Wakes the listeners for this kind of run. It is called when a job of such a run has ended
+        and the outbox has a row for it.
         """
         for listener in self._listeners.get(kind, ()):
             listener()
@@ -112,16 +118,18 @@ class JobNotifier:
         self._listeners[kind].append(listener)
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
-        """Waits for a change of the job; False if the time is up first."""
+        """Waits for a change of the job. Returns False after a timeout."""
         return await self.any_changed([job_id], seconds)
 
     async def any_changed(self, ids: Iterable[UUID], seconds: float) -> bool:
-        """Waits for a change of one of these jobs, or of a job of one of these users."""
+        """Waits for a change of one of these jobs, or of any job of these users. Returns False
+        after a timeout.
+        """
         if self.is_stopping:
             return False
         event, followed = asyncio.Event(), set(ids)
-        for each in followed:
-            self._following[each].add(event)
+        for followed_id in followed:
+            self._following[followed_id].add(event)
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()
@@ -130,25 +138,27 @@ class JobNotifier:
         else:
             return True
         finally:
-            for each in followed:
-                self._following[each].discard(event)
-                if not self._following[each]:
-                    del self._following[each]
+            for followed_id in followed:
+                self._following[followed_id].discard(event)
+                if not self._following[followed_id]:
+                    del self._following[followed_id]
 
 
 log = logging.getLogger(__name__)
 DELAY_SECONDS = 0.25
-Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]  # by job and lease: the first counts
+# by job and lease number; the first report of a lease counts
+Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]
 
 
 class DeferredWrites:
-    """Collects writes that nobody waits for; `DELAY_SECONDS` after the first they are written, in
-    one transaction per database.
+    """Collects writes that no caller waits for. They are written `DELAY_SECONDS` after the first
+    one, in one transaction per database.
     """
 
     def __init__(self) -> None:
         self._outbox_ids: defaultdict[Database, list[int]] = defaultdict(list)
-        self._delivered_to: set[Database] = set()  # what the outbox rows have changed
+        # central databases that the outbox rows were delivered to
+        self._delivered_to: set[Database] = set()
         self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
         self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
@@ -156,14 +166,16 @@ class DeferredWrites:
         self._writing: set[asyncio.Task[None]] = set()
 
     def delete_outbox(self, pool: Database, outbox_ids: Sequence[int], central: Database) -> None:
-        """Deletes outbox rows that were delivered, once the disk has what they changed in the central database."""
+        """Deletes delivered outbox rows as soon as their changes in the central database are on the
+        disk.
+        """
         if outbox_ids:
             self._outbox_ids[pool] += outbox_ids
             self._delivered_to.add(central)
             self._start()
 
     def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
-        """Adds what was sent to a backend; the first report of a lease counts."""
+        """Records what was sent to a backend. Only the first report of a lease counts."""
         self._attempts[pool].setdefault((attempt.job_id, attempt.lease_number), attempt)
         self._start()
 
@@ -172,13 +184,13 @@ class DeferredWrites:
         self._start()
 
     def delete_objects(self, objects: ObjectStore, keys: Sequence[str]) -> None:
-        """Deletes objects that no row names."""
+        """Deletes objects that no row refers to."""
         if keys:
             self._objects[objects] += keys
             self._start()
 
     async def flush(self) -> None:
-        """Writes all that was collected and returns when it is written."""
+        """Writes everything that was collected and returns when it is stored."""
         if self._timer is not None:
             self._timer.cancel()
             self._begin()
@@ -210,7 +222,7 @@ class DeferredWrites:
             ):
                 await asyncio.gather(*(each.persist() for each in delivered_to))
                 await _write_to(pool, forgotten, noted)
-        # In one order, so that no two control planes wait for each other's rows.
+        # Sorted by effect, so that two control planes never wait for each other's rows.
         for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
             with _logged(f"a duration of effect {effect_id} is not noted"):
                 async with central.transaction() as tx:
@@ -235,20 +247,21 @@ async def _write_to(
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Logs what is raised and goes on, so that one failed write does not stop the others."""
+    """Logs an exception and suppresses it, so that one failed write does not stop the others."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 — logged, whatever it is
         log_failure(log, error, "%s", what)
 
 
-# A payload is read faster, unless its database hangs or is overloaded.
+# Seconds that a worker waits for the payload of a job. Reads take longer only if the database hangs
+# or is overloaded.
 PAYLOAD_SECONDS_MAX = 2.0
 
 
 class PayloadReads:
-    """Limits how long workers wait for the databases of tenants. While a read of a pool takes too
-    long, the pool's other jobs are not read, so that a pool that hangs holds up one worker at most.
+    """Limits how long workers wait for the tenants' databases. While a read in a pool takes too
+    long, the pool's other jobs are not read, so that a pool that hangs blocks one worker at most.
     """
 
     def __init__(self) -> None:
@@ -256,11 +269,11 @@ class PayloadReads:
         self._reading: Counter[Database] = Counter()
 
     async def run(self, pool: Database, read: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of a read; raises Unavailable if it takes too long. The read goes on
-        then, because a canceled one would look like a lost connection, and its end shows that
-        the pool responds again.
+        """Returns the result of a read, or raises Unavailable if it takes too long. In that case,
+        the read continues in the background, because a canceled read would look like a lost
+        connection. When it ends, the pool responds again.
         """
-        if pool.is_sqlite:  # a file of this process, which is no server that hangs
+        if pool.is_sqlite:  # a local file can't hang like a server
             return await read
         if pool in self._slow and self._reading[pool]:
             read.close()
@@ -268,7 +281,8 @@ class PayloadReads:
         self._reading[pool] += 1
         reading = asyncio.create_task(read)
         reading.add_done_callback(partial(self._ended, pool))
-        # Twice: a process that was stopped or busy for long first gets what has arrived meanwhile.
+        # Waits in two halves. If this process was suspended or busy, the first wait may time out
+        # before the loop has handled responses that have already arrived.
         for _ in range(2):
             if not reading.done():
                 await asyncio.wait({reading}, timeout=PAYLOAD_SECONDS_MAX / 2)
@@ -296,8 +310,8 @@ def _slow_pool(message: str) -> Unavailable:
 
 @dataclass(frozen=True)
 class JobContext:
-    """The central database, the tenants' databases and what acting on jobs needs. No transaction
-    spans both databases or a network call.
+    """The central database, the tenants' databases and everything else that operations on jobs
+    need. No transaction spans two databases or a network call.
     """
 
     central: Database
@@ -314,7 +328,7 @@ class JobContext:
     caches: JobCaches = field(default_factory=JobCaches)
     polls: PollLimits = field(default_factory=PollLimits)
     payload_reads: PayloadReads = field(default_factory=PayloadReads)
-    # A tenant never moves, so its pool is looked up once.
+    # Pool names by tenant. A tenant never moves, so its pool is looked up only once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
     partner_keys: PartnerKeys = field(init=False)
 
@@ -325,9 +339,10 @@ class JobContext:
         self.queue.hearers.append(keys.heard)
 
     async def _needs_of(self, dispatch_id: int) -> WorkflowRequirements | None:
-        """Reads what a job needs that this process has not enqueued, or had before a restart.
+        """Reads the requirements of a job that this process has not enqueued itself, or enqueued
+        before a restart.
 
-        Raises Unavailable if that can't be read now.
+        Raises Unavailable if they can't be read now.
         """
         try:
             async with self.central.read() as tx:
@@ -349,7 +364,7 @@ class JobContext:
 
     @asynccontextmanager
     async def tenant(self, tenant_id: UUID) -> AsyncIterator[Tx]:
-        """A read transaction of the tenant's database."""
+        """Opens a read transaction in the tenant's database."""
         async with (await self.pool_of(tenant_id)).read() as tx:
             yield tx
 
@@ -369,7 +384,7 @@ class JobContext:
         return self.pools[await self._pool_name(tenant_id)]
 
     async def pool_name_of(self, tenant_id: UUID) -> str | None:
-        """Returns the pool of a tenant; None if there is no such tenant."""
+        """Returns the name of a tenant's pool, or None if the tenant doesn't exist."""
         try:
             return await self._pool_name(tenant_id)
         except NotFound:
@@ -402,9 +417,9 @@ async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
 
 
 async def last_expiry(tx: Tx) -> datetime | None:
-    """Returns when any control plane last looked for expired leases."""
-    kept = await read_state(tx, LAST_EXPIRY)
-    return datetime.fromisoformat(kept) if kept else None
+    """Returns when any control plane last checked for expired leases."""
+    stored = await read_state(tx, LAST_EXPIRY)
+    return datetime.fromisoformat(stored) if stored else None
 
 
 async def set_last_expiry(tx: Tx, now: datetime) -> None:
@@ -412,7 +427,9 @@ async def set_last_expiry(tx: Tx, now: datetime) -> None:
 
 
 async def reconcile_cursor(tx: Tx) -> str | None:
-    """Returns where the next pass of the reconcile sweep continues, on any control plane."""
+    """Returns the position at which the next pass of the reconcile sweep continues on any control
+    plane.
+    """
     return await read_state(tx, RECONCILED) or None
 
 
@@ -423,7 +440,7 @@ async def set_reconcile_cursor(tx: Tx, place: str | None) -> None:
 
 async def is_recovering(tx: Tx, now: datetime) -> bool:
     """Whether an outage of the control plane has just ended, so that workers may not have been able
-    to call.
+    to call yet.
     """
     until = await read_state(tx, RECOVERING_UNTIL)
     return bool(until) and now < datetime.fromisoformat(until)
@@ -445,9 +462,10 @@ async def note_outage(tx: Tx, began: datetime, ended: datetime) -> None:
 
 
 async def online_since(tx: Tx, now: datetime, settings: Settings) -> datetime:
-    """Returns since when a worker must have been seen to count as online.
+    """Returns the time since which a worker must have been seen to count as online.
 
-    After an outage of the control plane, a worker that was online when it began has time to come back.
+    After an outage of the control plane, workers that were online when it began have time to
+    reconnect.
     """
     usual = timedelta(seconds=settings.offline_after_seconds)
     last_pass = await last_expiry(tx)

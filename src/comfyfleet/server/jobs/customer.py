@@ -137,21 +137,21 @@ async def former_settings(
     offer = await _offer_of(context, job)
     if offer is None:
         return FormerSettings(None, None, {}, ("The effect is no longer offered.",))
-    values = [(each, job.asked.properties.get(each.name)) for each in offer.properties]
+    values = [(prop, job.asked.properties.get(prop.name)) for prop in offer.properties]
     async with context.tenant(tenant_id) as tx:
         video = await _kept_media(tx, tenant_id, user_id, job.asked.video_id)
-        ids = {file_id for each, value in values if each.is_media and (file_id := _as_id(value))}
+        ids = {file_id for prop, value in values if prop.is_media and (file_id := _as_id(value))}
         uploaded = await media.media_of_files(tx, tenant_id, user_id, ids)
     problems = [] if video or offer.takes is None else ["The media has expired: choose another."]
     properties: dict[str, Any] = {}
-    for each, value in values:
-        if each.is_primary_input or value is None:
+    for prop, value in values:
+        if prop.is_primary_input or value is None:
             continue
-        current = uploaded.get(_as_id(value) or job.id) if each.is_media else value
-        if current is None or not _is_valid(each, current):
-            problems.append(f"{each.label or each.name} can't be taken over: choose again.")
+        current = uploaded.get(_as_id(value) or job.id) if prop.is_media else value
+        if current is None or not _is_valid(prop, current):
+            problems.append(f"{prop.label or prop.name} can't be taken over: choose again.")
         else:
-            properties[each.name] = str(current) if each.is_media else current
+            properties[prop.name] = str(current) if prop.is_media else current
     return FormerSettings(offer, video, properties, tuple(problems))
 
 

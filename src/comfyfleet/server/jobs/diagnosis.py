@@ -1,5 +1,6 @@
-"""Why a job is not running: what it requires, who could run it, and one sentence about what is in the way;
-and its attempts on one axis of time."""
+"""Explains why a job is not running: what it requires, which workers could run it, and the first
+obstacle in one sentence. Also builds the timeline of a job's attempts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from comfyfleet.server.queue.model import ENDED, Dispatch, DispatchStatus, Queue
 
 @dataclass(frozen=True)
 class JobRequirements:
-    """What a job, or a workflow that might get jobs, needs of a backend."""
+    """The backend requirements of a job, or of a workflow's typical job."""
 
     workflow: RegisteredWorkflow
     lane: QueueLane
@@ -36,7 +37,7 @@ class JobRequirements:
 
 @dataclass(frozen=True)
 class Availability:
-    """The fleets and workers that are there for a job at one moment."""
+    """The fleets and workers that exist for a job at one moment."""
 
     wanted: JobRequirements
     fleets: Sequence[str]
@@ -44,13 +45,13 @@ class Availability:
     offline_before: datetime
     missing: Mapping[str, MissingRequirements] = field(
         default_factory=dict
-    )  # by worker, if it lacks something
+    )  # by worker, if it lacks a requirement
 
     def is_online(self, worker: FleetWorker) -> bool:
         return worker.last_seen_at >= self.offline_before
 
     def can_run(self, worker: FleetWorker) -> bool:
-        """Whether the worker can run the job if it is online and takes jobs."""
+        """Whether the worker can run the job, provided that it is online and accepts jobs."""
         return (
             self.wanted.lane.provider in worker.providers
             and self.wanted.workflow.required_capabilities <= worker.capabilities
@@ -61,8 +62,9 @@ class Availability:
 async def requirements_of_job(
     tx: Tx, lane: QueueLane, needs: WorkflowRequirements, version: int | None = None
 ) -> JobRequirements:
-    """Returns what a job needs: the node types of its workflow, or of its prompt if that is open, and
-    the models of its own prompt."""
+    """Returns the requirements of a job: its own models, and the node types of its workflow. The
+    node types of an open workflow come from the job's prompt.
+    """
     workflow = await catalog.get_workflow(tx, lane.workflow_id)
     types: Sequence[str] = needs.node_types
     if not workflow.is_open:
@@ -73,7 +75,7 @@ async def requirements_of_job(
 def requirements_of_workflow(
     workflow: RegisteredWorkflow, version: WorkflowVersion, lane: QueueLane
 ) -> JobRequirements:
-    """Returns what a job of this workflow usually needs."""
+    """Returns the requirements of a typical job of this workflow."""
     return JobRequirements(workflow, lane, version.node_types, version.models)
 
 
@@ -85,20 +87,24 @@ async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements
     named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
     return Availability(
         wanted,
-        [each.name for each in named],
+        [name_placeholder_unused.name for name_placeholder_unused in named],
         workers,
         now - timedelta(seconds=context.settings.offline_after_seconds),
-        {name: each for name, each in lacks.items() if each},
+        {
+            name: name_placeholder_unused
+            for name, name_placeholder_unused in lacks.items()
+            if name_placeholder_unused
+        },
     )
 
 
 async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:
-    """Returns why nobody can run it; None if somebody can, as far as is known."""
+    """Returns why no worker can run the job, or None if a worker can, as far as is known."""
     return find_shortage(await read_availability(tx, context, wanted))
 
 
 def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | None:
-    """Returns why nobody can run a job; `bound` is the worker or fleet that must run it."""
+    """Returns why no worker can run a job. `bound` is the worker or fleet that must run it, if any."""
     message = (
         why_nobody_may_run(ground) or _why_bound_cannot(ground, bound) or why_nobody_can_run(ground)
     )
@@ -112,7 +118,7 @@ def customer_message(workflow: RegisteredWorkflow) -> str:
 
 
 def why_nobody_may_run(ground: Availability) -> str | None:
-    """Returns why the job may not run at all, whatever state the workers are in."""
+    """Returns why the job may not run at all, regardless of the workers' state."""
     slug, lane = ground.wanted.workflow.slug, ground.wanted.lane
     names = join_names(ground.fleets)
     if not ground.fleets:
@@ -159,8 +165,10 @@ def why_nobody_can_run(ground: Availability) -> str | None:
     if not any(worker.takes_jobs for worker in online):
         faulty = [worker for worker in online if worker.problem]
         if faulty:
-            told = join_names([f"{each.worker_id}: {each.problem}" for each in faulty[:NAMED_MAX]])
-            return f"No worker of fleet {names} can work ({told})."
+            problems = join_names(
+                [f"{each.worker_id}: {each.problem}" for each in faulty[:NAMED_MAX]]
+            )
+            return f"No worker of fleet {names} can work ({problems})."
         return f"No worker of fleet {names} is approved."
     if any(ground.can_run(worker) for worker in online):
         return None
@@ -171,7 +179,7 @@ def why_nobody_can_run(ground: Availability) -> str | None:
     return f"Missing {nearest.in_words()} on fleet {names}."
 
 
-# Of workers with a problem, so many are named.
+# How many workers with a problem a message names.
 NAMED_MAX = 3
 
 
@@ -232,7 +240,7 @@ async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
 
 
 async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
-    """Explains the wait without naming workers, fleets or models, which are the operator's."""
+    """Explains the wait without naming workers, fleets or models, which only operators may see."""
     if row.status in ENDED:
         return f"The job has ended: {row.status}."
     if row.status == DispatchStatus.LEASED:
@@ -241,7 +249,9 @@ async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
 
 
 class HelpNeeded(NamedTuple):
-    """When only a person can help a job, and what that person must do."""
+    """The help that a job needs from a person: after how many seconds of waiting, and what the
+    person must do.
+    """
 
     after_seconds: float
     action: str
@@ -249,7 +259,8 @@ class HelpNeeded(NamedTuple):
 
 class WaitExplanation(NamedTuple):
     why: str
-    help_needed: HelpNeeded | None = None  # None: the job needs no help, or the obstacle passes
+    # None means that the job needs no help or that the obstacle will pass
+    help_needed: HelpNeeded | None = None
 
 
 _OFFER_AGAIN = "Ask the operator to offer the workflow again, or use another one."
@@ -261,7 +272,7 @@ _START_WORKER = (
 
 
 async def explain_wait(context: JobContext, row: Dispatch) -> WaitExplanation:
-    """Explains a wait to a customer, and says whether only a person can end it."""
+    """Explains a wait to a customer, and whether it can only end with a person's help."""
     if row.status in ENDED or row.status == DispatchStatus.LEASED:
         return WaitExplanation(await explain_to_customer(context, row))
     seen = await _read_situation(context, row)
@@ -290,8 +301,8 @@ def explain_situation_to_customer(seen: WaitSituation) -> str:
 
 
 def explain_situation(seen: WaitSituation) -> str:
-    """Returns the first thing in the way, from the whole system down to the job's place in the
-    queue.
+    """Returns the first obstacle. The whole system is checked first, and the job's place in the
+    queue last.
     """
     short = find_shortage(seen.ground, seen.dispatch.backend_affinity)
     return _held_back(seen) or (short.message if short else _queue_position_text(seen))
@@ -335,7 +346,7 @@ def _duration_text(seconds: float) -> str:
     return f"{round(minutes / 60)} hours"
 
 
-# What an entry of the audit says about the attempt that it ends.
+# The outcome of an attempt by the action of the audit entry that ends it.
 OUTCOMES = {
     "complete": "completed",
     "fail": "failed",
@@ -364,26 +375,30 @@ class TimelineAttempt:
 def build_timeline(
     entries: Iterable[AuditEntry], sent: Sequence[JobAttempt], row: Dispatch | None
 ) -> list[TimelineAttempt]:
-    """Builds the attempts from the audit of a dispatch, the oldest entry first.
+    """Builds the attempts from the audit entries of a dispatch, which start with the oldest.
 
-    `sent` tells when each prompt went to its backend; of the current lease the dispatch knows it, too.
+    `sent` contains the time at which each prompt was sent to its backend. For the current lease,
+    the dispatch contains it as well.
     """
-    begun = {each.lease_number: each.started_at for each in sent}
+    started_at_by_lease = {attempt.lease_number: attempt.started_at for attempt in sent}
     if row is not None and row.started_at is not None:
-        begun.setdefault(row.lease_number, row.started_at)
-    found: list[TimelineAttempt] = []
+        started_at_by_lease.setdefault(row.lease_number, row.started_at)
+    attempts: list[TimelineAttempt] = []
     queued_at: datetime | None = None
     for entry in entries:
         if entry.action == "submit":
             queued_at = entry.at
         elif entry.action == "lease":
-            found.append(_leased_attempt(entry, queued_at))
+            attempts.append(_leased_attempt(entry, queued_at))
             queued_at = None
         elif entry.action in OUTCOMES and not entry.details.get("asked"):
-            if found:
-                found[-1] = _ended_attempt(found[-1], entry)
+            if attempts:
+                attempts[-1] = _ended_attempt(attempts[-1], entry)
             queued_at = entry.at if entry.action == "requeue" else queued_at
-    return [replace(each, started_at=begun.get(each.lease_number)) for each in found]
+    return [
+        replace(attempt, started_at=started_at_by_lease.get(attempt.lease_number))
+        for attempt in attempts
+    ]
 
 
 def _leased_attempt(entry: AuditEntry, queued_at: datetime | None) -> TimelineAttempt:
@@ -398,7 +413,9 @@ def _leased_attempt(entry: AuditEntry, queued_at: datetime | None) -> TimelineAt
 
 
 def _ended_attempt(attempt: TimelineAttempt, entry: AuditEntry) -> TimelineAttempt:
-    """The first end counts; what follows an expired lease says what became of the job."""
+    """Adds the end of an attempt. Only its first end counts. Entries that follow an expired lease
+    only update the message, with what happened to the job.
+    """
     message = _message(entry.details) or attempt.message
     if attempt.ended_at is not None:
         return replace(attempt, message=message)
@@ -406,5 +423,5 @@ def _ended_attempt(attempt: TimelineAttempt, entry: AuditEntry) -> TimelineAttem
 
 
 def _message(details: Any) -> str | None:
-    told = details.get("error") or details.get("detail") or details.get("reason")
-    return None if told is None else str(told)
+    text = details.get("error") or details.get("detail") or details.get("reason")
+    return None if text is None else str(text)

@@ -1,11 +1,12 @@
 """Files of jobs: confirms uploads, and stores the outputs that workers deliver.
 
-Both are moved to keys that no upload URL names, so that nobody can change them afterwards. Embedded prompts
-and workflows are stripped from outputs unless the effect keeps them.
+Both are moved to keys that no upload URL refers to, so that nobody can change them afterwards.
+Embedded prompts and workflows are removed from outputs unless the effect keeps them.
 
-Of a prompt of the gateway that costs nothing, files of nodes that have ended are stored, named and told while the
-run goes on. Their rows are there from then on. With the end of the job they become its result; those of a run that
-failed or was cancelled stay, under the names that were told."""
+For a gateway prompt without a price, the files of finished nodes are stored and reported to its
+client during the run. Their rows exist from then on. When the job is completed, they become its
+result. The files of a failed or cancelled run remain under the names that were reported.
+"""
 
 import asyncio
 import re
@@ -67,23 +68,23 @@ from comfyfleet.server.storage.outage import system_scratch
 from comfyfleet.transport.files import open_file
 
 ANNOUNCED_SIZE = "announced_size"
-# In the metadata of an output: who has delivered it.
+# Key in an output's metadata that names the lease that delivered it.
 MADE_BY = "made_by"
 _RESUMED = re.compile(r"(?:\d+-)?([0-9a-f]{8})-(.+)")
-# What `arrived` raises of a file that can't be used.
+# Errors of `arrived` for a file that can't be used.
 REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
 
 
 async def confirm_upload(context: JobContext, pool: Database, file: File) -> File:
-    """Checks an upload and moves it to its final key; a confirmed file is returned unchanged. Holds
-    no transaction meanwhile.
+    """Checks an upload and moves it to its final key. A confirmed file is returned unchanged. No
+    transaction is open during the check and the copy.
     """
     if not file.is_announced:
         return file
     try:
         return await _take_upload(context, pool, file)
     except (NotFound, Refused):
-        # Somebody else may have taken it at the same moment, and then it lies elsewhere.
+        # Another request may have moved the file at the same moment.
         async with pool.read() as tx:
             seen = await media.get_file(tx, file.tenant_id, file.id)
         if seen.is_announced:
@@ -98,34 +99,35 @@ async def _take_upload(context: JobContext, pool: Database, file: File) -> File:
     )
     try:
         await context.store.copy(file.path, key, media_type)
-        # Looked at where nobody can write: what lay there before may have been replaced.
-        kept = await _inspect_upload(context, replace(file, path=key))
+        # The copy is inspected, because the upload at the old key may have been replaced.
+        inspected = await _inspect_upload(context, replace(file, path=key))
         async with pool.transaction() as tx:
             confirmed = await media.confirm_file(
                 tx,
                 file.tenant_id,
                 file.id,
-                size=kept.size or 0,
-                mime_type=kept.mime_type,
-                content_hash=kept.content_hash,
+                size=inspected.size or 0,
+                mime_type=inspected.mime_type,
+                content_hash=inspected.content_hash,
                 path=key,
             )
     except (NotFound, *REFUSALS):
-        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
+        # After any other error, it is unknown whether the row was committed. The sweep of leftover
+        # files decides then.
         await context.store.delete(key)
         raise
-    # Whoever was faster has a copy of their own.
+    # A concurrent request that was faster has its own copy.
     await context.store.delete(file.path if confirmed.path == key else key)
     return confirmed
 
 
 def suffix_of(filename: str, media_type: str) -> str:
-    """Returns the suffix by the media type; by the filename only if the file is no media."""
+    """Returns the suffix for the media type, or the filename's suffix if the file isn't media."""
     stem, dot, ending = safe_name(filename).rpartition(".")
     return extension_of(media_type) or (f"{dot}{ending}" if stem else "")
 
 
-# A browser or a desktop runs such a file as a program, with a right to all that its user may read.
+# A browser or a desktop executes these types, with access to everything that its user can read.
 _RUN_TYPES = frozenset(
     {"application/hta", "application/xhtml+xml", "message/rfc822", "multipart/related", "text/html"}
 )
@@ -134,7 +136,9 @@ TEXT_ENDING, TEXT_TYPE = ".txt", "text/plain"
 
 
 def harmless(filename: str, media_type: str) -> tuple[str, str]:
-    """Returns the name and the type of a delivered file, those of a text for one that a desktop would run."""
+    """Returns the name and media type under which a file is delivered. A file that a browser or
+    desktop would execute is delivered as text.
+    """
     kind = media_type.partition(";")[0].strip().lower()
     if kind in _RUN_TYPES or "javascript" in kind or filename.lower().endswith(_RUN_ENDINGS):
         return f"{filename}{TEXT_ENDING}", TEXT_TYPE
@@ -142,7 +146,7 @@ def harmless(filename: str, media_type: str) -> tuple[str, str]:
 
 
 def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operators: bool) -> str:
-    """Returns the media type that the first bytes confirm. Operators may upload files that are no
+    """Returns the media type that the first bytes confirm. Operators may upload files that aren't
     media.
     """
     start = first[:SNIFF_BYTES]
@@ -155,7 +159,7 @@ def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operato
 
 
 async def _inspect_upload(context: JobContext, file: File) -> File:
-    """Reads the size, the type and, unless it is very large, the hash of the content."""
+    """Reads the size, the type and, unless the file is very large, the hash of its content."""
     facts = await context.store.head(file.path)
     if facts is None:
         raise _not_uploaded()
@@ -174,8 +178,12 @@ async def _inspect_upload(context: JobContext, file: File) -> File:
 
 async def _media_type(context: JobContext, file: File) -> str:
     first = await _read_header(context, file.path, HEADER_BYTES)
-    told = sniff_type(first[:SNIFF_BYTES]) or ""
-    if kind_of(told) == "image" and len(first) == HEADER_BYTES and not picture_size(told, first):
+    sniffed = sniff_type(first[:SNIFF_BYTES]) or ""
+    if (
+        kind_of(sniffed) == "image"
+        and len(first) == HEADER_BYTES
+        and not picture_size(sniffed, first)
+    ):
         first = await _read_header(context, file.path, LONG_HEADER_BYTES)
     return detect_media_type(
         file.mime_type,
@@ -206,7 +214,7 @@ async def _object_hash(context: JobContext, key: str, size: int) -> str | None:
 
 
 class LeaseKey(NamedTuple):
-    """A job and the lease under which it is run."""
+    """A job and the lease under which it runs."""
 
     tenant_id: UUID
     job_id: UUID
@@ -215,53 +223,56 @@ class LeaseKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredOutput:
-    """A stored output; `source` is the key to which the worker uploaded it, None if it came with the report.
-    `is_known`: it was stored before."""
+    """A stored output. `source` is the key of the worker's upload, or None if the content came with
+    the report. `is_known` means that the output was stored earlier.
+    """
 
     source: str | None
     file: File
     is_known: bool = False
-    lost_manifest: bool = False  # its C2PA manifest was removed with its prompt
+    lost_manifest: bool = False  # the C2PA manifest was removed with the embedded prompt
 
 
 async def store_outputs(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> list[StoredOutput]:
-    """Stores the outputs of a job; each must be at its upload URL's key, in the announced size."""
+    """Stores the outputs of a job. Each one must have been uploaded to its URL with the announced
+    size, unless the report contains it.
+    """
     names = [output.name for output in outputs]
     if len(set(names)) < len(names):
         raise InvalidInput("two outputs have the same name", field="outputs")
     rules = await _rules_of(context, key, outputs)
-    taken: list[StoredOutput] = []
+    stored: list[StoredOutput] = []
     try:
         for output in outputs:
-            wanted = None if output.is_stripped else rules
-            taken.append(await _store_output(context, key, output, wanted))
+            output_rules = None if output.is_stripped else rules
+            stored.append(await _store_output(context, key, output, output_rules))
     except BaseException:
-        await discard_outputs(context, taken)
+        await discard_outputs(context, stored)
         raise
-    return taken
+    return stored
 
 
 async def discard_outputs(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """Deletes stored outputs that no row names, as the job has ended otherwise or was completed
-    before.
+    """Deletes stored outputs that no row refers to, because the job was completed before or has
+    ended for another reason.
     """
     if taken:
-        await context.store.delete(*(each.file.path for each in taken))
+        await context.store.delete(*(output.file.path for output in taken))
 
 
 def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """Deletes what the worker uploaded, once rows name the stored copies."""
-    keys = [each.source for each in taken if each.source is not None]
+    """Deletes the worker's uploads after rows refer to the stored copies."""
+    keys = [output.source for output in taken if output.source is not None]
     context.deferred.delete_objects(context.store, keys)
 
 
 async def _rules_of(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> DeliveryRules | None:
-    """Returns the rules for outputs that the worker has not prepared."""
-    if all(each.is_stripped for each in outputs):
+    """Returns the rules for outputs that the worker has not prepared itself."""
+    if all(output.is_stripped for output in outputs):
         return None
     async with context.tenant(key.tenant_id) as tx:
         job = await store.get(tx, key.tenant_id, key.job_id)
@@ -292,12 +303,12 @@ async def _store_output(
     output = output.model_copy(update={"content_type": media_type})
     suffix = suffix_of(filename, media_type)
     key = kept_output_key(lease.tenant_id, lease.job_id, file_id, suffix)
-    made = PreparedObject(output.size, output.content_hash, output.lost_manifest)
+    prepared = PreparedObject(output.size, output.content_hash, output.lost_manifest)
     if source is None:
-        made = await _put_content(context, key, output, rules, made)
+        prepared = await _put_content(context, key, output, rules, prepared)
     elif rules is not None:
         await _require_size(context, source, output)
-        made = await _copy_prepared(context, source, key, output, rules)
+        prepared = await _copy_prepared(context, source, key, output, rules)
     else:
         await _copy(context, source, key, output)
     file = File(
@@ -308,12 +319,12 @@ async def _store_output(
         path=key,
         filename=filename,
         mime_type=media_type,
-        size=made.size,
-        content_hash=made.content_hash,
+        size=prepared.size,
+        content_hash=prepared.content_hash,
         metadata={MADE_BY: _maker_of(lease, output)},
         created_at=context.clock(),
     )
-    return StoredOutput(source, file, lost_manifest=made.lost_manifest)
+    return StoredOutput(source, file, lost_manifest=prepared.lost_manifest)
 
 
 async def _put_content(
@@ -383,25 +394,25 @@ async def _copy_prepared(
 ) -> PreparedObject:
     if output.size <= CHUNK_BYTES:
         data = await context.store.get(source)
-        data, made = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
+        data, prepared = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
         await context.store.put(key, data, output.content_type)
-        return made
+        return prepared
     with system_scratch().opened() as folder:
         path = folder / "output"
         with await open_file(path, "wb") as file:
             async for chunk in context.store.chunks(source):
                 await asyncio.to_thread(file.write, chunk)
-        made = await asyncio.to_thread(_prepare_path, path, rules, name_of(output))
+        prepared = await asyncio.to_thread(_prepare_path, path, rules, name_of(output))
         await context.store.put_file(key, path, output.content_type)
-    return made
+    return prepared
 
 
 def _prepare_bytes(data: bytes, rules: DeliveryRules, name: str) -> tuple[bytes, PreparedObject]:
     with system_scratch().opened() as folder:
         path = folder / "output"
         path.write_bytes(data)
-        made = _prepare_path(path, rules, name)
-        return path.read_bytes(), made
+        prepared = _prepare_path(path, rules, name)
+        return path.read_bytes(), prepared
 
 
 def _prepare_path(path: Path, rules: DeliveryRules, name: str) -> PreparedObject:
@@ -415,26 +426,33 @@ def _path_hash(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TakenOutputs:
-    """Delivered outputs, each with its file. `aliases`: by name of an output, that of the one which was stored
-    before with the same content."""
+    """Delivered outputs and their files. `aliases` maps the name of an output to the name under
+    which the same content was stored earlier.
+    """
 
     outputs: Sequence[DeliveredOutput] = ()
     stored: Sequence[StoredOutput] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    may_be_known: bool = False  # some may have been stored before
+    may_be_known: bool = False  # some may have been stored earlier
 
     @property
     def new(self) -> list[StoredOutput]:
-        return [each for each in self.stored if not each.is_known]
+        return [output for output in self.stored if not output.is_known]
 
     @property
     def files(self) -> list[File]:
-        return [each.file for each in self.stored]
+        return [output.file for output in self.stored]
 
     def named(self, *, is_result: bool = False) -> RunFiles:
-        """`is_result`: the job itself says which files they are."""
+        """Returns the outputs as the run log names them. With `is_result`, the file ids are left
+        out, because the job's result contains them.
+        """
         pairs = zip(self.outputs, self.stored, strict=bool(self.stored))
-        file_ids = {} if is_result else {output.name: each.file.id for output, each in pairs}
+        file_ids = (
+            {}
+            if is_result
+            else {output.name: stored_output.file.id for output, stored_output in pairs}
+        )
         return RunFiles(self.outputs, self.aliases, file_ids)
 
 
@@ -444,28 +462,31 @@ async def take_outputs(
     outputs: Sequence[DeliveredOutput],
     known: Mapping[str, File] | None = None,
 ) -> TakenOutputs:
-    """Stores those that are not among the known ones, which were stored while the job ran. None: there are none."""
+    """Stores the outputs that are not among the known ones, which were stored while the job ran.
+    None means that no output can be known.
+    """
     aliases: dict[str, str] = {}
     before = known or {}
-    for each in outputs:
-        if (name := _find_same(each, before, aliases, maker=_maker_of(key, each))) is not None:
-            aliases[each.name] = name
-    missing = [each for each in outputs if each.name not in aliases]
+    for output in outputs:
+        if (name := _find_same(output, before, aliases, maker=_maker_of(key, output))) is not None:
+            aliases[output.name] = name
+    missing = [output for output in outputs if output.name not in aliases]
     new = iter(await store_outputs(context, key, missing))
     stored = [
-        StoredOutput(source_key(key, each), before[aliases[each.name]], is_known=True)
-        if each.name in aliases
+        StoredOutput(source_key(key, output), before[aliases[output.name]], is_known=True)
+        if output.name in aliases
         else next(new)
-        for each in outputs
+        for output in outputs
     ]
-    named = [each.model_copy(update={"content": None}) for each in outputs]
+    named = [output.model_copy(update={"content": None}) for output in outputs]
     return TakenOutputs(named, stored, aliases, may_be_known=known is not None)
 
 
 def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
-    """Names the lease and, if a worker was restarted under it, the process that delivers the output.
+    """Names the lease and, if the worker was restarted during it, the process that delivers the
+    output.
 
-    A restarted worker puts the same eight digits before the name of each file.
+    A restarted worker puts the same eight hexadecimal digits in front of every file name.
     """
     folder = str(output_folder_of(key.token, key.job_id))
     match = _RESUMED.fullmatch(output.name)
@@ -476,9 +497,10 @@ def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
 def _find_same(
     output: DeliveredOutput, known: Mapping[str, File], aliases: Mapping[str, str], *, maker: str
 ) -> str | None:
-    """A worker that began again gives the same file another name.
+    """Returns the name under which the same file was stored earlier, if it was.
 
-    Files that one worker delivers under several names are several files, even if their content is the same.
+    A restarted worker delivers the same file under another name. But files that one worker delivers
+    under several names are separate files, even if their content is the same.
     """
     if output.content_hash is None:
         return None
@@ -493,11 +515,13 @@ def _find_same(
 
 
 async def known_outputs(tx: Tx, tenant_id: UUID, job_id: UUID) -> dict[str, File]:
-    """The outputs that were stored while the job ran."""
+    """Returns the outputs that were stored while the job ran, by name."""
     names = await run_log.live_files_of_job(tx, tenant_id, job_id)
-    ids = {each.output: each.file_id for each in names if each.output and each.file_id}
-    found = await media.find_existing(tx, tenant_id, [*ids.values()]) if ids else {}
-    return {output: found[file_id] for output, file_id in ids.items() if file_id in found}
+    ids = {name.output: name.file_id for name in names if name.output and name.file_id}
+    files_by_id = await media.find_existing(tx, tenant_id, [*ids.values()]) if ids else {}
+    return {
+        output: files_by_id[file_id] for output, file_id in ids.items() if file_id in files_by_id
+    }
 
 
 async def report_live(
@@ -508,7 +532,8 @@ async def report_live(
     *,
     report: int | None = None,
 ) -> None:
-    """Logs messages of a run that continues, with the files that they name, if its job's client wants them.
+    """Logs messages of a run that continues, and stores the files that they name if the job's
+    client sees results during the run.
 
     A repeated report, which has the same number, changes nothing.
     """
@@ -528,14 +553,14 @@ async def report_live(
     except (NotFound, *REFUSALS):
         await discard_outputs(context, taken.new)
         raise
-    used = {each.file.id for each in logged.taken.new} if logged else set()
-    await discard_outputs(context, [each for each in taken.new if each.file.id not in used])
+    used = {output.file.id for output in logged.taken.new} if logged else set()
+    await discard_outputs(context, [output for output in taken.new if output.file.id not in used])
     if logged is None:
         return
     run = logged.run
     delete_sources(context, taken.stored)
-    context.deferred.delete_objects(context.store, [each.path for each in replaced])
-    # The queue shows the prompt that has started.
+    context.deferred.delete_objects(context.store, [output.path for output in replaced])
+    # The first report of a run also changes the queue, which shows the prompt as running.
     is_start = run.start_id == 0
     context.notifier.tell_user(run.user_id, ALL_CHANGED if is_start else ONLY_TOLD)
 
@@ -553,7 +578,9 @@ async def _log(
     taken: TakenOutputs,
     report: int | None,
 ) -> tuple[LoggedReport | None, list[File]]:
-    """Returns the report, if its lease is held and it is new, and files that were replaced."""
+    """Logs the report if its lease is held and the report is new. Returns it, or None, and the
+    files that it replaced.
+    """
     job = await store.get(tx, key.tenant_id, key.job_id)
     run = logged_run(job, key.token, report)
     if run is None or job is None:
@@ -577,58 +604,64 @@ async def _log(
 async def _with_current_files(tx: Tx, key: LeaseKey, taken: TakenOutputs) -> TakenOutputs:
     """Returns the outputs with the files that are stored for them now, under the lock of the run.
 
-    The same report may have been logged between the look without the lock and now. Its file stays: others may
-    have been told of it already.
+    The same report may have been logged since the check without the lock. Its files are used,
+    because clients may already know them.
     """
     if not taken.outputs:
         return taken
     known = await known_outputs(tx, key.tenant_id, key.job_id)
     aliases: dict[str, str] = {}
     stored: list[StoredOutput] = []
-    for output, one in zip(taken.outputs, taken.stored, strict=True):
+    for output, stored_output in zip(taken.outputs, taken.stored, strict=True):
         name = _find_same(output, known, aliases, maker=_maker_of(key, output))
         if name is not None:
             aliases[output.name] = name
-            stored.append(StoredOutput(one.source, known[name], is_known=True))
-        elif one.is_known:
+            stored.append(StoredOutput(stored_output.source, known[name], is_known=True))
+        elif stored_output.is_known:
             raise Unavailable(f"output {output.name!r} was replaced while it was taken")
         else:
-            stored.append(one)
+            stored.append(stored_output)
     return TakenOutputs(taken.outputs, stored, aliases, taken.may_be_known)
 
 
 async def add_files(tx: Tx, job: Job, taken: TakenOutputs) -> None:
-    for each in taken.new:
-        await media.add_file(tx, replace(each.file, user_id=job.asked.user_id))
+    for output in taken.new:
+        await media.add_file(tx, replace(output.file, user_id=job.asked.user_id))
 
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Sequence[UUID]) -> list[File]:
-    """Rows of files that others have replaced; the caller deletes the objects after the commit."""
-    found = await media.find_existing(tx, tenant_id, file_ids) if file_ids else {}
-    return [await media.delete_file(tx, tenant_id, each) for each in found]
+    """Deletes the rows of replaced files and returns them. The caller deletes the objects after the
+    commit.
+    """
+    files_by_id = await media.find_existing(tx, tenant_id, file_ids) if file_ids else {}
+    return [await media.delete_file(tx, tenant_id, file_id) for file_id in files_by_id]
 
 
 async def settle(tx: Tx, job: Job, taken: TakenOutputs) -> list[File]:
-    """The job is completed, and names its outputs by itself. Returns files of runs before that it did not make."""
+    """Makes the delivered outputs the result of the completed job. Deletes and returns files of
+    earlier runs that are not part of the result.
+    """
     if not taken.may_be_known:
         return []
     names = {taken.aliases.get(each.name, each.name): each.name for each in taken.outputs}
     before = await run_log.settle_outputs(tx, job.tenant_id, job.id, names)
-    kept = {each.id for each in taken.files}
-    return await remove_files(tx, job.tenant_id, [each for each in before if each not in kept])
+    result_ids = {each.id for each in taken.files}
+    return await remove_files(
+        tx, job.tenant_id, [each for each in before if each not in result_ids]
+    )
 
 
 async def lock_run(tx: Tx, run: LoggedRun, token: UUID) -> LoggedState | None:
-    """Locks the run for a report of this lease; None if the lease is no longer held.
+    """Locks the run for a report of this lease. Returns None if the lease is no longer held.
 
-    Two equal reports may arrive at once. Whichever comes second waits here, and then sees the first.
+    If two equal reports arrive at once, the second one waits here and then sees the first.
     """
     state = await run_log.lock_run(tx, run.tenant_id, run.user_id, run.job_id, report=run.report)
     return state if state is not None and state.holds(token) else None
 
 
 def logged_run(job: Job | None, token: UUID, report: int | None = None) -> LoggedRun | None:
-    """Returns the run to log; None if no client follows the job, or another lease holds it."""
+    """Returns the run to log, or None if no client follows the job or another lease holds it."""
     if job is None or job.asked.gateway is None or job.asked.user_id is None:
         return None
     if job.lease_token != token or not job.status.is_active:

@@ -1,4 +1,4 @@
-"""Flushes a tenant's outbox: makes the dispatches of the central queue agree with the tenant's job rows."""
+"""Delivers a tenant's outbox, so that the central queue's dispatches match the tenant's job rows."""
 
 import logging
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ RETRY_DELAY = timedelta(seconds=5)
 async def flush(
     context: JobContext, pool: Database, jobs: Sequence[Job], outbox_ids: Sequence[int]
 ) -> None:
-    """Delivers what has just been committed. If this is cut off, the sweep does it again.
+    """Delivers rows that have just been committed. If this is interrupted, the sweep delivers them.
 
-    When this returns, the disk has the tenant's commit. It may not have the dispatches yet, but the outbox rows stay
-    until it does.
+    When this returns, the tenant's commit is on the disk. The dispatches may not be on the disk
+    yet, but the outbox rows remain until they are.
     """
     for job in jobs:
         notify(context, job)
@@ -36,7 +36,9 @@ async def flush(
 
 
 def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> None:
-    """Wakes those who follow the job in this process, and its run; `change`: of its user's prompts."""
+    """Wakes the followers of the job in this process, and the listeners for its run if it has
+    ended. `change` describes the change of the user's prompts.
+    """
     context.notifier.tell(job.id)
     if job.asked.user_id is not None:
         context.notifier.tell(job.asked.user_id)
@@ -47,23 +49,23 @@ def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> N
 
 
 def _drop_keys(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Forgets the keys for paid services of jobs that have ended."""
+    """Drops the keys for paid services of jobs that have ended."""
     ended = [job.id for job in jobs if needs_key(job.asked) and not job.status.is_active]
     if ended:
         context.partner_keys.drop(*ended)
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Adds dispatches for active jobs and ends those of ended jobs. Can be repeated.
+    """Adds dispatches for active jobs and ends the dispatches of ended jobs. It can be repeated.
 
-    Await the central database's `persist` before you delete an outbox row.
+    Callers must await the central database's `persist` before they delete an outbox row.
     """
     waiting = [job for job in jobs if job.wants_dispatch]
     _note_models(context, waiting)
     await context.queue.enqueue(
         [dispatch_for(job, context.settings.max_attempts) for job in waiting]
     )
-    # A job that took the result of another was never in the queue.
+    # A job that reused the result of another job was never in the queue.
     ended = [job for job in jobs if not job.status.is_active and job.asked.reused_from is None]
     if ended:
         async with context.central.transaction() as tx:
@@ -72,7 +74,7 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
 
 
 def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Registers what jobs need, so that only workers that have it get the job."""
+    """Registers the requirements of jobs, so that only workers that meet them get the jobs."""
     known = context.queue.model_sets
     for job in jobs:
         if job.asked.model_set and job.asked.model_set not in known:
@@ -81,19 +83,19 @@ def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
 
 async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:
     now, status = context.clock(), dispatch_status_of(job)
-    found = await dispatch.of_job(tx, job.tenant_id, job.id)
-    if found is None:
+    row = await dispatch.of_job(tx, job.tenant_id, job.id)
+    if row is None:
         new = dispatch_for(job, context.settings.max_attempts)
         await dispatch.enqueue_ended(tx, new, status, now=now, error=job.error_message)
-    elif found.status == DispatchStatus.LEASED and status == DispatchStatus.CANCELLED:
-        # The worker is told with its next heartbeat; only then does the dispatch end.
-        await dispatch.cancel(tx, found.id, now=now)
-    elif found.status not in ENDED:
-        await dispatch.force_end(tx, found.id, status, now=now, error=job.error_message)
+    elif row.status == DispatchStatus.LEASED and status == DispatchStatus.CANCELLED:
+        # The dispatch ends when the worker's next heartbeat has returned the cancellation.
+        await dispatch.cancel(tx, row.id, now=now)
+    elif row.status not in ENDED:
+        await dispatch.force_end(tx, row.id, status, now=now, error=job.error_message)
 
 
 async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
-    """Delivers due outbox rows of one pool; a row that can't be delivered doesn't block the others."""
+    """Delivers due outbox rows of one pool. A row that can't be delivered doesn't block the others."""
     now = context.clock()
     async with pool.read() as tx:
         due = await store.due_outbox(tx, now=now, limit=limit)
@@ -122,7 +124,7 @@ async def _flush_one(
 async def end_dispatch(
     context: JobContext, row: Dispatch | ActiveDispatch, job: Job | None
 ) -> None:
-    """Ends the dispatch of a job that has ended or is gone."""
+    """Ends the dispatch of a job that has ended or was deleted."""
     status = dispatch_status_of(job) if job else DispatchStatus.FAILED
     error = job.error_message if job else "Its job is gone."
     async with context.central.transaction() as tx:
