@@ -87,14 +87,10 @@ async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements
     named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
     return Availability(
         wanted,
-        [name_placeholder_unused.name for name_placeholder_unused in named],
+        [fleet.name for fleet in named],
         workers,
         now - timedelta(seconds=context.settings.offline_after_seconds),
-        {
-            name: name_placeholder_unused
-            for name, name_placeholder_unused in lacks.items()
-            if name_placeholder_unused
-        },
+        {name: missing for name, missing in lacks.items() if missing},
     )
 
 

@@ -71,7 +71,7 @@ ANNOUNCED_SIZE = "announced_size"
 # Key in an output's metadata that names the lease that delivered it.
 MADE_BY = "made_by"
 _RESUMED = re.compile(r"(?:\d+-)?([0-9a-f]{8})-(.+)")
-# Errors of `arrived` for a file that can't be used.
+# Errors which mean that a file can't be used.
 REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
 
 

@@ -91,12 +91,14 @@ async def _log_end(
     error: str | None = None,
     taken: TakenOutputs | None = None,
 ) -> list[File]:
-    """Logs the end in the transaction in which the job ends. Returns files that others have replaced.
+    """Logs the end in the transaction in which the job ends. Returns files that others have
+    replaced.
 
-    Nothing is logged if the lease is no longer held, which includes a report that is repeated.
+    Logs nothing if the lease is no longer held. That includes repeated reports.
     """
     unheard = message.unheard if message else None
-    # The number that the state is about: an earlier report whose answer the worker never got.
+    # `unheard` is an earlier report whose response the worker never received. The state is read for
+    # its number.
     run = logged_run(job, token, unheard.number if unheard else None)
     state = await lock_run(tx, run, token) if run else None
     if run is None or state is None or job is None:
@@ -134,8 +136,9 @@ def _end_status(message: Complete | wire.Fail | None) -> str:
 async def lease_kept(
     context: JobContext, message: Complete | wire.Fail, worker_id: str
 ) -> AsyncIterator[None]:
-    """Extends the lease if a final report can't be stored, because the tenant's database or the store is
-    away. The worker repeats the report, and sends no heartbeats meanwhile.
+    """Extends the lease if a final report can't be stored, because the tenant's database or the
+    object store is unavailable. The worker repeats the report, and sends no heartbeats in the
+    meantime.
     """
     try:
         yield
@@ -155,7 +158,7 @@ async def complete(
     fleet_id: int | None = None,
     lease: Dispatch | None = None,
 ) -> Job:
-    """`lease`: the dispatch, if the caller has just read it for this report."""
+    """Completes the job. `lease` is the dispatch, if the caller has just read it for this report."""
     row = lease or await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     message = await with_unreported_output(context, pool, row, message)
@@ -163,7 +166,8 @@ async def complete(
     try:
         ended = await _complete_job(context, pool, row, message, taken)
     except (NotFound, *REFUSALS) as error:
-        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
+        # After any other error, it is unknown whether the job was committed. The sweep of leftover
+        # files decides then.
         await files.discard_outputs(context, taken.new)
         if isinstance(error, LeaseLost):
             await _end_if_cancelled(context, pool, row, message.lease_token)
@@ -171,13 +175,13 @@ async def complete(
     job = ended.job
     notify(context, job)
     await _complete_dispatch(context, row, message, job)
-    if any(each.lost_manifest for each in taken.new):
+    if any(output.lost_manifest for output in taken.new):
         await warn_of_lost_manifest(context, job)
     if ended.outbox_ids and fleet_id is not None:
         _note_run(context, row, message, fleet_id)
     if ended.outbox_ids:
         files.delete_sources(context, taken.stored)
-    else:  # it was said before, and these are copies that nothing names
+    else:  # a repeated report: no row refers to these copies
         await files.discard_outputs(context, taken.new)
     await _after_end(context, pool, ended, message.lease_token)
     return job
@@ -206,7 +210,7 @@ async def _take_outputs(
     except (InvalidInput, NotFound):
         async with pool.read() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-        # Said before, and the answer was lost: what was delivered lies elsewhere since.
+        # The report is repeated because its response was lost. The uploads have been moved since.
         if job and job.status == JobStatus.COMPLETED and job.lease_token == message.lease_token:
             return TakenOutputs()
         raise
@@ -217,14 +221,14 @@ async def _complete_job(
 ) -> FinishedJob:
     values = {**_result(message, taken.files), "run_seconds": _seconds(context, row, message)}
     one = (row.tenant_id, row.job_id, message.lease_token, values)
-    stored = [each.file for each in taken.new]
+    stored = [file.file for file in taken.new]
     if message.events or message.unheard or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
             replaced = await _log_end(tx, context, job, message.lease_token, message, taken=taken)
             is_fixed = job is None or not is_metered(job.asked)
             ended = await _complete_in(tx, context, one, stored, is_fixed=is_fixed)
-        context.deferred.delete_objects(context.store, [each.path for each in replaced])
+        context.deferred.delete_objects(context.store, [file.path for file in replaced])
         if job and ended.outbox_ids and message.execution_seconds is not None:
             context.caches.run_seconds.note(row.tenant_id, job.asked, message.execution_seconds)
         return ended
@@ -247,7 +251,9 @@ async def _complete_in(
     *,
     is_fixed: bool,
 ) -> FinishedJob:
-    """`is_fixed`: the price is not metered, so that one statement can do everything."""
+    """Completes the job in the caller's transaction. `is_fixed` means that the price is not
+    metered, so that one statement can do everything.
+    """
     now = context.clock()
     if is_fixed and not is_sqlite(tx):
         ended = await service.complete_at_once(tx, *one, files=stored, now=now)
@@ -257,7 +263,9 @@ async def _complete_in(
 
 
 def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
-    """Measured by the worker; a run whose start it has not seen counts from its lease's."""
+    """Returns the worker's measurement, or the time since the start of the run if there is none. If
+    the start was not reported, the time since the lease is returned.
+    """
     if message.execution_seconds is not None:
         return message.execution_seconds
     started = row.started_at or row.leased_at
@@ -303,7 +311,7 @@ async def _complete_dispatch(
     try:
         await context.queue.complete(row.id, message.lease_token, duration=duration)
     except LeaseLost:
-        # A sweep took the lease while the tenant's side was told; that side decides.
+        # A sweep took the lease while the tenant's database was updated. That database decides.
         await sync_dispatches(context, [job])
     else:
         if job.asked.effect_id and duration is not None:
@@ -313,8 +321,8 @@ async def _complete_dispatch(
 async def _end_if_cancelled(
     context: JobContext, pool: Database, row: Dispatch, token: UUID
 ) -> None:
-    """Ends the dispatch of a cancelled job after a refused final report, as no heartbeat follows
-    that would.
+    """Ends the dispatch of a cancelled job after a refused final report, because no heartbeat will
+    follow that could end it.
     """
     async with pool.read() as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
@@ -328,7 +336,7 @@ async def _end_if_cancelled(
 
 
 def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: int) -> None:
-    """Records the run, from which the cost of model switches is learned."""
+    """Records the run time, from which the cost of model switches is estimated."""
     if row.model_key and message.model_change and message.execution_seconds is not None:
         kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
         run = TimedRun(kind, ModelChange(message.model_change), message.execution_seconds)
@@ -357,7 +365,9 @@ async def fail(
     worker_id: str | None = None,
     message: wire.Fail | None = None,
 ) -> Job:
-    """Fails the job at once, whatever attempts remain: the job itself is at fault."""
+    """Fails the job at once, regardless of the remaining attempts, because the job itself is the
+    cause.
+    """
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     taken = await _take_partial(context, pool, row, message)
@@ -400,7 +410,7 @@ async def fail(
 
 
 def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
-    """Whether the first backend that got the prompt has refused it."""
+    """Whether the first backend that received the prompt has refused it."""
     error = message.error if message else None
     is_refused = isinstance(error, dict) and error.get("code") == PROMPT_REFUSED
     return is_refused and row.lease_number == 1
@@ -409,7 +419,7 @@ def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
 async def _take_partial(
     context: JobContext, pool: Database, row: Dispatch, message: wire.Fail | None
 ) -> TakenOutputs:
-    """What a run has made before it failed or was stopped, if its prompt has no price."""
+    """Stores the outputs of a run that failed or was interrupted, if its results are shown live."""
     if message is None or not message.outputs:
         return TakenOutputs()
     async with pool.read() as tx:
@@ -428,7 +438,7 @@ async def _take_partial(
 async def _end_interrupted(
     context: JobContext, pool: Database, row: Dispatch, message: wire.Fail, taken: TakenOutputs
 ) -> Job:
-    """Its client had asked for it, so it is no failure."""
+    """Ends a run that was interrupted at its client's request. The job is cancelled, not failed."""
     now, token = context.clock(), message.lease_token
     async with pool.transaction() as tx:
         running = await store.get(tx, row.tenant_id, row.job_id)
@@ -469,11 +479,11 @@ async def requeue(
     detail: str | None = None,
     worker_id: str | None = None,
 ) -> None:
-    """Returns a dispatch to the queue, or fails its job if the attempts are used up or it came back
+    """Returns a dispatch to the queue, or fails its job if no attempts remain or it was requeued
     too often.
 
-    The central database is written first: a lease that follows at once is newer than this one, and
-    so wins in the tenant's database too.
+    The central database is written first. If a new lease follows at once, it is newer than this one
+    and wins in the tenant's database as well.
     """
     async with context.central.transaction() as tx:
         if worker_id is not None:
@@ -501,7 +511,7 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 
 
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
-    """Sets the tenant's row to queued. If this is cut off, the next lease puts it right."""
+    """Sets the tenant's row to queued. If this is interrupted, the next lease corrects the row."""
     context.caches.progress.forget(token)
     context.previews.withdraw(row.job_id)
     try:
@@ -511,24 +521,24 @@ async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
             )
         notify(context, waiting)
     except LeaseLost as error:
-        # Nothing is left to do: its next lease, or its end, has set the tenant's row.
+        # The next lease, or the end of the job, has already updated the tenant's row.
         log.debug("job %s was leased or ended while it was put back: %s", row.job_id, error.message)
 
 
 async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueReason) -> int:
-    """Requeues all that a worker holds that is gone or no longer trusted; returns how many."""
+    """Requeues all jobs of a worker that is offline or no longer trusted. Returns their number."""
     async with context.central.read() as tx:
         rows = await dispatch.held_by(tx, worker_id)
-    given_back = 0
+    requeued = 0
     for row in rows:
         if row.lease_token is None:
             continue
         try:
             await requeue(context, row.id, row.lease_token, reason)
-            given_back += 1
+            requeued += 1
         except LeaseLost:
             log.info("dispatch %s ended while it was given back", row.id)
-    return given_back
+    return requeued
 
 
 NOT_AVAILABLE = "not_available"
@@ -538,12 +548,12 @@ NOT_AVAILABLE_MESSAGE = "This is not available at the moment."
 async def requeue_elsewhere(
     context: JobContext, worker: FleetWorker, message: wire.Requeue
 ) -> None:
-    """Keeps such jobs from the worker and requeues this one, or fails it if nobody else could run
-    it.
+    """Records what the worker lacks, so that it gets no more such jobs. Requeues this job, or fails
+    it if no other worker could run it.
     """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker.worker_id)
     if row.status == DispatchStatus.QUEUED:
-        return  # said again
+        return  # a repeated request
     missing = _missing(message)
     async with context.central.transaction() as tx:
         known = await fleets.get_worker(tx, worker.worker_id)
@@ -564,7 +574,9 @@ async def requeue_elsewhere(
 
 
 async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWorker) -> bool:
-    """Whether another worker could run it. An offline or busy one may come back, a revoked one not."""
+    """Whether another worker could run the job. An offline or busy worker counts, because it may
+    return. A revoked worker doesn't.
+    """
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     needs = WorkflowRequirements() if job is None else job.asked.needs
@@ -575,14 +587,16 @@ async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWork
         )
     bound = row.backend_affinity
     return any(
-        ground.can_run(each) and each.is_approved and (bound is None or bound in each.affinities)
-        for each in ground.workers
-        if each.worker_id != worker.worker_id
+        ground.can_run(candidate)
+        and candidate.is_approved
+        and (bound is None or bound in candidate.affinities)
+        for candidate in ground.workers
+        if candidate.worker_id != worker.worker_id
     )
 
 
 def _missing(message: wire.Requeue) -> MissingRequirements:
     if message.lacking is None:
         return MissingRequirements()
-    models = tuple(ModelUse(*each) for each in message.lacking.models)
+    models = tuple(ModelUse(*model) for model in message.lacking.models)
     return MissingRequirements(tuple(message.lacking.node_types), models)

@@ -1,4 +1,6 @@
-"""A worker's heartbeat: extends the lease, renews file URLs, returns orders; and what each attempt sent to the backend."""
+"""Handles a worker's heartbeat, which extends the lease, renews file URLs and returns orders, and
+records what each attempt sent to the backend.
+"""
 
 import asyncio
 import json
@@ -26,7 +28,8 @@ from comfyfleet.server.queue.model import Dispatch, DispatchStatus, ExtendedLeas
 
 VALUE_CHARACTERS_MAX = 2000
 FILLED_IN_CHARACTERS_MAX = 64_000
-# More inputs surely have more characters: each has a name in quotes, a colon, a value, a comma and two spaces.
+# Each input has at least seven characters: two quotes, a colon, a value, a comma and two spaces. So
+# more inputs would always exceed the limit.
 FILLED_IN_INPUTS_MAX = FILLED_IN_CHARACTERS_MAX // 7
 LEFT_OUT = "(left out)"
 
@@ -34,8 +37,8 @@ LEFT_OUT = "(left out)"
 async def record_attempt(
     context: JobContext, message: Heartbeat | Complete | Fail, lease: Dispatch | ExtendedLease
 ) -> None:
-    """Records what was sent to the backend; the first report of a lease counts. Written with a
-    delay, as nobody waits for it.
+    """Records what was sent to the backend. Only the first report of a lease counts. The write is
+    deferred, because no caller waits for it.
     """
     if message.filled_in is None:
         return
@@ -54,8 +57,9 @@ async def record_attempt(
 async def note_last(
     context: JobContext, message: Complete | Fail, *, worker_id: str
 ) -> Dispatch | None:
-    """Records the attempt from the final report, if the job ended before a heartbeat; returns the
-    dispatch, if it was read."""
+    """Records the attempt from the final report, in case the job ended before its first heartbeat.
+    Returns the dispatch if it was read.
+    """
     if message.filled_in is None:
         return None
     lease = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
@@ -64,14 +68,14 @@ async def note_last(
 
 
 def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
-    """Removes secrets from URLs, and limits the size."""
+    """Removes secrets from URLs and limits the size."""
     if sum(map(len, filled_in.values())) > FILLED_IN_INPUTS_MAX:
         return {}
-    told = {
+    sanitized = {
         node_id: {name: _sanitize_value(value) for name, value in inputs.items()}
         for node_id, inputs in filled_in.items()
     }
-    return told if len(json.dumps(told)) <= FILLED_IN_CHARACTERS_MAX else {}
+    return sanitized if len(json.dumps(sanitized)) <= FILLED_IN_CHARACTERS_MAX else {}
 
 
 def _sanitize_value(value: Any) -> Any:
@@ -96,7 +100,9 @@ def strip_url_secrets(text: str) -> str:
 
 
 def sent_prompt(job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
-    """Returns the prompt as it was sent; None if it was removed because the job ended long ago."""
+    """Returns the prompt as it was sent to the backend. Returns None if it was deleted because the
+    job ended long ago.
+    """
     if not job.asked.prompt or attempt.filled_in is None:
         return None
     prompt = dict(job.asked.prompt)
@@ -112,7 +118,9 @@ CANCELLED = HeartbeatAnswer(cancelled=True)
 async def heartbeat(
     context: JobContext, message: Heartbeat, *, worker: FleetWorker | None = None
 ) -> HeartbeatAnswer:
-    """Extends a lease and returns orders. Without `worker`, any holder of the token is accepted."""
+    """Extends a lease and returns orders. Without `worker`, any caller with the lease token is
+    accepted.
+    """
     with context.queue.heartbeat_waiters.waiting(
         message.dispatch_id, worker.worker_id if worker else ""
     ) as news:
@@ -152,16 +160,17 @@ async def _extend(
         await report_live(context, key, message.events, message.outputs, report=message.report)
     is_watched = context.previews.is_watched(beat.job_id)
     if is_watched and (picture := preview_in(message)) is not None:
-        # After the messages of the same moment: those who look are told of both together.
+        # Stored after the messages of the same heartbeat, so that watchers are notified of both
+        # together.
         context.previews.put(beat.tenant_id, beat.job_id, picture)
     if message.progress:
         context.caches.progress.note(message.lease_token, message.progress)
         context.notifier.tell(beat.job_id)
-    is_to_stop = beat.cancel_requested
-    if is_to_stop and not await _is_interrupted(context, beat):
+    must_stop = beat.cancel_requested
+    if must_stop and not await _is_interrupted(context, beat):
         return await _end_cancelled(context, message, beat.job_id)
     answer = HeartbeatAnswer(
-        interrupt=is_to_stop,
+        interrupt=must_stop,
         lease_expires_at=beat.expires_at,
         drain=worker is not None and worker.is_draining,
         recall=beat.recall_requested,
@@ -180,14 +189,18 @@ async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> N
 
 
 async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
-    """Whether the job goes on until its backend has told how the run ended, as clients of ComfyUI know it."""
+    """Whether the job continues until its backend has reported how the run ended. Only gateway jobs
+    do, because ComfyUI's clients expect that report.
+    """
     async with context.tenant(beat.tenant_id) as tx:
         job = await service.find(tx, beat.tenant_id, beat.job_id)
     return job is not None and job.asked.gateway is not None and job.status.is_active
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) -> HeartbeatAnswer:
-    """Ends the cancelled dispatch, as the worker knows of it now."""
+    """Ends the cancelled dispatch, because the worker learns of the cancellation from this
+    response.
+    """
     context.caches.progress.forget(message.lease_token)
     context.previews.forget(job_id)
     async with context.central.transaction() as tx:
@@ -204,8 +217,8 @@ async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) 
 async def _cancelled_before(
     context: JobContext, message: Heartbeat, worker_id: str | None
 ) -> HeartbeatAnswer:
-    """Answers a repeated heartbeat of a cancelled dispatch, as the first answer may have been lost;
-    raises LeaseLost otherwise.
+    """Responds to a repeated heartbeat of a cancelled dispatch, because the first response may have
+    been lost. Raises LeaseLost in all other cases.
     """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     if row.status != DispatchStatus.CANCELLED:
@@ -222,8 +235,8 @@ async def _with_files(
     job = await get_job(context, row.tenant_id, row.job_id)
     slots = tuple(
         [
-            await output_slot(context, job, message.lease_token, each)
-            for each in message.want_outputs
+            await output_slot(context, job, message.lease_token, output)
+            for output in message.want_outputs
         ]
     )
     fresh: tuple[Asset, ...] = ()

@@ -1,4 +1,6 @@
-"""Turns a lease into a worker's payload: starts the job in the tenant's database and signs its file URLs."""
+"""Builds a worker's payload from a lease: starts the job in the tenant's database and signs its
+file URLs.
+"""
 
 import asyncio
 import logging
@@ -40,38 +42,40 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
 log = logging.getLogger(__name__)
-# Seconds until a job is tried again whose tenant's database is away: about as long as the outage has lasted. When
-# it ends, these jobs are tried at once.
+# Delay in seconds before a job is retried whose tenant's database is unavailable. It is about as
+# long as the outage has lasted so far. When the outage ends, these jobs are retried at once.
 DELAY_SECONDS_MIN, DELAY_SECONDS_MAX = 2.0, 30.0
-# A lease is written to the disk within this time, for which nobody waits.
+# A lease is written to the disk within this many seconds. No caller waits for that.
 LEASE_SYNC_SECONDS = 0.25
-# So many leases may turn out to belong to ended jobs before the worker is told to come again.
+# A poll skips at most this many leases of jobs that have ended or can't run. Then the worker must
+# poll again.
 LEASES_TRIED_MAX = 50
 
 
 async def lease_next(
     context: JobContext, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
 ) -> wire.Job | None:
-    """Leases dispatches until one can be run or none is left."""
+    """Leases dispatches until one can be run or the queue has none left."""
     for _ in range(LEASES_TRIED_MAX):
         lease = await context.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
         if lease is None:
             return None
-        handed = await build_payload(context, lease, gives_back=not waiter.tells_leases)
-        if handed:
-            return handed
+        payload = await build_payload(context, lease, gives_back=not waiter.tells_leases)
+        if payload:
+            return payload
     return None
 
 
 async def build_payload(
     context: JobContext, lease: DispatchLease, *, gives_back: bool
 ) -> wire.Job | None:
-    """Builds a worker's payload; None if the job has ended or can't be run now, and then the
-    dispatch is put right.
+    """Builds a worker's payload. If the job has ended or can't be run now, corrects the dispatch
+    and returns None.
 
-    A caller that hangs up does not cancel the transaction: a cancelled connection looks like a lost
-    one, and the job would be delayed. With `gives_back` the lease is then requeued; a worker that
-    reports the leases it knows gets it with its next poll, which may have begun already.
+    If the caller hangs up, the transaction is not cancelled, because a cancelled connection looks
+    like a lost one, and the job would be delayed. With `gives_back`, the lease is then requeued. A
+    worker that reports the leases it knows gets the lease with its next poll, which may have begun
+    already.
     """
     handing = asyncio.ensure_future(_build_payload(context, lease))
     try:
@@ -94,8 +98,9 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     try:
         pool = await context.pool_of(lease.tenant_id)
         job = await context.payload_reads.run(pool, _start(context, pool, lease))
-        # Not awaited: if a power cut undoes the lease before that, the job runs again. The end of a short job
-        # is on the disk sooner, and includes this.
+        # The writes are not awaited. If a power failure undoes the lease, the job runs again. When
+        # a short job ends before the delay is over, its end is written first, and that write
+        # includes the lease.
         for database in (context.central, pool):
             database.persist_soon(LEASE_SYNC_SECONDS)
         if job is None:
@@ -112,7 +117,9 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
 
 
 async def _start(context: JobContext, pool: Database, lease: DispatchLease) -> Job | None:
-    """Starts the job. A connection that was lost while it was idle is no reason to delay the job."""
+    """Starts the job. It is tried twice, so that a connection that was lost while idle does not
+    delay the job.
+    """
     try:
         async with pool.execute_one(persists=False) as tx:
             return await service.start(tx, lease, now=context.clock())
@@ -154,8 +161,8 @@ async def _delay(
 
 async def _fail_permanently(context: JobContext, lease: DispatchLease, error: FleetError) -> None:
     log.log(log_level_of(error), "dispatch %s can't be run: %s", lease.dispatch_id, error.message)
-    said = to_plain_sentence(error.message)
-    message = "The job could not be prepared" + ("." if said == UNKNOWN else f": {said}")
+    sentence = to_plain_sentence(error.message)
+    message = "The job could not be prepared" + ("." if sentence == UNKNOWN else f": {sentence}")
     why = Failure(message, f"{error.code}: {error}")
     await fail(context, lease.dispatch_id, lease.token, why)
 
@@ -163,7 +170,7 @@ async def _fail_permanently(context: JobContext, lease: DispatchLease, error: Fl
 def _run_limit(asked: JobSpec, terms: RunTerms) -> int:
     paid = paid_seconds(asked)
     limit = terms.run_limit_seconds
-    # Whole seconds that are paid for; at least one is always reserved.
+    # Whole seconds that the reservation pays for, but at least one.
     return limit if paid is None else max(1, min(limit, math.floor(paid)))
 
 
@@ -206,7 +213,7 @@ async def payload_of(
 
 
 async def _partner_keys(context: JobContext, job: Job) -> dict[str, str]:
-    """Returns the caller's keys for this run. Raises Refused if they are gone."""
+    """Returns the caller's keys for this run. Raises Refused if they are no longer in memory."""
     if not needs_key(job.asked):
         return {}
     keys = await context.partner_keys.get(job.id)
@@ -216,17 +223,20 @@ async def _partner_keys(context: JobContext, job: Job) -> dict[str, str]:
 
 
 def _is_watched(context: JobContext, job: Job) -> bool:
-    """Whether somebody looks at the job, or its user at all of theirs, or an operator at whatever runs."""
+    """Whether anyone watches the job itself, all jobs of its user, or all running jobs."""
     user_id = job.asked.user_id
     looked_at = (job.id, ANY_JOB) if user_id is None else (job.id, user_id, ANY_JOB)
-    return any(context.previews.is_watched(each) for each in looked_at)
+    return any(context.previews.is_watched(watched_id) for watched_id in looked_at)
 
 
 def sent_extra_data(asked: JobSpec, *, is_watched: bool) -> dict[str, Any]:
-    """What a client of the gateway wants its backend to know: never its ids, nor a key. Where somebody looks at
-    the job, its backend is to make previews."""
-    given = (asked.gateway or {}).get("extra_data") or {}
-    sent = {name: given[name] for name in ("extra_pnginfo", PREVIEW_METHOD) if name in given}
+    """Returns the client's extra data that the backend may see, which excludes its ids and keys. If
+    anyone watches the job, previews are enabled unless the client chose a method.
+    """
+    extra_data = (asked.gateway or {}).get("extra_data") or {}
+    sent = {
+        name: extra_data[name] for name in ("extra_pnginfo", PREVIEW_METHOD) if name in extra_data
+    }
     return {PREVIEW_METHOD: "auto", **sent} if is_watched else sent
 
 
@@ -242,13 +252,13 @@ async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:
 async def asset_urls(
     context: JobContext, pool: Database, job: Job, names: frozenset[str] | None = None
 ) -> tuple[wire_files.Asset, ...]:
-    """Signs URLs of the job's input files, anew for each call."""
-    wanted = [each for each in job.asked.assets if names is None or each.name in names]
-    if not wanted:
+    """Signs new URLs for the job's input files."""
+    refs = [each for each in job.asked.assets if names is None or each.name in names]
+    if not refs:
         return ()
     async with pool.read() as tx:
-        found = [await media.get_file(tx, job.tenant_id, each.file_id) for each in wanted]
-    pairs = zip(wanted, found, strict=True)
+        files = [await media.get_file(tx, job.tenant_id, each.file_id) for each in refs]
+    pairs = zip(refs, files, strict=True)
     return tuple([await _asset_url(context, ref, file) for ref, file in pairs])
 
 
@@ -257,7 +267,8 @@ async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_fil
         raise NotFound(f"the file of {ref.name!r} was never uploaded", property=ref.name)
     return wire_files.Asset(
         name=ref.name,
-        # The ending that a backend goes by is told by the bytes, and never by a customer.
+        # A backend relies on the filename's suffix, so it follows the content and not the
+        # customer's name.
         filename=replace_suffix(file.filename, suffix_of(file.filename, file.mime_type)),
         url=await context.store.url_to_get(file.path, seconds=context.settings.url_seconds),
         content_hash=file.content_hash,

@@ -1,4 +1,4 @@
-"""Jobs, attempts and batches as frozen data, and a job as a row of its table. Pure."""
+"""Jobs, attempts and batches as immutable data, and their conversion from and to table rows. Pure."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ SECONDS_MAX = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Everything that is fixed when a job is submitted."""
+    """All properties that are fixed when a job is submitted."""
 
     workflow_id: int
     workflow_slug: str
@@ -40,17 +40,18 @@ class JobSpec:
     retry_of: UUID | None = None
     idempotency_key: str | None = None
     request_hash: str | None = None
-    price_tokens: int = 0  # reserved with the submit, and never another amount after that
-    video_id: UUID | None = None  # the media that it processes
+    price_tokens: int = 0  # reserved when the job is submitted, and never changed afterwards
+    video_id: UUID | None = None  # the media item that it processes
     batch_id: UUID | None = None
     batch_position: int | None = None
-    run_kind: str | None = None  # graph or pipeline: the run that is told when it ends
+    # "graph" or "pipeline": the kind of run that is notified when the job ends
+    run_kind: str | None = None
     run_id: UUID | None = None
-    is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
-    # Of a prompt that came through the gateway: its number, client, extra data and outputs.
+    is_held: bool = False  # waits in the tenant's database until its batch or run admits it
+    # For a gateway prompt: its number, client, extra data and outputs.
     gateway: Mapping[str, Any] | None = None
-    fingerprint: str | None = None  # of a job whose result may be taken again, or that takes one
-    reused_from: UUID | None = None  # the job whose result it has taken
+    fingerprint: str | None = None  # set if the job may reuse a result or its result may be reused
+    reused_from: UUID | None = None  # the job whose result was reused
 
     @property
     def lane(self) -> QueueLane:
@@ -58,18 +59,20 @@ class JobSpec:
 
     @property
     def needs(self) -> WorkflowRequirements:
-        """What its prompt needs of a backend. The node types of a workflow are known by its version."""
+        """The requirements of its prompt. The node types of a workflow are stored with its version,
+        so they are only included for gateway prompts.
+        """
         if self.gateway is not None:
             return prompt_needs(self.prompt)
         return WorkflowRequirements(models=models_of(self.prompt))
 
     @property
     def input_file_id(self) -> UUID | None:
-        return next((each.file_id for each in self.assets if each.is_primary_input), None)
+        return next((asset.file_id for asset in self.assets if asset.is_primary_input), None)
 
 
 class JobOutput(NamedTuple):
-    """A file that a completed job has made."""
+    """An output file of a completed job."""
 
     name: str
     file_id: UUID
@@ -87,37 +90,38 @@ class JobOutput(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """What a completed job has made; its row has it as `result_metadata`."""
+    """The result of a completed job, stored in its row as `result_metadata`."""
 
     outputs: tuple[JobOutput, ...] = ()
     execution_seconds: float | None = None
-    values: tuple[ShownValue, ...] = ()  # what its nodes showed; the output node's first
+    # values that its nodes displayed, those of the output node first
+    values: tuple[ShownValue, ...] = ()
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any] | None) -> "JobResult":
-        kept = row or {}
+        values = row or {}
         return cls(
-            tuple(map(JobOutput.from_row, kept.get("outputs", ()))),
-            kept.get("execution_seconds"),
-            tuple(map(ShownValue.model_validate, kept.get("values", ()))),
+            tuple(map(JobOutput.from_row, values.get("outputs", ()))),
+            values.get("execution_seconds"),
+            tuple(map(ShownValue.model_validate, values.get("values", ()))),
         )
 
     @property
     def event_data(self) -> dict[str, Any]:
         """The data of the outputs event."""
-        return {"outputs": [each.as_row() for each in self.outputs]}
+        return {"outputs": [output.as_row() for output in self.outputs]}
 
     def as_row(self) -> dict[str, Any]:
         return {
             **self.event_data,
             "execution_seconds": self.execution_seconds,
-            "values": [each.model_dump() for each in self.values],
+            "values": [value.model_dump() for value in self.values],
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row of a tenant's jobs."""
+    """A row of a tenant's jobs."""
 
     id: UUID
     tenant_id: UUID
@@ -137,7 +141,9 @@ class Job:
 
     @property
     def shown_status(self) -> JobStatus:
-        """The status for people: a prefetched job, which its worker has not begun, is queued."""
+        """The status for display. A prefetched job that its worker has not begun is shown as
+        queued.
+        """
         is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
         return JobStatus.QUEUED if is_prefetched else self.status
 
@@ -163,30 +169,34 @@ class Job:
 
 
 class Shortage(NamedTuple):
-    """Why nobody can run a job: `message` with all names, for operators; `told` for customers."""
+    """The reason why no worker can run a job. `message` contains names for operators, and `told` is
+    the text for customers.
+    """
 
     message: str
     told: str
 
 
-Place: TypeAlias = tuple[datetime, UUID]  # in lists: when it was submitted, and its id
+Place: TypeAlias = tuple[datetime, UUID]  # a position in lists: the time of submission and the id
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """What an operator's list is filtered by; what is empty does not filter."""
+    """The filter of an operator's job list. Empty fields match every job."""
 
     statuses: tuple[JobStatus, ...] = ()
     tenant_id: UUID | None = None
     workflow_slug: str | None = None
     effect_id: UUID | None = None
-    worker_id: str | None = None  # the last that had it
-    error: str | None = None  # a part of what the customer or the operator is told
+    worker_id: str | None = None  # the last worker that held the job
+    error: str | None = None  # a part of the customer's or the operator's error message
     since: datetime | None = None
     until: datetime | None = None
 
     def matches(self, job: "ListedJob") -> bool:
-        """Whether a job that was found by its worker fits the rest; all but the text of its error."""
+        """Whether a job that was found by its worker matches the other fields, except for the error
+        text, which the database checks.
+        """
         return (
             (not self.statuses or job.status in self.statuses)
             and self.workflow_slug in (None, job.workflow_slug)
@@ -197,7 +207,7 @@ class JobFilter:
 
 
 class ListedJob(NamedTuple):
-    """A job in an operator's list: without its prompt and files, which may be large."""
+    """A job in an operator's list, without its prompt and files, which may be large."""
 
     id: UUID
     tenant_id: UUID
@@ -221,17 +231,19 @@ class ListedJob(NamedTuple):
 
 
 class JobsFound(NamedTuple):
-    """Listed jobs, the newest first, of which none is missing down to `complete_to`; None: to the end."""
+    """Listed jobs, the newest first. The list is complete down to `complete_to`, or to the end if
+    that is None.
+    """
 
     jobs: Sequence[ListedJob]
     complete_to: Place | None = None
 
 
 def merge_found(parts: Iterable[JobsFound], limit: int) -> JobsFound:
-    """Merges lists of which each may end at another place: the page ends where the first of them does."""
+    """Merges lists that may end at different positions. The page ends where the first of them ends."""
     known = list(parts)
-    cut = max((each.complete_to for each in known if each.complete_to), default=None)
-    some = [job for each in known for job in each.jobs if cut is None or job.place >= cut]
+    cut = max((part.complete_to for part in known if part.complete_to), default=None)
+    some = [job for part in known for job in part.jobs if cut is None or job.place >= cut]
     page = sorted(some, key=lambda job: job.place, reverse=True)[:limit]
     return JobsFound(page, page[-1].place if len(page) == limit else cut)
 
@@ -253,7 +265,8 @@ class JobAttempt:
     attempt: int
     worker_id: str
     started_at: datetime
-    # Other values than the job's prompt has, by node and input; None: removed with the prompt.
+    # Input values that differ from the job's prompt, by node and input. None means that they were
+    # deleted with the prompt.
     filled_in: Mapping[str, Mapping[str, Any]] | None
 
 
@@ -283,12 +296,12 @@ class EndedPrompt(NamedTuple):
     job_id: UUID
     model_key: str | None
     ended_at: datetime
-    client_id: str | None  # None, too, for a prompt that never ran
+    client_id: str | None  # also None for a prompt that never ran
 
 
-# Of a prompt that came through the gateway: it runs with its caller's key, which is in memory only.
+# Key in a gateway prompt's data: the run needs its caller's key, which is only kept in memory.
 NEEDS_KEY = "needs_key"
-# Of a prompt that came through the gateway: the worker of its client's previous prompt.
+# Key in a gateway prompt's data: the worker of its client's previous prompt.
 PREFERRED_WORKER = "preferred_worker"
 
 
@@ -311,7 +324,9 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
 
 
 def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
-    """Names a lease in the keys of outputs: as unique as its token, without telling the token."""
+    """Returns an id for a lease in the keys of outputs. It is as unique as the lease token, but
+    does not reveal it.
+    """
     return uuid5(job_id, str(lease_token))
 
 
@@ -319,20 +334,25 @@ PREVIEW_METHOD = "preview_method"
 
 
 def asks_for_previews(asked: JobSpec) -> bool:
-    """Whether a client of the gateway wants previews; `default` is whatever the backend was started with."""
+    """Whether the gateway client has requested previews. `default` means the method that the
+    backend was started with.
+    """
     extra_data = (asked.gateway or {}).get("extra_data") or {}
     return extra_data.get(PREVIEW_METHOD) not in (None, "none")
 
 
 def sees_in_order(gateway: Mapping[str, Any]) -> bool:
-    """Checks whether the prompt's client sees one of its prompts at a time, whatever runs in parallel."""
+    """Checks whether the prompt's client sees its prompts one at a time, even if several run in
+    parallel.
+    """
     return bool(gateway.get(IN_ORDER)) and gateway.get("client_id") is not None
 
 
 PRICE_PER_SECOND, MAX_TOKENS = "price_per_second", "max_tokens"
-# The least that a metered prompt costs if it succeeds: the price of a workflow that it contains.
+# The minimum price of a metered prompt that succeeds, which is the price of a workflow that it
+# contains.
 MIN_TOKENS = "min_tokens"
-# Set if the fleet's terms were such that clients see one of their prompts at a time.
+# Set if the fleet's settings required at submission that clients see their prompts one at a time.
 IN_ORDER = "in_order"
 # Set while the client of a prompt waits until its backend has accepted or refused it.
 AWAITS_BACKEND = "awaits_backend"
@@ -341,17 +361,17 @@ PROMPT_REFUSED, REFUSAL = "prompt_refused", "refusal"
 
 
 def tells_results_live(asked: JobSpec) -> bool:
-    """Whether what a run of the gateway makes is shown before it has ended.
+    """Whether a gateway run's results are shown before it has ended.
 
-    Only where it costs nothing: a run that fails or is cancelled doesn't pay its full price, and
-    gives nothing away.
+    Only results of free prompts are. A priced run that fails or is cancelled doesn't pay its full
+    price, so its results must not be given away.
     """
     data = asked.gateway
     return data is not None and not asked.price_tokens and PRICE_PER_SECOND not in data
 
 
 def cost_of(seconds: float, price_per_second: float) -> int:
-    """In whole tokens; a second that has begun is paid for in part."""
+    """Returns the cost in whole tokens. A started second is paid for in part."""
     return math.ceil(max(0.0, min(seconds, SECONDS_MAX)) * price_per_second)
 
 
@@ -361,10 +381,11 @@ def is_metered(asked: JobSpec) -> bool:
 
 
 def charged_tokens(job: Job, seconds: float) -> int:
-    """Returns what an ended metered job costs: the seconds of its run, at most what was reserved.
+    """Returns the price of an ended metered job, which is the price of the seconds that it ran,
+    limited to its reservation.
 
-    A run is stopped when it has used its reservation, so the maximum only matters for rounding.
-    A job that did not succeed pays its seconds, but not the price of a workflow that it contains.
+    A run is stopped when it has used its reservation, so the limit only matters for rounding. A job
+    that did not succeed pays for its seconds, but not the price of a workflow that it contains.
     """
     data = job.asked.gateway or {}
     cost = cost_of(seconds, data[PRICE_PER_SECOND])
@@ -374,13 +395,14 @@ def charged_tokens(job: Job, seconds: float) -> int:
 
 
 def paid_seconds(asked: JobSpec) -> float | None:
-    """Returns how long a metered run may take: as long as its reservation pays for. None means that
-    it has no price by the second."""
+    """Returns the maximum duration of a metered run in seconds, which its reservation pays for.
+    Returns None if the job has no price per second.
+    """
     price = (asked.gateway or {}).get(PRICE_PER_SECOND)
     return None if price is None else float(asked.price_tokens / price)
 
 
-# The columns of a job's row are named as the fields: but for these, which are converted.
+# The columns of a job's row have the names of the fields. The excluded fields are converted.
 SPEC_COLUMNS = tuple(
     each.name for each in fields(JobSpec) if each.name not in ("assets", "price_tokens")
 )
@@ -408,10 +430,10 @@ def job_from_row(row: Mapping[Any, Any]) -> Job:
 
 def added_job(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> Job:
     """Returns the job as its row is right after the insert."""
-    kept: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
-    kept |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
-    kept |= {"attempt": 0, "lease_number": 0}
-    return Job(asked=asked, status=JobStatus.QUEUED, **kept)
+    values: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
+    values |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
+    values |= {"attempt": 0, "lease_number": 0}
+    return Job(asked=asked, status=JobStatus.QUEUED, **values)
 
 
 def new_job_row(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> dict[str, Any]:
@@ -419,7 +441,7 @@ def new_job_row(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) ->
         **{name: getattr(asked, name) for name in SPEC_COLUMNS},
         "prompt": dict(asked.prompt),
         "properties": dict(asked.properties),
-        "assets": [_asset_row(each) for each in asked.assets],
+        "assets": [_asset_row(asset) for asset in asked.assets],
         "input_file_id": asked.input_file_id,
         "reserved_tokens": asked.price_tokens,
         "id": job_id,
@@ -451,14 +473,14 @@ class BatchSummary:
 
     total: int
     held: int  # not yet admitted to the queue
-    counts: Mapping[str, int]  # by status, of those that were admitted
+    counts: Mapping[str, int]  # admitted jobs by status
     reserved_tokens: int  # not settled yet
     consumed_tokens: int
     refunded_tokens: int
 
     @property
     def ended(self) -> int:
-        return sum(self.counts.get(each, 0) for each in ("completed", "failed", "cancelled"))
+        return sum(self.counts.get(status, 0) for status in ("completed", "failed", "cancelled"))
 
     @property
     def progress(self) -> float:
@@ -479,16 +501,16 @@ class BatchJob(NamedTuple):
 
 
 def summarize_batch(jobs: Iterable[BatchJob]) -> BatchSummary:
-    found = list(jobs)
-    held = sum(each.is_held and each.status in ACTIVE_STATUSES for each in found)
+    all_jobs = list(jobs)
+    held = sum(job.is_held and job.status in ACTIVE_STATUSES for job in all_jobs)
     counts = Counter(
-        each.status for each in found if not (each.is_held and each.status in ACTIVE_STATUSES)
+        job.status for job in all_jobs if not (job.is_held and job.status in ACTIVE_STATUSES)
     )
     tokens: Counter[str] = Counter()
-    for each in found:
-        tokens[_token_state(each.status)] += each.reserved_tokens
+    for job in all_jobs:
+        tokens[_token_state(job.status)] += job.reserved_tokens
     return BatchSummary(
-        total=len(found),
+        total=len(all_jobs),
         held=held,
         counts=dict(counts),
         reserved_tokens=tokens["reserved"],
