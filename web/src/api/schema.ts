@@ -1564,7 +1564,7 @@ export interface Limits {
   max_queued?: number | null
 }
 
-/** Limits of a run; fields that are left out stay as they are, null means no limit. */
+/** Limits of a run. Omitted fields aren't changed; null means no limit. */
 export interface LimitsBody {
   candidates?: number | null
   tokens?: number | null
@@ -1969,7 +1969,7 @@ export interface NewUser {
   name?: string | null
 }
 
-/** A file that was uploaded, or a URL; exactly one of them. */
+/** An uploaded file or a URL. Exactly one of them is required. */
 export interface NewVideo {
   /** A file that was uploaded; original_file_id means the same. */
   file_id?: string | null

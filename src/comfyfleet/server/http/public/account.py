@@ -1,4 +1,4 @@
-"""Keys, wallet and webhooks of a user."""
+"""Routes for a user's keys, wallet, webhooks and account."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -108,7 +108,7 @@ class WantedKey(Body):
 
 @keys_router.post("/keys", status_code=status.HTTP_201_CREATED, name="create")
 async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> MadeKey:
-    """Makes a key. It can't have more rights than the key used, or expire later."""
+    """Creates a key. It can't have more scopes than the caller's key, or expire later."""
     scopes = caller.key.scopes if body.scopes is None else frozenset(body.scopes)
     for scope in sorted(scopes - caller.key.scopes):
         caller.require(scope)
@@ -123,22 +123,25 @@ async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyH
         expires_at=_earlier(body.expires_at, caller.key.expires_at),
     )
     async with plane.central.transaction() as tx:
-        made = await tenants.create_key(tx, new, now=now)
-        await _audit(tx, caller, "create_key", f"key:{made.id}", now)
+        created = await tenants.create_key(tx, new, now=now)
+        await _audit(tx, caller, "create_key", f"key:{created.id}", now)
     try:
         await _require_still_valid(plane, caller)
     except FleetError:
-        # Of a tenant that is erased it may be gone already.
+        # The key may already be deleted if the tenant is being erased.
         with suppress(NotFound):
             async with plane.central.transaction() as tx:
-                await tenants.revoke_key(tx, made.tenant_id, made.user_id, made.id, now=now)
+                await tenants.revoke_key(
+                    tx, created.tenant_id, created.user_id, created.id, now=now
+                )
         raise
-    return MadeKey(**_key_answer(made).model_dump(), key=key)
+    return MadeKey(**_key_answer(created).model_dump(), key=key)
 
 
 async def _require_still_valid(plane: ControlPlane, caller: Caller) -> None:
-    """A key that was made while its maker lost theirs would outlive that. Looked at after it is stored: whatever
-    takes keys away from now on takes it, too."""
+    """Checks that the caller's key wasn't revoked while a new key was created, because the new key
+    would survive that. The check runs after the new key is stored. Any later revocation also finds
+    the new key."""
     async with plane.central.read() as tx:
         is_valid = await sessions.is_caller_valid(tx, caller, now=plane.clock())
         is_valid = is_valid and (await tenants.get_tenant(tx, caller.tenant.id)).erasing_at is None
@@ -152,13 +155,13 @@ async def _require_still_valid(plane: ControlPlane, caller: Caller) -> None:
 @keys_router.get("/keys")
 async def list_keys(plane: PlaneDep, caller: KeyHolder) -> PublicKeys:
     async with plane.central.read() as tx:
-        found = await tenants.list_keys(tx, caller.tenant.id, caller.user_id)
-    return PublicKeys(keys=tuple(map(_key_answer, found)))
+        keys = await tenants.list_keys(tx, caller.tenant.id, caller.user_id)
+    return PublicKeys(keys=tuple(map(_key_answer, keys)))
 
 
 @keys_router.delete("/keys/{key_id}", responses=problems(404))
 async def revoke(key_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> KeyAnswer:
-    """Revokes a key at once; repeating it changes nothing."""
+    """Revokes a key immediately. Repeating the call has no effect."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, caller.tenant.id, caller.user_id, key_id, now=now)
         await _audit(tx, caller, "revoke_key", f"key:{revoked.id}", now)
@@ -200,7 +203,7 @@ wallet_router = public_router("wallet")
 
 @wallet_router.get("/wallet")
 async def balance(plane: PlaneDep, caller: Reader) -> WalletAnswer:
-    """The balance of the key's user."""
+    """Returns the balance of the key's user."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         return WalletAnswer(balance=await ledger.balance(tx, caller.tenant.id, caller.user_id))
 
@@ -211,8 +214,8 @@ SUMMARY_DAYS = 30
 def top_up_url(plane: ControlPlane, caller: Caller) -> str | None:
     url = plane.settings.top_up_url
     ids = {"tenant_id": caller.tenant.id, "user_id": caller.user_id}
-    for name, each in ids.items():
-        url = url.replace(f"{{{name}}}", str(each))
+    for name, value in ids.items():
+        url = url.replace(f"{{{name}}}", str(value))
     return url if url.startswith(("https://", "http://")) else None
 
 
@@ -223,7 +226,7 @@ async def wallet_summary(
     caller: Reader,
     days: Annotated[int, Query(ge=1, le=366, description="Of the sums.")] = SUMMARY_DAYS,
 ) -> WalletSummaryAnswer:
-    """The balance, what is held, and what was added, spent and given back."""
+    """Returns the balance, the reserved tokens, and the tokens added, spent and refunded."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.pools[caller.tenant.pool].read() as tx:
         balance = await ledger.balance(tx, tenant_id, user_id)
@@ -252,9 +255,9 @@ async def transactions(
     ] = None,
     limit: Limit = PAGE_USUAL,
 ) -> Transactions:
-    """Every payment, reservation, consumption and refund; they add up to the balance."""
+    """Lists payments, reservations, consumptions and refunds. Their sum is the balance."""
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await ledger.transactions(
+        entries = await ledger.transactions(
             tx,
             caller.tenant.id,
             caller.user_id,
@@ -262,25 +265,25 @@ async def transactions(
             limit=limit + 1,
             types=frozenset(type or ()),
         )
-        page = found[:limit]
+        page = entries[:limit]
         paid = await jobs.waiting_by_id(
-            tx, caller.tenant.id, {each.job_id for each in page if each.job_id}
+            tx, caller.tenant.id, {entry.job_id for entry in page if entry.job_id}
         )
     return Transactions(
         transactions=tuple(
             TransactionAnswer(
-                id=each.id,
-                type=each.type,
-                amount=each.amount,
-                job_id=each.job_id,
-                provider_transaction_id=each.provider_transaction_id,
-                effect_id=paid[each.job_id].effect_id if each.job_id in paid else None,
-                video_id=paid[each.job_id].video_id if each.job_id in paid else None,
-                created_at=each.created_at,
+                id=entry.id,
+                type=entry.type,
+                amount=entry.amount,
+                job_id=entry.job_id,
+                provider_transaction_id=entry.provider_transaction_id,
+                effect_id=paid[entry.job_id].effect_id if entry.job_id in paid else None,
+                video_id=paid[entry.job_id].video_id if entry.job_id in paid else None,
+                created_at=entry.created_at,
             )
-            for each in page
+            for entry in page
         ),
-        next=page[-1].id if len(found) > limit else None,
+        next=page[-1].id if len(entries) > limit else None,
     )
 
 
@@ -302,16 +305,16 @@ class NewWebhook(Body):
 async def create_webhook(
     body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeWebhook:
-    """Creates a webhook for every job of this user that ends from now on. Its address must be public,
-    unless the operator has listed its host and port."""
+    """Creates a webhook for all of this user's jobs that end from now on. Its address must be
+    public unless the operator has listed its host and port."""
     listed = plane.outward.private_hosts
     target = parse_webhook_url(body.url, listed)
     async with plane.pools[caller.tenant.pool].read() as tx:
-        # Before the host is looked up, which may take seconds.
+        # Checks the limit before the host is resolved, which may take seconds.
         await webhooks.require_room(tx, caller.tenant.id, caller.user_id)
     await plane.outward.refuse_private(target, listed, who=caller.tenant.id)
     async with plane.pools[caller.tenant.pool].transaction() as tx:
-        made = await webhooks.create_webhook(
+        webhook = await webhooks.create_webhook(
             tx,
             webhook_id=plane.context.new_id(),
             tenant_id=caller.tenant.id,
@@ -322,21 +325,21 @@ async def create_webhook(
             now=now,
         )
     return MadeWebhook(
-        **_webhook_answer(made).model_dump(), secret=made.secret_with(plane.webhook_key)
+        **_webhook_answer(webhook).model_dump(), secret=webhook.secret_with(plane.webhook_key)
     )
 
 
 @webhooks_router.get("/webhooks")
 async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await webhooks.list_webhooks(tx, caller.tenant.id, caller.user_id)
-    return Webhooks(webhooks=tuple(map(_webhook_answer, found)))
+        registered = await webhooks.list_webhooks(tx, caller.tenant.id, caller.user_id)
+    return Webhooks(webhooks=tuple(map(_webhook_answer, registered)))
 
 
 @webhooks_router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
 async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> WebhookAnswer:
-    """Switches a webhook on again that was switched off after days of failed deliveries. It gets every job that
-    ends from now on; missed deliveries are in its log."""
+    """Enables a webhook that was disabled after days of failed deliveries. It receives all jobs
+    that end from now on. Missed deliveries are listed in its log."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         webhook, was_off = await webhooks.enable(
             tx, caller.tenant.id, caller.user_id, webhook_id, now=now
@@ -358,8 +361,8 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
 async def send_test(
     webhook_id: UUID, request: Request, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> WebhookTest:
-    """Sends a signed message of the type `test` at once, also to a webhook that is switched off, and
-    returns the response. It isn't retried, and it isn't in the log."""
+    """Sends a signed message of the type `test` immediately, even to a disabled webhook, and
+    returns the response. The message isn't retried or logged."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
     testing: set[UUID] = request.app.state.webhook_tests
@@ -385,9 +388,9 @@ async def send_test(
 async def show_secret(
     webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder
 ) -> MadeWebhook:
-    """The secret that signs its deliveries. It changes when the operator has
-    replaced the key from which secrets are derived. Needs the scopes keys and write, because a secret outlives
-    the key that was used to read it."""
+    """Returns the secret that signs the webhook's deliveries. It changes if the operator replaces
+    the key from which secrets are derived. Requires the scopes keys and write, because the secret
+    remains valid after the key that was used to read it is revoked."""
     caller.require(Scope.WRITE)
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
@@ -415,14 +418,14 @@ async def deliveries(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Deliveries:
-    """The delivery log: what was sent, how often, and the responses."""
+    """Lists deliveries with their payload, number of attempts and last response."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
-        found = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
-    page = found[:limit]
+        logged = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
+    page = logged[:limit]
     return Deliveries(
         deliveries=tuple(map(_delivery, page)),
-        next=page[-1].id if len(found) > limit else None,
+        next=page[-1].id if len(logged) > limit else None,
     )
 
 
@@ -432,7 +435,7 @@ async def deliveries(
 async def redeliver(
     webhook_id: UUID, delivery_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> DeliveryAnswer:
-    """Sends a delivery again, with the id that it had; within seconds."""
+    """Sends a delivery again within seconds, with the same id."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
         return _delivery(await webhooks.redeliver(tx, webhook, delivery_id, now=now))
@@ -443,7 +446,7 @@ account_router = public_router("account")
 
 @account_router.get("/account")
 async def show_account(plane: PlaneDep, caller: Reader) -> AccountAnswer:
-    """Whose key this is, with balance and limits."""
+    """Returns the key's user and tenant, with balance and limits."""
     tenant, user_id = caller.tenant, caller.user_id
     async with plane.pools[tenant.pool].read() as tx:
         user = await tenants.get_user(tx, tenant.id, user_id)
@@ -476,35 +479,39 @@ async def search(
     q: Annotated[Text, Query(max_length=100, description="Of a name, or of an id.")] = "",
     limit: Annotated[int, Query(ge=1, le=FOUND_MAX, description="Of each kind.")] = 5,
 ) -> SearchAnswer:
-    """Finds the caller's media and jobs, and effects: by name, or by the first 6 digits of an id."""
+    """Finds the caller's media and jobs, and effects, by name or by the first 6 digits of an id."""
     text = q.strip()
     if not text:
         return SearchAnswer()
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.central.read() as tx:
         offers = await catalog.list_published(tx, limit=limit, text=text)
-    effect_ids = [each.effect.id for each in offers]
+    effect_ids = [offer.effect.id for offer in offers]
     async with plane.pools[caller.tenant.pool].read() as tx:
         items = await media.search(tx, tenant_id, user_id, text, limit=limit)
-        found = await jobs.search(tx, tenant_id, user_id, text, effect_ids=effect_ids, limit=limit)
+        found_jobs = await jobs.search(
+            tx, tenant_id, user_id, text, effect_ids=effect_ids, limit=limit
+        )
     return SearchAnswer(
         media=tuple(
-            FoundMedia(id=each.id, kind=each.kind, filename=name, created_at=each.created_at)
-            for each, name in items
+            FoundMedia(id=item.id, kind=item.kind, filename=name, created_at=item.created_at)
+            for item, name in items
         ),
         effects=tuple(
-            FoundEffect(id=each.effect.id, slug=each.effect.slug, title=each.effect.settings.title)
-            for each in offers
+            FoundEffect(
+                id=offer.effect.id, slug=offer.effect.slug, title=offer.effect.settings.title
+            )
+            for offer in offers
         ),
         jobs=tuple(
             FoundJob(
-                id=each.id,
-                status=each.shown_status,
-                effect_id=each.effect_id,
-                video_id=each.video_id,
-                submitted_at=each.submitted_at,
+                id=job.id,
+                status=job.shown_status,
+                effect_id=job.effect_id,
+                video_id=job.video_id,
+                submitted_at=job.submitted_at,
             )
-            for each in found
+            for job in found_jobs
         ),
     )
 

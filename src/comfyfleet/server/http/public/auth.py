@@ -30,7 +30,8 @@ KEPT_MAX = 100_000
 FETCHES_PER_USER_MAX = 3
 FETCHES_MAX = 50
 FETCH_RETRY_SECONDS = 10
-# Of one address that brings no key. A secret can't be guessed: this is for the database's sake.
+# Rate limit per IP address for requests without a key. It protects the database; keys are too
+# long to guess.
 STRANGERS_PER_SECOND, STRANGERS_AT_ONCE = 20.0, 200
 ADDRESSES = UUID("5f9a6c1e-3c54-4d0e-9a6b-0d3a6f3d7c11")
 
@@ -49,7 +50,7 @@ class RateLimiter:
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
     def take(self, who: UUID, now: datetime) -> None:
-        """Takes one call from the bucket; TooManyCalls says when the next one is available."""
+        """Takes one call from the bucket, or raises TooManyCalls with the time until the next one."""
         bucket = self._buckets.setdefault(who, _Bucket(self._at_once, now))
         self._buckets.move_to_end(who)
         if len(self._buckets) > KEPT_MAX:
@@ -98,19 +99,20 @@ def rate_limiter_of(request: Request) -> RateLimiter:
 
 
 def admit_stranger(request: Request, now: datetime) -> None:
-    """Limits calls of those who have no key, by their address."""
+    """Limits calls without a key by IP address."""
     rates: RateLimiter = request.app.state.stranger_rates
     rates.take(uuid5(ADDRESSES, _network(request.client.host if request.client else "")), now)
 
 
 def _network(address: str) -> str:
-    """One subscriber has 2**64 addresses of IPv6, and counts as one all the same."""
+    """Returns the address to count by. For IPv6 this is the /64 network, because one subscriber
+    usually has a whole /64."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return address
-    is_plain = found.version == 4 or found.ipv4_mapped is not None
-    return address if is_plain else str(ip_network((found, 64), strict=False))
+    is_plain = parsed.version == 4 or parsed.ipv4_mapped is not None
+    return address if is_plain else str(ip_network((parsed, 64), strict=False))
 
 
 async def fetch_limiter_of(request: Request) -> FetchLimiter:
@@ -119,8 +121,8 @@ async def fetch_limiter_of(request: Request) -> FetchLimiter:
 
 
 async def authenticate_customer(request: Request) -> Caller:
-    """Authenticates a customer, by a key or by a browser's session, before the request's body is read; applies
-    rate limits."""
+    """Authenticates a customer by key or browser session before the request body is read, and
+    applies rate limits."""
     plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
     if bearer is None:
         local = local_access_of(request)
@@ -131,7 +133,7 @@ async def authenticate_customer(request: Request) -> Caller:
     else:
         async with plane.central.read() as tx:
             caller = await _authenticate(tx, plane, bearer.credentials, now)
-    # Per user, regardless of the key.
+    # This limit is per user, regardless of the key.
     rate_limiter_of(request).take(caller.user_id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
     tenant_rates.take(caller.tenant.id, now)
@@ -185,7 +187,7 @@ def _require_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     return allowed
 
 
-# The type of an endpoint's `caller` says which scope the key must have.
+# The type of an endpoint's `caller` defines the scope that the key must have.
 Reader: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.READ))]
 Writer: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.WRITE))]
 KeyHolder: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.KEYS))]
@@ -222,7 +224,8 @@ IdempotencyHeader: TypeAlias = Annotated[
 
 
 def idempotency_key(of_body: str | None, of_header: str | None) -> str | None:
-    """The key of a request, wherever it stands. A key that is overlooked would pay twice."""
+    """Returns the idempotency key from the body or the header. Overlooking a key could charge
+    twice."""
     if of_header is None or of_header == of_body:
         return of_body
     if of_body is not None:

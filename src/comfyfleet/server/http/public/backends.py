@@ -1,4 +1,4 @@
-"""The backends that a customer's jobs may run on."""
+"""Route for the backends that a customer's jobs may run on."""
 
 from comfyfleet.api.backends import Backends
 from comfyfleet.server.gateway.visible_backends import visible_backends
@@ -10,5 +10,6 @@ router = public_router("graphs")
 
 @router.get("/backends", name="backends")
 async def list_backends(plane: PlaneDep, caller: Reader) -> Backends:
-    """The backends that your jobs may run on, with their state, queue and memory. Where machines aren't shown, these are fleets."""
+    """Lists the backends that your jobs may run on, with their state, queue and memory. If machines
+    are hidden, fleets are listed instead."""
     return await visible_backends(plane, caller)

@@ -49,7 +49,7 @@ async def list_effects(
     after: After = None,
     limit: Limit = PAGE_USUAL,
 ) -> PublicEffects:
-    """All published effects, or those that fit a text or a tag."""
+    """Lists published effects, optionally filtered by text or tag."""
     balance = await _balance(plane, caller)
     return await _list(plane, balance, q, tag, after, limit)
 
@@ -64,7 +64,7 @@ async def list_catalogue(
     after: After = None,
     limit: Limit = PAGE_USUAL,
 ) -> PublicEffects:
-    """The published effects for visitors without a key, where COMFYFLEET_PUBLIC_CATALOGUE allows it."""
+    """Lists published effects for visitors without a key, if COMFYFLEET_PUBLIC_CATALOGUE allows it."""
     await _admit_visitor(request, now)
     return await _list(plane, 0, q, tag, after, limit)
 
@@ -73,7 +73,7 @@ async def list_catalogue(
 async def show_catalogue_entry(
     effect_id: EffectName, plane: PlaneDep, request: Request, now: NowDep
 ) -> EffectAnswer:
-    """One effect for visitors without a key, where COMFYFLEET_PUBLIC_CATALOGUE allows it."""
+    """Returns an effect for visitors without a key, if COMFYFLEET_PUBLIC_CATALOGUE allows it."""
     await _admit_visitor(request, now)
     return _effect_answer(plane, await _find(plane, effect_id), 0)
 
@@ -96,21 +96,21 @@ async def _list(
     limit: int,
 ) -> PublicEffects:
     async with plane.central.read() as tx:
-        found = await catalog.list_published(
+        offers = await catalog.list_published(
             tx, after_slug=after, limit=limit + 1, text=text or None, tag=tag or None
         )
         tags = [] if after else await catalog.published_tags(tx)
-    page = found[:limit]
+    page = offers[:limit]
     return PublicEffects(
-        effects=tuple(_effect_answer(plane, each, balance) for each in page),
+        effects=tuple(_effect_answer(plane, offer, balance) for offer in page),
         tags=tuple(tags),
-        next=page[-1].effect.slug if len(found) > limit else None,
+        next=page[-1].effect.slug if len(offers) > limit else None,
     )
 
 
 @router.get("/effects/{effect_id}", responses=problems(404), name="show")
 async def show_effect(effect_id: EffectName, plane: PlaneDep, caller: Reader) -> EffectAnswer:
-    """One effect of the catalogue."""
+    """Returns an effect from the catalogue."""
     offer = await _find(plane, effect_id)
     return _effect_answer(plane, offer, await _balance(plane, caller))
 
@@ -120,10 +120,10 @@ async def _find(plane: ControlPlane, id_or_slug: str) -> ResolvedEffect:
         try:
             return await catalog.resolve(tx, UUID(id_or_slug))
         except ValueError:
-            found = await catalog.find_published(tx, id_or_slug)
-    if found is None:
+            offer = await catalog.find_published(tx, id_or_slug)
+    if offer is None:
         raise NotFound(f"there is no effect {id_or_slug}")
-    return found
+    return offer
 
 
 async def _balance(plane: ControlPlane, caller: Caller) -> int:

@@ -1,4 +1,4 @@
-"""Graph runs as people look into them: the timeline of one, two side by side."""
+"""Reports on graph runs: the timeline of a run, and a comparison of two runs."""
 
 from typing import Annotated
 from uuid import UUID
@@ -22,15 +22,15 @@ async def compare(
     caller: Reader,
     all: Annotated[bool, Query(description="Lists what is the same, too.")] = False,
 ) -> RunComparison:
-    """Two runs side by side: inputs, graph, versions, states, prices, times and outputs. Times that differ by
-    less than a tenth count as the same.
+    """Compares two runs: inputs, graph, versions, states, prices, times and outputs. Times that
+    differ by less than a tenth count as the same.
     """
     return await reports.compare_own_runs(plane.graphs, owner_of(caller), a, b, with_same=all)
 
 
 @router.get("/graph-runs/{run_id}/timeline", responses=problems(404))
 async def timeline(run_id: UUID, plane: PlaneDep, caller: Reader) -> RunTimeline:
-    """When each node of a run waited for what, ran and ended, and the critical path. All executions of a
-    node are one row.
+    """Returns when each node of a run waited, ran and ended, what it waited for, and the critical
+    path. All executions of a node share one row.
     """
     return await reports.read_timeline(plane.graphs, owner_of(caller), run_id)

@@ -1,4 +1,4 @@
-"""Graphs as customers store, validate and price them, the workflows that they may name, and runs of graphs."""
+"""Customer routes for graphs, graph runs and the workflows that graphs may use."""
 
 import json
 from asyncio import get_running_loop, sleep
@@ -77,10 +77,10 @@ router = public_router("graphs")
 
 @router.get("/workflows")
 async def list_offered(plane: PlaneDep, _: Reader) -> WorkflowOffers:
-    """Published effects, and workflows that are offered directly."""
+    """Lists published effects and workflows that are offered directly."""
     async with plane.central.read() as tx:
-        found = await all_offered(tx)
-    return WorkflowOffers(workflows=tuple(map(_offer, found)))
+        workflows = await all_offered(tx)
+    return WorkflowOffers(workflows=tuple(map(_offer, workflows)))
 
 
 def _offer(facts: WorkflowFacts) -> WorkflowOffer:
@@ -98,7 +98,7 @@ def _property(each: Property) -> OfferedProperty:
     return OfferedProperty(
         name=each.name,
         type=each.type,
-        # A default for a file names one that the backend has, which is nobody's business.
+        # A media default names a file on the backend, which customers must not see.
         default=None if each.is_media else each.default,
         minimum=each.minimum,
         maximum=each.maximum,
@@ -162,42 +162,46 @@ async def _document(body: Mapping[str, Any], tenant_id: UUID) -> Any:
 async def create(
     body: Document, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphAnswer:
-    """Stores a graph, or returns all its problems. The same name and content are stored once."""
-    made, is_new = await actions.create_graph_once(
+    """Stores a graph, or returns all its problems. A graph with the same name and content is stored
+    only once."""
+    graph, is_new = await actions.create_graph_once(
         plane.graphs, owner_of(caller), await _document(body, caller.tenant.id)
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _graph_answer(made)
+    return await _graph_answer(graph)
 
 
 @router.get("/graphs", responses=problems(404))
 async def list_graphs(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> GraphPage:
-    """All graphs of the tenant without their documents; get a single graph for that."""
-    found = await actions.list_graphs(
+    """Lists the tenant's graphs without their documents. Get a single graph to see its document."""
+    graphs = await actions.list_graphs(
         plane.graphs, owner_of(caller), before=before, limit=limit + 1
     )
-    page = found[:limit]
+    page = graphs[:limit]
     return GraphPage(
-        graphs=tuple(GraphSummary(**asdict(each)) for each in page),
-        next=page[-1].id if len(found) > limit else None,
+        graphs=tuple(GraphSummary(**asdict(graph)) for graph in page),
+        next=page[-1].id if len(graphs) > limit else None,
     )
 
 
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Validates a graph without storing it. One that is given as a text is returned as it was read."""
+    """Validates a graph without storing it. If the graph is sent as text, the response includes the
+    parsed document."""
     document = await _document(body, caller.tenant.id)
     checked = await actions.check_document(plane.graphs, owner_of(caller), document)
     was_text = isinstance(body.get("document"), str) and isinstance(document, dict)
-    found = _verdict(checked.check)
+    verdict = _verdict(checked.check)
     owner = owner_of(caller)
-    priced = await actions.quote_checked(plane.graphs, owner, checked, {}) if found.valid else None
+    priced = (
+        await actions.quote_checked(plane.graphs, owner, checked, {}) if verdict.valid else None
+    )
     spelled = None
     if was_text:
         spelled = await compute(owner.tenant_id, document, lambda: with_our_spelling(document))
-    return found.model_copy(
+    return verdict.model_copy(
         update={
             "document": spelled,
             "quote": _quote_answer(plane, priced) if priced else None,
@@ -209,9 +213,9 @@ async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
 async def show_graph(
     graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
 ) -> GraphAnswer:
-    found = await find_graph_id(plane, caller, graph_id)
+    stored_id = await find_graph_id(plane, caller, graph_id)
     return await _graph_answer(
-        await actions.get_graph(plane.graphs, owner_of(caller), found, version)
+        await actions.get_graph(plane.graphs, owner_of(caller), stored_id, version)
     )
 
 
@@ -219,16 +223,17 @@ async def show_graph(
 async def show_ports(
     graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
 ) -> GraphPorts:
-    """The inputs and outputs of a graph with their types: the ports that it has as a node."""
-    found = await find_graph_id(plane, caller, graph_id)
-    return await actions.graph_ports(plane.graphs, owner_of(caller), found, version)
+    """Returns the inputs and outputs of a graph with their types, which are its ports when it is
+    used as a node."""
+    stored_id = await find_graph_id(plane, caller, graph_id)
+    return await actions.graph_ports(plane.graphs, owner_of(caller), stored_id, version)
 
 
 @router.delete(
     "/graphs/{graph_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a graph; only its creator may. Its runs stay, and active runs continue."""
+    """Deletes a graph. Only its creator can do this. Its runs are kept, and active runs continue."""
     await actions.delete_graph(
         plane.graphs, owner_of(caller), await find_graph_id(plane, caller, graph_id)
     )
@@ -240,38 +245,39 @@ async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
 async def new_version(
     graph_id: GraphName, body: Document, plane: PlaneDep, caller: Writer
 ) -> GraphAnswer:
-    """Adds a version; only the creator may. Active runs keep the version that they were started with."""
-    owner, found = owner_of(caller), await find_graph_id(plane, caller, graph_id)
+    """Adds a version. Only the graph's creator can do this. Active runs keep the version that they
+    were started with."""
+    owner, stored_id = owner_of(caller), await find_graph_id(plane, caller, graph_id)
     return await _graph_answer(
         await actions.add_graph_version(
-            plane.graphs, owner, found, await _document(body, caller.tenant.id)
+            plane.graphs, owner, stored_id, await _document(body, caller.tenant.id)
         )
     )
 
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))
 async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Checks whether a stored graph can run now: workflows and workers may have changed."""
-    found_id = await find_graph_id(plane, caller, graph_id)
+    """Checks whether a stored graph can run now, because workflows and workers may have changed."""
+    stored_id = await find_graph_id(plane, caller, graph_id)
     owner = owner_of(caller)
-    stored = await actions.get_graph(plane.graphs, owner, found_id)
-    found = await actions.check_document(plane.graphs, owner, dict(stored.document))
-    return _verdict(found.check)
+    stored = await actions.get_graph(plane.graphs, owner, stored_id)
+    checked = await actions.check_document(plane.graphs, owner, dict(stored.document))
+    return _verdict(checked.check)
 
 
 @router.post("/graphs/{graph_id}/quote", responses=problems(404))
 async def quote(
     graph_id: GraphName, body: QuoteBody, plane: PlaneDep, caller: Reader
 ) -> QuoteAnswer:
-    """The minimum and maximum price of a run, and its duration."""
-    found = await actions.quote_run(
+    """Estimates the minimum and maximum price and duration of a run."""
+    price = await actions.quote_run(
         plane.graphs,
         owner_of(caller),
         await find_graph_id(plane, caller, graph_id),
         body.inputs,
         version=body.version,
     )
-    return _quote_answer(plane, found)
+    return _quote_answer(plane, price)
 
 
 def _quote_answer(plane: ControlPlane, found: RunQuote) -> QuoteAnswer:
@@ -291,12 +297,14 @@ def _quote_answer(plane: ControlPlane, found: RunQuote) -> QuoteAnswer:
 
 
 def _verdict(found: GraphCheck) -> Verdict:
-    seen = _problems(found.problems)
-    return Verdict(valid=not seen, problems=seen, warnings=_problems(found.warnings))
+    problems_seen = _problems(found.problems)
+    return Verdict(
+        valid=not problems_seen, problems=problems_seen, warnings=_problems(found.warnings)
+    )
 
 
 def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
-    return tuple(ProblemSeen(**each._asdict()) for each in found)
+    return tuple(ProblemSeen(**problem._asdict()) for problem in found)
 
 
 async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
@@ -429,12 +437,12 @@ async def start(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Starts a run. The caller pays: each job reserves its price when it starts."""
-    found = await find_graph_id(plane, caller, graph_id)
+    """Starts a run. The caller pays for it: each job reserves its price when it is submitted."""
+    stored_id = await find_graph_id(plane, caller, graph_id)
     new = _new_run(body, idempotency_header)
-    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, new)
+    loaded, is_new = await actions.start_run(plane.graphs, owner_of(caller), stored_id, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, caller, kept)
+    return await _run_answer(plane, caller, loaded)
 
 
 @router.post(
@@ -452,12 +460,12 @@ async def start_document(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Runs a graph and stores it, once; if it is refused, nothing is stored."""
+    """Stores a graph once and runs it. If the run is rejected, nothing is stored."""
     document = await read_body(caller.tenant.id, body.document)
     owner, new = owner_of(caller), _new_run(body, idempotency_header)
-    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
+    loaded, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, caller, kept)
+    return await _run_answer(plane, caller, loaded)
 
 
 def _new_run(body: RunBody, of_header: str | None) -> NewGraphRun:
@@ -475,8 +483,8 @@ async def list_runs(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> GraphRunSummaries:
-    """Your graph runs without inputs and outputs; get a single run for those."""
-    found = await actions.list_runs(
+    """Lists your graph runs without inputs and outputs. Get a single run to see them."""
+    runs = await actions.list_runs(
         plane.graphs,
         owner_of(caller),
         graph_id=graph_id,
@@ -485,9 +493,9 @@ async def list_runs(
         before=before,
         limit=limit + 1,
     )
-    page = found[:limit]
+    page = runs[:limit]
     return GraphRunSummaries(
-        runs=tuple(map(_summary, page)), next=page[-1].id if len(found) > limit else None
+        runs=tuple(map(_summary, page)), next=page[-1].id if len(runs) > limit else None
     )
 
 
@@ -496,7 +504,8 @@ def _summary(entry: RunListItem) -> GraphRunSummary:
     return GraphRunSummary(**{**asdict(entry), "error": error})
 
 
-# Another control plane may have changed a run; notifications are of this process only.
+# Seconds between reads with and without an active run. Another control plane may have changed a
+# run, and notifications only reach this process.
 LIST_REREAD_SECONDS, LIST_IDLE_SECONDS = 1.0, 5.0
 LIST_EXAMPLE = 'event: run\ndata: {"id": "6a1f…", "name": "Portraits", "status": "running"}\n\n'
 
@@ -514,7 +523,8 @@ LIST_EXAMPLE = 'event: run\ndata: {"id": "6a1f…", "name": "Portraits", "status
 async def follow_all(
     request: Request, plane: PlaneDep, caller: Reader, graph_id: UUID | None = None
 ) -> Response:
-    """Server-sent events of your latest graph runs, also of those that begin later. The stream does not end."""
+    """Streams server-sent events of your latest graph runs, including runs that start later. The
+    stream doesn't end with a run."""
     return EventStream(request, caller, _list_lines(plane, caller, graph_id))
 
 
@@ -522,25 +532,25 @@ async def _list_lines(
     plane: ControlPlane, caller: Caller, graph_id: UUID | None
 ) -> AsyncIterator[str]:
     owner, key, clock = owner_of(caller), StreamKeyCheck(plane, caller), get_running_loop().time
-    begun = said_at = clock()
-    told: dict[UUID, str] = {}
+    started_at = sent_at = clock()
+    sent: dict[UUID, str] = {}
     yield ": here\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
-        found = await run_shielded(
+    while clock() - started_at < STREAM_SECONDS_MAX and await key.is_valid():
+        runs = await run_shielded(
             actions.list_runs(plane.graphs, owner, graph_id=graph_id, limit=PAGE_USUAL)
         )
-        now = {each.id: _summary(each).model_dump_json() for each in found}
-        news = [text for run_id, text in now.items() if told.get(run_id) != text]
-        told = now
+        current = {run.id: _summary(run).model_dump_json() for run in runs}
+        news = [text for run_id, text in current.items() if sent.get(run_id) != text]
+        sent = current
         if news:
-            said_at = clock()
+            sent_at = clock()
             yield "".join(f"event: run\ndata: {text}\n\n" for text in news)
-        elif clock() - said_at >= HEARTBEAT_SECONDS:
-            said_at = clock()
+        elif clock() - sent_at >= HEARTBEAT_SECONDS:
+            sent_at = clock()
             yield ": still there\n\n"
-        active = [each.id for each in found if not each.status.is_over]
+        active = [run.id for run in runs if not run.status.is_over]
         seconds = LIST_REREAD_SECONDS if active else LIST_IDLE_SECONDS
-        # What changes while it sleeps is read after it.
+        # Changes during this sleep are read afterwards.
         if await plane.context.notifier.any_changed([*active, owner.user_id], seconds):
             await sleep(PROGRESS_SECONDS)
 
@@ -554,29 +564,33 @@ async def show_run(
     urls: Annotated[bool, Query(description="Adds URLs to files of executions, too.")] = False,
     document: Annotated[bool, Query(description="Adds the graph as it was run.")] = False,
 ) -> GraphRunAnswer:
-    kept, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
-    found = await views.run_view(plane, caller.tenant, kept, run, limit=executions)
+    loaded, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
+    run_answer = await views.run_view(plane, caller.tenant, loaded, run, limit=executions)
     if document:
-        found = found.model_copy(update={"document": await _document_of_run(plane, kept)})
-    return await views.with_execution_urls(plane, kept.head, found) if urls else found
+        run_answer = run_answer.model_copy(
+            update={"document": await _document_of_run(plane, loaded)}
+        )
+    return await views.with_execution_urls(plane, loaded.head, run_answer) if urls else run_answer
 
 
 async def _document_of_run(plane: ControlPlane, kept: LoadedRun) -> dict[str, Any] | None:
-    """Runs keep their graph until they expire; the stored one may have been deleted then."""
+    """Returns the graph of a run. A run keeps its graph until it expires. After that, the stored
+    graph is used, unless it was deleted."""
     head = kept.head
     if not head.is_expired:
         return write_graph(kept.plan.source)
     owner = Owner(head.tenant_id, head.user_id)
     try:
-        found = await actions.get_graph(plane.graphs, owner, head.graph_id, head.graph_version)
+        stored = await actions.get_graph(plane.graphs, owner, head.graph_id, head.graph_version)
     except NotFound:
         return None
-    return dict(found.document)
+    return dict(stored.document)
 
 
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Cancels a run and its jobs, also on the backends; a run that has ended is not changed."""
+    """Cancels a run and its jobs, including jobs that are running on backends. A run that has ended
+    isn't changed."""
     return await _run_answer(
         plane, caller, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -584,7 +598,8 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
 
 @router.post("/graph-runs/{run_id}/pause", responses=problems(404, 409))
 async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Submits no more jobs; submitted jobs continue. The time of the pause doesn't count to a deadline."""
+    """Pauses a run: no more jobs are submitted, and submitted jobs continue. Deadlines are extended
+    by the length of the pause."""
     return await _run_answer(
         plane, caller, await pause_actions.pause_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -602,16 +617,16 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: RetryBody | None = None
 ) -> GraphRunAnswer:
-    """Continues a failed run; finished results are reused."""
-    wanted = body or RetryBody()
-    kept = await actions.retry_graph_run(
+    """Continues a failed run. Finished results are reused."""
+    options = body or RetryBody()
+    loaded = await actions.retry_graph_run(
         plane.graphs,
         owner_of(caller),
         run_id,
-        backend=wanted.backend,
-        max_tokens=wanted.max_tokens,
+        backend=options.backend,
+        max_tokens=options.max_tokens,
     )
-    return await _run_answer(plane, caller, kept)
+    return await _run_answer(plane, caller, loaded)
 
 
 @router.post(
@@ -630,34 +645,37 @@ async def rerun(
     body: RerunBody | None = None,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Starts a new run with the results of one that is over. What comes before the node is kept and not paid
-    again; the node, all that depends on it, and what had no result, runs."""
-    wanted = body or RerunBody()
+    """Starts a new run that reuses results of a finished one. Results before the selected node are
+    kept and not charged again. The selected node, everything that depends on it and nodes without a
+    result run again."""
+    options = body or RerunBody()
     new = NewRerun(
-        wanted.start,
-        wanted.inputs,
-        wanted.set,
-        wanted.version,
-        wanted.max_tokens,
-        idempotency_key(wanted.idempotency_key, idempotency_header),
+        options.start,
+        options.inputs,
+        options.set,
+        options.version,
+        options.max_tokens,
+        idempotency_key(options.idempotency_key, idempotency_header),
     )
-    kept, is_new = await rerun_graph_run(plane.graphs, owner_of(caller), run_id, new)
+    loaded, is_new = await rerun_graph_run(plane.graphs, owner_of(caller), run_id, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, caller, kept)
+    return await _run_answer(plane, caller, loaded)
 
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
 async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Answers a node that asks. There is no time limit, unless its question names one."""
+    """Answers a node's question. There is no time limit unless the question has a deadline."""
     owner = owner_of(caller)
     if body.node is None:
         key = actions.only_question(await actions.get_run(plane.graphs, owner, run_id))
     else:
         key = ExecutionKey(body.node, tuple(body.index))
     picked = None if body.picked is None else tuple(body.picked)
-    said = Said(key, body.choice, body.backend, picked)
-    kept = await actions.answer_question(plane.graphs, owner, run_id, said, for_all=body.for_all)
-    return await _run_answer(plane, caller, kept)
+    decision = Said(key, body.choice, body.backend, picked)
+    loaded = await actions.answer_question(
+        plane.graphs, owner, run_id, decision, for_all=body.for_all
+    )
+    return await _run_answer(plane, caller, loaded)
 
 
 async def _run_answer(plane: ControlPlane, caller: Caller, kept: LoadedRun) -> GraphRunAnswer:
@@ -672,7 +690,8 @@ async def _run_answer(plane: ControlPlane, caller: Caller, kept: LoadedRun) -> G
 async def follow(
     request: Request, run_id: UUID, plane: PlaneDep, caller: Reader, previews: WithPreviews = False
 ) -> Response:
-    """Server-sent events, at most every half second while something changes; the stream ends with the run."""
+    """Streams server-sent events while the run changes, at most one every half second. The stream
+    ends with the run."""
     await actions.get_run(plane.graphs, owner_of(caller), run_id)
     return EventStream(request, caller, _watched_lines(plane, caller, run_id, previews=previews))
 
@@ -680,63 +699,64 @@ async def follow(
 async def _watched_lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields events until the stream ends; whoever wanted previews looks no longer then."""
+    """Yields events until the stream ends, and then stops watching previews."""
     watched = WatchedPreviews(plane, caller.tenant.id)
     try:
-        async for each in _lines(plane, caller, run_id, watched if previews else None):
-            yield each
+        async for line in _lines(plane, caller, run_id, watched if previews else None):
+            yield line
     finally:
         watched.look_at(())
 
 
 def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) -> str:
-    """Returns events with the newest pictures of jobs in flight."""
+    """Returns events with the newest previews of running jobs."""
     keys = sorted(run.in_flight)[:WATCHED_MAX]
     jobs = {job_id(run.id, key, run.record(key).attempt): key for key in keys}
-    # The user, too: a job may begin to run before this stream has heard of it.
+    # Watches the user as well, because a job may start before this stream has read it.
     watched.look_at([*jobs, user_id])
-    found = ((key, watched.news(job)) for job, key in jobs.items())
-    told_now = (
+    pictures = ((key, watched.news(job)) for job, key in jobs.items())
+    messages = (
         {"node_id": key.node, "index": key.at, "preview": picture}
-        for key, picture in found
+        for key, picture in pictures
         if picture
     )
-    return "".join(f"event: preview\ndata: {json.dumps(each)}\n\n" for each in told_now)
+    return "".join(f"event: preview\ndata: {json.dumps(message)}\n\n" for message in messages)
 
 
 async def _lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, watched: WatchedPreviews | None
 ) -> AsyncIterator[str]:
-    """Yields events; reads in a new transaction each time, so that a slow reader holds none open."""
+    """Yields events. Each read uses a new transaction, so that a slow client doesn't keep one open."""
     owner, key = owner_of(caller), StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
-    begun, said_at, said = clock(), 0.0, ""
-    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
-        kept, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
-        told = json.dumps(_event_data(plane, caller.tenant, kept, run))
+    started_at, sent_at, last_data = clock(), 0.0, ""
+    while clock() - started_at < STREAM_SECONDS_MAX and await key.is_valid():
+        loaded, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
+        data = json.dumps(_event_data(plane, caller.tenant, loaded, run))
         if watched and (pictures := _preview_lines(watched, owner.user_id, run)):
             yield pictures
-        if told != said:
-            said, said_at = told, clock()
-            yield f"event: progress\ndata: {told}\n\n"
-        elif clock() - said_at >= HEARTBEAT_SECONDS:
-            said_at = clock()
+        if data != last_data:
+            last_data, sent_at = data, clock()
+            yield f"event: progress\ndata: {data}\n\n"
+        elif clock() - sent_at >= HEARTBEAT_SECONDS:
+            sent_at = clock()
             yield ": still there\n\n"
         if run.status.is_over:
-            yield f"event: end\ndata: {told}\n\n"
+            yield f"event: end\ndata: {data}\n\n"
             return
-        await _wait_for_change(plane, owner, run_id, said_at)
+        await _wait_for_change(plane, owner, run_id, sent_at)
 
 
 async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float) -> None:
-    """Waits half a second since the last event, or until the run ends."""
+    """Waits until half a second after the last event, or until the run ends. If that time has
+    already passed, waits for a change for up to half a second."""
     clock = get_running_loop().time
-    while (left := said_at + PROGRESS_SECONDS - clock()) > 0:
-        if not await plane.context.notifier.changed(run_id, left):
+    while (remaining := said_at + PROGRESS_SECONDS - clock()) > 0:
+        if not await plane.context.notifier.changed(run_id, remaining):
             return
-        # It was changed in this process, and so is at hand as it is now.
-        kept = plane.graphs.runs.get_cached(owner.tenant_id, run_id)
-        if kept is None or kept.run.status.is_over:
+        # The change was made in this process, so the cached run is up to date.
+        cached = plane.graphs.runs.get_cached(owner.tenant_id, run_id)
+        if cached is None or cached.run.status.is_over:
             return
     if said_at + PROGRESS_SECONDS <= clock():
         await plane.context.notifier.changed(run_id, PROGRESS_SECONDS)
@@ -746,13 +766,13 @@ def _event_data(
     plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
 ) -> dict[str, Any]:
     progress = views.progress_view(plane, tenant, kept, run).model_dump(mode="json")
-    asked = [each.model_dump(mode="json") for each in views.questions(kept, run)]
+    questions = [question.model_dump(mode="json") for question in views.questions(kept, run)]
     return {
         "run_id": str(run.id),
         "status": run.status,
         **progress,
-        "nodes": [each.model_dump(mode="json") for each in views.node_views(kept, run)],
-        "questions": asked,
+        "nodes": [node.model_dump(mode="json") for node in views.node_views(kept, run)],
+        "questions": questions,
         "error": run.error.message if run.error else None,
         "paused_at": paused_at.isoformat() if (paused_at := views.paused_at(run)) else None,
     }

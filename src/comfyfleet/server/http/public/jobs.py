@@ -1,4 +1,4 @@
-"""Jobs and batches made with effects: submitted, read, followed as events, cancelled, retried."""
+"""Routes of effect jobs and batches: submitting, reading, following, cancelling and retrying."""
 
 import contextlib
 import hashlib
@@ -108,18 +108,18 @@ async def submit_job(
     idempotency_header: IdempotencyHeader = None,
     wait: Wait = 0,
 ) -> JobAnswer:
-    """Applies an effect: checks everything, reserves its price, queues it."""
-    wanted = JobRequest(
+    """Applies an effect: checks the input, reserves the price and queues the job."""
+    request = JobRequest(
         effect_id=body.effect_id,
         values=body.properties,
         video_id=body.video_id,
         user_id=caller.user_id,
         idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
-    made = await submit_effect(plane.context, caller.tenant, wanted)
-    response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
-    job = await _wait_for_end(plane, made.job, wait)
-    answer = await _job_answer(plane, job, now, known=made if made.is_new else None)
+    submission = await submit_effect(plane.context, caller.tenant, request)
+    response.status_code = status.HTTP_201_CREATED if submission.is_new else status.HTTP_200_OK
+    job = await _wait_for_end(plane, submission.job, wait)
+    answer = await _job_answer(plane, job, now, known=submission if submission.is_new else None)
     short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
     return answer if short is None else answer.model_copy(update={"warnings": (WAITS,)})
 
@@ -132,8 +132,8 @@ async def list_jobs(
     status: JobStatus | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Jobs:
-    """Your jobs without their outputs; get a single job for those."""
-    found = await customer.list_jobs(
+    """Lists your jobs without their outputs. Get a single job to see its outputs."""
+    jobs_read = await customer.list_jobs(
         plane.context,
         caller.tenant.id,
         caller.user_id,
@@ -141,10 +141,10 @@ async def list_jobs(
         status=status,
         limit=limit + 1,
     )
-    page = found[:limit]
+    page = jobs_read[:limit]
     return Jobs(
-        jobs=tuple(summary(plane, each) for each in page),
-        next=page[-1].id if len(found) > limit else None,
+        jobs=tuple(summary(plane, job) for job in page),
+        next=page[-1].id if len(jobs_read) > limit else None,
     )
 
 
@@ -165,12 +165,13 @@ async def show_job(
         str | None, Header(description="The ETag of an earlier response.")
     ] = None,
 ) -> Any:
-    """A job. Poll with the ETag of the last response: 304 as long as nothing has changed."""
+    """Returns a job. To poll, send the ETag of the last response; the response is 304 if nothing
+    has changed."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     job = await _wait_for_end(plane, job, wait)
     etag = _etag(plane, job, now)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-    if etag in [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]:
+    if etag in [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     response.headers.update(headers)
     return await _job_answer(plane, job, now)
@@ -179,9 +180,11 @@ async def show_job(
 @router.post("/ai-jobs/{job_id}/cancel", include_in_schema=False)
 @router.delete("/ai-jobs/{job_id}", responses=problems(404, 409), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
-    """Cancels a job and refunds it; a run priced by the second pays for its seconds until then.
+    """Cancels a job and refunds it. A run that is priced by the second is charged for the seconds
+    it has run.
 
-    409 `job_ended`: the job completed or failed before. This call doesn't delete results."""
+    Returns 409 `job_ended` if the job has already completed or failed. This call doesn't delete
+    results."""
     job = await customer.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _job_answer(plane, job, now)
 
@@ -205,11 +208,13 @@ async def retry(
 
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
 async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
-    """Why it isn't running."""
-    found = await customer.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    needed = found.help_needed
+    """Explains why a job isn't running."""
+    explanation = await customer.explain_job(
+        plane.context, caller.tenant.id, caller.user_id, job_id
+    )
+    needed = explanation.help_needed
     return JobWaitAnswer(
-        why=found.why,
+        why=explanation.why,
         person_needed_after=needed.after_seconds if needed else None,
         required_action=needed.action if needed else None,
     )
@@ -217,16 +222,18 @@ async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
 
 @router.get("/ai-jobs/{job_id}/again", responses=problems(404))
 async def show_again(job_id: UUID, plane: PlaneDep, caller: Reader) -> AgainAnswer:
-    """The settings of a job, to submit it again with others."""
-    found = await customer.former_settings(plane.context, caller.tenant.id, caller.user_id, job_id)
-    effect = found.offer.effect if found.offer else None
+    """Returns a job's settings, so that it can be submitted again with changes."""
+    settings = await customer.former_settings(
+        plane.context, caller.tenant.id, caller.user_id, job_id
+    )
+    effect = settings.offer.effect if settings.offer else None
     return AgainAnswer(
         effect_id=effect.id if effect else None,
         effect_slug=effect.slug if effect else None,
-        video_id=found.video_id,
-        properties=found.properties,
+        video_id=settings.video_id,
+        properties=settings.properties,
         price_tokens=effect.settings.price_tokens if effect else None,
-        problems=found.problems,
+        problems=settings.problems,
     )
 
 
@@ -237,8 +244,8 @@ async def _wait_for_end(plane: ControlPlane, job: Job, seconds: float) -> Job:
 
 
 def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
-    """Returns an ETag of all that can change; of an ended job, it also changes when its URLs reach
-    half of their lifetime."""
+    """Returns an ETag of everything that can change. The ETag of an ended job also changes whenever
+    its URLs reach half of their lifetime."""
     age = int(now.timestamp()) // max(1, plane.settings.url_seconds // 2)
     facts = [
         str(job.id),
@@ -276,19 +283,19 @@ def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
 async def _job_answer(
     plane: ControlPlane, job: Job, now: datetime, known: EffectSubmission | None = None
 ) -> JobAnswer:
-    """Builds the response; `known` is what was read at submission, to save a query."""
-    original, found = await views.original_and_outputs(plane, job)
-    names = await views.download_names(plane, job, original, [file for _, file in found])
-    outputs = await views.outputs_of(plane, found, names)
+    """Builds the response. `known` holds the facts read at submission, which saves a query."""
+    original, named_files = await views.original_and_outputs(plane, job)
+    names = await views.download_names(plane, job, original, [file for _, file in named_files])
+    outputs = await views.outputs_of(plane, named_files, names)
     if known:
-        left = stages.seconds_left(job, known.typical_seconds, now)
+        remaining = stages.seconds_left(job, known.typical_seconds, now)
     else:
-        left = await views.seconds_left(plane, job, now)
+        remaining = await views.seconds_left(plane, job, now)
     return JobAnswer(
         **_summary_fields(plane, job),
         idempotency_key=job.asked.idempotency_key,
         properties=dict(job.asked.properties),
-        estimated_seconds_left=left,
+        estimated_seconds_left=remaining,
         outputs=outputs,
         original=(await views.outputs_of(plane, [("input", original)]))[0] if original else None,
         processed_file_url=outputs[0].url if outputs else None,
@@ -297,11 +304,11 @@ async def _job_answer(
     )
 
 
-# At least once for each job, or again and again while it runs.
+# Routes that are called at least once per job, or repeatedly while it runs.
 CALLED_OFTEN = tuple(
-    each
-    for each in router.routes
-    if isinstance(each, APIRoute) and each.endpoint in (submit_job, show_job)
+    route
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.endpoint in (submit_job, show_job)
 )
 
 
@@ -342,16 +349,17 @@ async def submit_batch(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> BatchAnswer:
-    """Submits a batch, paid for at once; with too few tokens the whole batch is refused."""
-    has_media = any(each.video_id for each in body.items)
-    wanted = BatchRequest(
+    """Submits a batch and reserves the price of all its jobs. Without enough tokens, the whole
+    batch is rejected."""
+    has_media = any(item.video_id for item in body.items)
+    request = BatchRequest(
         effect_id=body.effect_id,
-        sets=tuple(each.properties for each in body.items),
-        video_ids=tuple(each.video_id for each in body.items) if has_media else (),
+        sets=tuple(item.properties for item in body.items),
+        video_ids=tuple(item.video_id for item in body.items) if has_media else (),
         idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
     batch, is_new = await batches.submit_batch(
-        plane.context, caller.tenant.id, caller.user_id, wanted
+        plane.context, caller.tenant.id, caller.user_id, request
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _batch_answer(plane, caller, batch.id, 0, PAGE_USUAL)
@@ -365,7 +373,7 @@ async def show_batch(
     start: Annotated[int, Query(ge=0, le=JOBS_PER_BATCH_MAX, description="From this item on.")] = 0,
     limit: Limit = PAGE_USUAL,
 ) -> BatchAnswer:
-    """A summary of the batch, and a page of its jobs."""
+    """Returns a summary of the batch and a page of its jobs."""
     return await _batch_answer(plane, caller, batch_id, start, limit)
 
 
@@ -379,10 +387,10 @@ async def cancel_batch(batch_id: UUID, plane: PlaneDep, caller: Writer) -> Batch
 async def _batch_answer(
     plane: ControlPlane, caller: Caller, batch_id: UUID, start: int, limit: int
 ) -> BatchAnswer:
-    batch, figures, found = await batches.read_batch(
+    batch, figures, batch_jobs = await batches.read_batch(
         plane.context, caller.tenant.id, caller.user_id, batch_id
     )
-    return _page(plane, batch, figures, found, start, limit)
+    return _page(plane, batch, figures, batch_jobs, start, limit)
 
 
 def _page(
@@ -407,16 +415,17 @@ def _page(
         refunded_tokens=figures.refunded_tokens,
         created_at=batch.created_at,
         cancelled_at=batch.cancelled_at,
-        jobs=tuple(summary(plane, each) for each in found[start:end]),
+        jobs=tuple(summary(plane, job) for job in found[start:end]),
         next=end if end < len(found) else None,
     )
 
 
-# Another control plane may have written the event; notifications are of this process only.
+# Seconds between reads. Another control plane may have written an event, and notifications only
+# reach this process.
 REREAD_SECONDS = 1.0
-# Comments keep proxies from closing the connection.
+# Seconds between comments, which keep proxies from closing an idle connection.
 HEARTBEAT_SECONDS = 15.0
-# Then the stream ends, and the reader reconnects with its last event id.
+# Seconds until the stream ends. The client then reconnects with its last event id.
 STREAM_SECONDS_MAX = 3600.0
 RETRY_MILLISECONDS = 2000
 EXAMPLE = (
@@ -430,7 +439,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
     },
     204: {"description": "It has ended, and nothing is left to tell: don't come again."},
 }
-# A header, which browsers send when they reconnect; a parameter, for the first request after a reload.
+# Browsers send the header when they reconnect. The parameter is for the first request after a
+# reload.
 Since = Annotated[
     int, Header(ge=0, le=ROW_ID_MAX, description="The number of the last event received.")
 ]
@@ -451,16 +461,16 @@ async def follow(
     after: After = 0,
     previews: Annotated[bool, Query(description="Include preview pictures.")] = False,
 ) -> Response:
-    """Server-sent events of a job; the stream ends with the job."""
+    """Streams server-sent events of a job. The stream ends with the job."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     pool = plane.pools[caller.tenant.pool]
     since = max(last_event_id, after)
     if not job.status.is_active:
         async with pool.read() as tx:
-            left = await notifications.events_after(
+            remaining = await notifications.events_after(
                 tx, job.tenant_id, job.id, after_id=since, limit=1
             )
-        if not left:
+        if not remaining:
             return Response(status_code=status.HTTP_204_NO_CONTENT)
     lines = _lines(plane, caller, job, since, previews=previews)
     return EventStream(request, caller, lines)
@@ -469,28 +479,28 @@ async def follow(
 async def _lines(
     plane: ControlPlane, caller: Caller, job: Job, since: int, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields events; reads in a new transaction each time, so that a slow reader holds none open."""
+    """Yields events. Each read uses a new transaction, so that a slow client doesn't keep one open."""
     pool, key = plane.pools[caller.tenant.pool], StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
-    begun = said_at = clock()
+    started_at = sent_at = clock()
     progress: dict[str, Any] | None = None
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(_watched(plane, job)) if previews else None
-        while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
-            job, found = await run_shielded(_read_events(pool, job, since))
-            if found:
-                since, said_at = found[-1].id, clock()
-                yield "".join(map(_stored_event, found))
+        while clock() - started_at < STREAM_SECONDS_MAX and await key.is_valid():
+            job, events = await run_shielded(_read_events(pool, job, since))
+            if events:
+                since, sent_at = events[-1].id, clock()
+                yield "".join(map(_stored_event, events))
                 continue  # there may be more than one page
             if not job.status.is_active:
                 return
-            told = _progress(plane, job, watch)
-            if told != progress:
-                progress, said_at = told, clock()
-                yield _format_event(EventKind.PROGRESS, told or {})
-            elif clock() - said_at >= HEARTBEAT_SECONDS:
-                said_at = clock()
+            latest = _progress(plane, job, watch)
+            if latest != progress:
+                progress, sent_at = latest, clock()
+                yield _format_event(EventKind.PROGRESS, latest or {})
+            elif clock() - sent_at >= HEARTBEAT_SECONDS:
+                sent_at = clock()
                 yield ": still there\n\n"
             await plane.context.notifier.changed(job.id, REREAD_SECONDS)
 
@@ -503,19 +513,19 @@ def _watched(plane: ControlPlane, job: Job) -> PreviewWatch:
 async def _read_events(
     pool: Database, job: Job, since: int
 ) -> tuple[Job, Sequence[StoredJobEvent]]:
-    """Reads the job before its events: once it has ended, the events are complete."""
+    """Reads the job before its events, because the events are complete once the job has ended."""
     async with pool.read() as tx:
-        seen = await jobs.get(tx, job.tenant_id, job.id)
-        return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
+        job_read = await jobs.get(tx, job.tenant_id, job.id)
+        return job_read, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
 
 
 def _progress(plane: ControlPlane, job: Job, watch: PreviewWatch | None) -> dict[str, Any] | None:
-    told = plane.context.caches.progress.of(job.lease_token)
+    report = plane.context.caches.progress.of(job.lease_token)
     hidden = None if watch else {"preview"}
-    said = told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else {}
+    data = report.model_dump(mode="json", exclude_none=True, exclude=hidden) if report else {}
     if watch is not None and watch.latest is not None:
-        said["preview"] = watch.latest.data_url
-    return said or None
+        data["preview"] = watch.latest.data_url
+    return data or None
 
 
 def _stored_event(event: StoredJobEvent) -> str:
@@ -523,5 +533,5 @@ def _stored_event(event: StoredJobEvent) -> str:
 
 
 def _format_event(kind: str, data: dict[str, Any]) -> str:
-    """Formats an event with its data on one line; JSON escapes line breaks."""
+    """Formats an event with its data on one line. JSON escapes line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

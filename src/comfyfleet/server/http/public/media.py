@@ -1,4 +1,4 @@
-"""Uploads and media of a user: announced, attached or fetched, listed with their results."""
+"""Routes for a user's uploads and media."""
 
 from datetime import datetime, timedelta
 from typing import Annotated, NamedTuple
@@ -80,7 +80,8 @@ class NewUpload(Body):
 
 @router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer) -> Upload:
-    """Announces an upload; returns a URL to PUT a picture, video or audio file of exactly this type and size."""
+    """Announces an upload. Returns a URL to PUT an image, video or audio file of exactly this type
+    and size."""
     ingest.kind_named(body.content_type)
     ingest.check_size(plane, body.size)
     if body.effect_id is not None:
@@ -110,14 +111,16 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
 
 @router.get("/videos/uploads/{file_id}", responses=problems(404))
 async def show_upload(file_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> UploadState:
-    """What of a file has arrived, with new URLs for the missing parts: so that an upload goes on after a break."""
-    seen = await ingest.upload_progress(plane, caller, file_id)
+    """Returns which parts of a file have arrived, with new URLs for the missing parts. Use it to
+    resume an interrupted upload."""
+    progress = await ingest.upload_progress(plane, caller, file_id)
     return UploadState(
         file_id=file_id,
-        size=seen.file.metadata[ANNOUNCED_SIZE],
-        received_bytes=seen.received_bytes,
-        is_whole=seen.is_whole or bool(seen.parts and not any(each.put for each in seen.parts)),
-        parts=tuple(map(_part, seen.parts)),
+        size=progress.file.metadata[ANNOUNCED_SIZE],
+        received_bytes=progress.received_bytes,
+        is_whole=progress.is_whole
+        or bool(progress.parts and not any(part.put for part in progress.parts)),
+        parts=tuple(map(_part, progress.parts)),
         expires_at=now + timedelta(seconds=plane.settings.url_seconds),
     )
 
@@ -136,7 +139,7 @@ def _part(part: ingest.UploadedPart) -> UploadPart:
 
 
 class NewVideo(Body):
-    """A file that was uploaded, or a URL; exactly one of them."""
+    """An uploaded file or a URL. Exactly one of them is required."""
 
     file_id: UUID | None = Field(
         default=None,
@@ -172,14 +175,14 @@ async def link(
 ) -> Video:
     """Creates media from an uploaded file, whose content must match its announcement, or from a URL."""
     if body.file_id is not None:
-        linked, is_new = await ingest.attach(plane, caller, body.file_id)
+        item, is_new = await ingest.attach(plane, caller, body.file_id)
     else:
         with fetches.slot(caller.user_id):
-            linked, is_new = await ingest.fetch_from_url(plane, caller, body.url or ""), True
+            item, is_new = await ingest.fetch_from_url(plane, caller, body.url or ""), True
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     async with plane.pools[caller.tenant.pool].read() as tx:
-        seen = await _read_details(tx, linked)
-    return await _video(plane, seen, now=now)
+        details = await _read_details(tx, item)
+    return await _video(plane, details, now=now)
 
 
 async def _media_filter(
@@ -202,9 +205,9 @@ async def list_videos(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Videos:
-    """Your media; all results of one are in its own answer."""
+    """Lists your media. Get a single media item to see all its results."""
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await media.list_media(
+        items = await media.list_media(
             tx,
             caller.tenant.id,
             caller.user_id,
@@ -212,32 +215,36 @@ async def list_videos(
             limit=limit + 1,
             wanted=wanted,
         )
-        page = found[:limit]
+        page = items[:limit]
         latest = await jobs.get_many(
-            tx, caller.tenant.id, [each.job_id for each in page if each.job_id]
+            tx, caller.tenant.id, [item.job_id for item in page if item.job_id]
         )
-        seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in page]
-        ids = {file_id for each, _ in seen for file_id in each.file_ids}
-        ids |= {job.output_file_id for _, job in seen if job and job.output_file_id}
-        kept = await media.find_existing(tx, caller.tenant.id, ids)
-    details = [MediaDetails(each, job, [], kept) for each, job in seen]
+        items_with_jobs = [
+            (item, latest.get(item.job_id) if item.job_id else None) for item in page
+        ]
+        ids = {file_id for item, _ in items_with_jobs for file_id in item.file_ids}
+        ids |= {job.output_file_id for _, job in items_with_jobs if job and job.output_file_id}
+        files = await media.find_existing(tx, caller.tenant.id, ids)
+    details = [MediaDetails(item, job, [], files) for item, job in items_with_jobs]
     return Videos(
-        videos=tuple([await _summary(plane, each, has_urls=urls) for each in details]),
-        next=page[-1].id if len(found) > limit else None,
+        videos=tuple(
+            [await _summary(plane, item_details, has_urls=urls) for item_details in details]
+        ),
+        next=page[-1].id if len(items) > limit else None,
     )
 
 
 @router.get("/videos/{video_id}", responses=problems(404))
 async def show(video_id: UUID, plane: PlaneDep, now: NowDep, caller: Reader) -> Video:
-    """The status of media, and the result once there is one."""
+    """Returns a media item's status, and its result once there is one."""
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
-        seen = await _read_details(tx, found)
-    return await _video(plane, seen, now=now)
+        item = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
+        details = await _read_details(tx, item)
+    return await _video(plane, details, now=now)
 
 
 class MediaDetails(NamedTuple):
-    """A media item with its jobs, and the files of both."""
+    """A media item with its jobs and all their files."""
 
     media: MediaItem
     job: Job | None
@@ -249,26 +256,26 @@ class MediaDetails(NamedTuple):
 
 
 async def _read_details(tx: Tx, found: MediaItem) -> MediaDetails:
-    made = await jobs.list_of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
-    wanted = {*found.file_ids, *(each.output_file_id for each in made if each.output_file_id)}
-    kept = await media.find_existing(tx, found.tenant_id, wanted)
-    latest = next((each for each in made if each.id == found.job_id), None)
+    item_jobs = await jobs.list_of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
+    file_ids = {*found.file_ids, *(job.output_file_id for job in item_jobs if job.output_file_id)}
+    files = await media.find_existing(tx, found.tenant_id, file_ids)
+    latest = next((job for job in item_jobs if job.id == found.job_id), None)
     if latest is None and found.job_id:
         latest = (await jobs.get_many(tx, found.tenant_id, [found.job_id])).get(found.job_id)
-    return MediaDetails(found, latest, made, kept)
+    return MediaDetails(found, latest, item_jobs, files)
 
 
 async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -> VideoSummary:
-    found, job = seen.media, seen.job
-    original = seen.file(found.original_file_id)
+    item, job = seen.media, seen.job
+    original = seen.file(item.original_file_id)
     processed = seen.file(job.output_file_id) if job else None
     return VideoSummary(
-        id=found.id,
-        kind=found.kind,
-        status=status_of(found, job.shown_status if job else None),
+        id=item.id,
+        kind=item.kind,
+        status=status_of(item, job.shown_status if job else None),
         progress=views.percent_of(plane, job) if job else None,
         error=job.error_message if job else None,
-        job_id=found.job_id,
+        job_id=item.job_id,
         effect_id=job.asked.effect_id if job else None,
         filename=original.filename if original else None,
         original_file_url=await views.url_of(plane, original) if has_urls and original else None,
@@ -278,8 +285,8 @@ async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -
         original_small_url=views.small_url_of(plane, original) if has_urls else None,
         processed_small_url=views.small_url_of(plane, processed) if has_urls else None,
         processed_content_type=processed.mime_type if processed else None,
-        created_at=found.created_at,
-        expired_at=found.expired_at,
+        created_at=item.created_at,
+        expired_at=item.expired_at,
     )
 
 
@@ -290,7 +297,7 @@ async def _video(plane: ControlPlane, seen: MediaDetails, *, now: datetime) -> V
         estimated_seconds_left=await views.seconds_left(plane, job, now) if job else None,
         values=views.values_of(job) if job else (),
         text=text_of(job.values) if job else None,
-        results=tuple([await _result(plane, each, seen) for each in seen.jobs]),
+        results=tuple([await _result(plane, item_job, seen) for item_job in seen.jobs]),
     )
 
 

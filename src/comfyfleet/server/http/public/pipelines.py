@@ -1,4 +1,4 @@
-"""Pipelines, their runs and candidates: started, paused, judged, followed as events."""
+"""Routes for pipelines, pipeline runs and candidates."""
 
 import json
 from asyncio import get_running_loop
@@ -94,7 +94,7 @@ class NewPipeline(Body):
 
 
 class LimitsBody(Body):
-    """Limits of a run; fields that are left out stay as they are, null means no limit."""
+    """Limits of a run. Omitted fields aren't changed; null means no limit."""
 
     candidates: Whole | None = None
     tokens: Whole | None = None
@@ -132,17 +132,19 @@ class Retry(Body):
 async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> PipelineAnswer:
     """Stores a pipeline, or returns all its problems. A pipeline never changes."""
     document = await _document(body, caller.tenant.id)
-    made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
-    return _pipeline_answer(made, await actions.pipeline_warnings(plane.context, made))
+    stored = await actions.create_pipeline(
+        plane.context, caller.tenant.id, caller.user_id, document
+    )
+    return _pipeline_answer(stored, await actions.pipeline_warnings(plane.context, stored))
 
 
 async def _document(body: NewPipeline, tenant_id: UUID) -> dict[str, Any]:
     if body.document is None:
         return {"name": body.name or "", "steps": body.steps or []}
-    read = await read_body(tenant_id, body.document)
-    if not isinstance(read, dict):
+    parsed_document = await read_body(tenant_id, body.document)
+    if not isinstance(parsed_document, dict):
         raise InvalidInput("a pipeline must be an object", field="document")
-    return read
+    return parsed_document
 
 
 @router.get("/pipelines", responses=problems(404))
@@ -150,11 +152,11 @@ async def list_pipelines(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> PipelinePage:
     """The newest first."""
-    found = await actions.list_pipelines(
+    pipelines = await actions.list_pipelines(
         plane.context, caller.tenant.id, caller.user_id, before=before, limit=limit + 1
     )
-    page = found[:limit]
-    more = page[-1].id if len(found) > limit else None
+    page = pipelines[:limit]
+    more = page[-1].id if len(pipelines) > limit else None
     return PipelinePage(pipelines=tuple(map(_pipeline_answer, page)), next=more)
 
 
@@ -162,9 +164,9 @@ async def list_pipelines(
 async def show_pipeline(
     pipeline_id: PipelineName, plane: PlaneDep, caller: Reader
 ) -> PipelineAnswer:
-    named = await _find_pipeline_id(plane, caller, pipeline_id)
-    found = await actions.get_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
-    return _pipeline_answer(found)
+    stored_id = await _find_pipeline_id(plane, caller, pipeline_id)
+    stored = await actions.get_pipeline(plane.context, caller.tenant.id, caller.user_id, stored_id)
+    return _pipeline_answer(stored)
 
 
 async def _find_pipeline_id(plane: ControlPlane, caller: Caller, text: str) -> UUID:
@@ -175,9 +177,9 @@ async def _find_pipeline_id(plane: ControlPlane, caller: Caller, text: str) -> U
     "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a pipeline; its runs continue until they are cancelled."""
-    named = await _find_pipeline_id(plane, caller, pipeline_id)
-    await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
+    """Deletes a pipeline. Its runs continue until they are cancelled."""
+    stored_id = await _find_pipeline_id(plane, caller, pipeline_id)
+    await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, stored_id)
 
 
 @router.post(
@@ -196,7 +198,7 @@ async def start(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> PipelineRunAnswer:
-    """Starts a run at once. The caller pays, job by job."""
+    """Starts a run immediately. The caller pays for each job."""
     new = NewPipelineRun(
         base_candidates=body.base_candidates,
         variables=body.variables,
@@ -204,9 +206,9 @@ async def start(
         limits=body.limits.said(),
         idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
-    named = await _find_pipeline_id(plane, caller, pipeline_id)
+    stored_id = await _find_pipeline_id(plane, caller, pipeline_id)
     run, is_new = await actions.start_run(
-        plane.context, caller.tenant.id, caller.user_id, named, new
+        plane.context, caller.tenant.id, caller.user_id, stored_id, new
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _run_answer(plane, caller, run.id)
@@ -221,34 +223,35 @@ async def list_runs(
     limit: Limit = PAGE_USUAL,
 ) -> PipelineRunSummaries:
     """The newest first."""
-    named = await _find_pipeline_id(plane, caller, pipeline_id) if pipeline_id else None
-    found = await actions.list_runs(
+    stored_id = await _find_pipeline_id(plane, caller, pipeline_id) if pipeline_id else None
+    runs = await actions.list_runs(
         plane.context,
         caller.tenant.id,
         caller.user_id,
-        pipeline_id=named,
+        pipeline_id=stored_id,
         before=before,
         limit=limit + 1,
     )
-    page, now = found[:limit], plane.clock()
-    more = page[-1].id if len(found) > limit else None
+    page, now = runs[:limit], plane.clock()
+    more = page[-1].id if len(runs) > limit else None
     names = await actions.pipeline_names(plane.context, caller.tenant.id, page)
-    listed = [
-        PipelineRunSummary(**_summary_fields(each, now), pipeline=names[each.pipeline_id])
-        for each in page
+    summaries = [
+        PipelineRunSummary(**_summary_fields(run, now), pipeline=names[run.pipeline_id])
+        for run in page
     ]
-    return PipelineRunSummaries(runs=tuple(listed), next=more)
+    return PipelineRunSummaries(runs=tuple(summaries), next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404), name="show")
 async def show_run(run_id: UUID, plane: PlaneDep, caller: Reader) -> PipelineRunAnswer:
-    """The progress of a run: per step how many are wanted, made, approved, in flight and failed."""
+    """Returns a run's progress: the number of candidates planned, created, approved, in progress
+    and failed per step."""
     return await _run_answer(plane, caller, run_id)
 
 
 @router.patch("/pipeline-runs/{run_id}", responses=problems(404, 409))
 async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Changes variables or limits, for jobs that are submitted later."""
+    """Changes variables or limits for jobs that are submitted later."""
     await actions.change_run(
         plane.context,
         caller.tenant.id,
@@ -263,7 +266,7 @@ async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -
 
 @router.post("/pipeline-runs/{run_id}/pause", responses=problems(404, 409))
 async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Submits no more jobs; submitted jobs continue."""
+    """Pauses a run: no more jobs are submitted, and submitted jobs continue."""
     await actions.pause_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -276,14 +279,15 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 
 @router.post("/pipeline-runs/{run_id}/check", responses=problems(404))
 async def check(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Checks at once whether the run's trouble has passed. Meanwhile `trouble_seconds` is null."""
+    """Checks immediately whether the run's trouble has passed. During the check, `trouble_seconds`
+    is null."""
     await run_state.wake_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
 
 @router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept."""
+    """Cancels a run and its queued jobs. Running jobs finish, and their candidates are kept."""
     await actions.cancel_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -292,33 +296,33 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: Retry | None = None
 ) -> RetriedJobs:
-    """Retries failed jobs, which are not retried automatically."""
+    """Retries failed jobs. They aren't retried automatically."""
     job_id = body.job_id if body else None
-    freed = await actions.retry_jobs(
+    job_ids = await actions.retry_jobs(
         plane.context, caller.tenant.id, caller.user_id, run_id, job_id
     )
-    return RetriedJobs(jobs=tuple(freed))
+    return RetriedJobs(jobs=tuple(job_ids))
 
 
 @router.get("/pipeline-runs/{run_id}/failures", responses=problems(404))
 async def failures(
     run_id: UUID, plane: PlaneDep, caller: Reader, limit: Limit = PAGE_USUAL
 ) -> Failures:
-    """Jobs that failed and were not retried, and why."""
-    seen = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
-    found = await run_state.list_failures(
+    """Lists jobs that failed and were not retried, with their errors."""
+    run_view = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    failed_jobs = await run_state.list_failures(
         plane.context, caller.tenant.id, caller.user_id, run_id, limit=limit
     )
     rows = [
         FailureAnswer(
-            job_id=each.id,
-            step=seen.pipeline.steps[each.step].name,
-            parent=each.parent,
-            is_judge=each.is_judge,
-            error=each.error,
-            ended_at=each.ended_at,
+            job_id=failed_job.id,
+            step=run_view.pipeline.steps[failed_job.step].name,
+            parent=failed_job.parent,
+            is_judge=failed_job.is_judge,
+            error=failed_job.error,
+            ended_at=failed_job.ended_at,
         )
-        for each in found
+        for failed_job in failed_jobs
     ]
     return Failures(failures=tuple(rows))
 
@@ -430,7 +434,7 @@ async def list_candidates(
     after: UUID | None = None,
     limit: Limit = PAGE_MAX,
 ) -> CandidatePage:
-    found, files = await run_state.list_candidates(
+    candidates, files = await run_state.list_candidates(
         plane.context,
         caller.tenant.id,
         caller.user_id,
@@ -439,36 +443,36 @@ async def list_candidates(
         after=None if wanted.sort == CandidateSort.BEST else after,
         limit=limit + 1,
     )
-    rows = [await _candidate_answer(plane, each, files) for each in found[:limit]]
-    is_more = len(found) > limit and wanted.sort != CandidateSort.BEST
+    rows = [await _candidate_answer(plane, candidate, files) for candidate in candidates[:limit]]
+    is_more = len(candidates) > limit and wanted.sort != CandidateSort.BEST
     return CandidatePage(candidates=tuple(rows), next=rows[-1].id if is_more else None)
 
 
 @router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))
 async def tree(run_id: UUID, plane: PlaneDep, caller: Reader) -> TreeAnswer:
-    """Parents and children."""
-    found = await run_state.read_tree(plane.context, caller.tenant.id, caller.user_id, run_id)
+    """Returns all candidates of a run as a tree of parents and children."""
+    candidates = await run_state.read_tree(plane.context, caller.tenant.id, caller.user_id, run_id)
     children: dict[UUID | None, list[PipelineCandidate]] = {}
-    for each in found:
-        children.setdefault(each.parent, []).append(each)
+    for candidate in candidates:
+        children.setdefault(candidate.parent, []).append(candidate)
     return TreeAnswer(tree=_branches(children, None))
 
 
 def _branches(
     children: Mapping[UUID | None, list[PipelineCandidate]], parent: UUID | None
 ) -> tuple[Branch, ...]:
-    """Builds the tree recursively; it is as deep as the pipeline has steps."""
+    """Builds the tree recursively. Its depth is limited by the number of steps."""
     return tuple(
         Branch(
-            id=each.id,
-            step=each.step,
-            status=each.status,
-            judged_by=each.judged_by,
-            score=each.score,
-            judge_score=each.judge_score,
-            children=_branches(children, each.id),
+            id=child.id,
+            step=child.step,
+            status=child.status,
+            judged_by=child.judged_by,
+            score=child.score,
+            judge_score=child.judge_score,
+            children=_branches(children, child.id),
         )
-        for each in children.get(parent, [])
+        for child in children.get(parent, [])
     )
 
 
@@ -481,11 +485,11 @@ async def _judge(
 ) -> CandidateAnswer:
     ref = CandidateRef(caller.tenant.id, caller.user_id, run_id, candidate_id)
     if verdict is None:
-        found = await actions.undo_judgement(plane.context, ref)
+        candidate = await actions.undo_judgement(plane.context, ref)
     else:
-        found = await actions.judge_candidate(plane.context, ref, verdict)
-    files = await run_state.files_of(plane.context, caller.tenant.id, [found])
-    return await _candidate_answer(plane, found, files)
+        candidate = await actions.judge_candidate(plane.context, ref, verdict)
+    files = await run_state.files_of(plane.context, caller.tenant.id, [candidate])
+    return await _candidate_answer(plane, candidate, files)
 
 
 _CANDIDATE = "/pipeline-runs/{run_id}/candidates/{candidate_id}"
@@ -495,22 +499,25 @@ _CANDIDATE = "/pipeline-runs/{run_id}/candidates/{candidate_id}"
 async def show_candidate(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Reader
 ) -> CandidateAnswer:
-    found, files = await run_state.read_candidate(
+    candidate, files = await run_state.read_candidate(
         plane.context, caller.tenant.id, caller.user_id, run_id, candidate_id
     )
-    return await _candidate_answer(plane, found, files)
+    return await _candidate_answer(plane, candidate, files)
 
 
 @router.get(_CANDIDATE + "/lineage", responses=problems(404))
 async def lineage(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Reader
 ) -> LineageAnswer:
-    """The candidate, its parent, and so on to the base; and how often it won."""
-    found = await run_state.read_lineage(
+    """Returns the candidate and its ancestors up to the base, and how many votes it won."""
+    ancestry = await run_state.read_lineage(
         plane.context, caller.tenant.id, caller.user_id, run_id, candidate_id
     )
-    rows = [await _candidate_answer(plane, each, found.files) for each in found.candidates]
-    return LineageAnswer(candidates=tuple(rows), **found.votes._asdict())
+    rows = [
+        await _candidate_answer(plane, candidate, ancestry.files)
+        for candidate in ancestry.candidates
+    ]
+    return LineageAnswer(candidates=tuple(rows), **ancestry.votes._asdict())
 
 
 @router.post(_CANDIDATE + "/approve", responses=problems(404, 409))
@@ -524,7 +531,7 @@ async def approve(
 async def reject(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Rejects a candidate and stops its branch: queued children are cancelled."""
+    """Rejects a candidate, stops its branch and cancels its queued children."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.REJECTED)
 
 
@@ -532,7 +539,8 @@ async def reject(
 async def winner(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Winners get children before all others of their step."""
+    """Marks a candidate as a winner. Winners get children before all other candidates of their
+    step."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.WINNER)
 
 
@@ -558,7 +566,7 @@ async def pair(
         ),
     ] = (),
 ) -> PairAnswer:
-    """Two candidates to compare: of the given step, or of the deepest step that has two."""
+    """Returns two candidates to compare, from the given step or from the deepest step that has two."""
     chosen = await actions.pick_pair(
         plane.context,
         caller.tenant.id,
@@ -570,7 +578,7 @@ async def pair(
     if chosen is None:
         return PairAnswer()
     files = await run_state.files_of(plane.context, caller.tenant.id, chosen.candidates)
-    rows = [await _candidate_answer(plane, each, files) for each in chosen.candidates]
+    rows = [await _candidate_answer(plane, candidate, files) for candidate in chosen.candidates]
     return PairAnswer(candidates=tuple(rows), votes=chosen.votes, votes_enough=chosen.votes_enough)
 
 
@@ -592,7 +600,7 @@ async def vote(run_id: UUID, body: VoteBody, plane: PlaneDep, caller: Writer) ->
 
 @router.post("/pipeline-runs/{run_id}/votes/{vote_id}/undo", responses=problems(404))
 async def undo_vote(run_id: UUID, vote_id: UUID, plane: PlaneDep, caller: Writer) -> VoteAnswer:
-    """Undoes a vote; the scores are computed again from the other votes."""
+    """Undoes a vote. The scores are recalculated from the other votes."""
     scores = await actions.undo_vote(
         plane.context, caller.tenant.id, caller.user_id, run_id, vote_id
     )
@@ -612,7 +620,8 @@ async def follow(
     last_event_id: Since = 0,
     after: After = 0,
 ) -> StreamingResponse:
-    """Server-sent events of a run. The stream does not end, because a run may be judged at any time."""
+    """Streams server-sent events of a run. The stream doesn't end with the run, because candidates
+    can be judged at any time."""
     await actions.get_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     lines = _lines(plane, caller, run_id, max(last_event_id, after))
     return EventStream(request, caller, lines)
@@ -622,20 +631,20 @@ async def _lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, since: int
 ) -> AsyncIterator[str]:
     clock, key = get_running_loop().time, StreamKeyCheck(plane, caller)
-    begun = said_at = clock()
+    started_at = sent_at = clock()
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
-        found = await run_shielded(
+    while clock() - started_at < STREAM_SECONDS_MAX and await key.is_valid():
+        events = await run_shielded(
             run_state.list_events(
                 plane.context, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_READ
             )
         )
-        if found:
-            since, said_at = found[-1].id, clock()
-            yield "".join(map(_format_event, found))
+        if events:
+            since, sent_at = events[-1].id, clock()
+            yield "".join(map(_format_event, events))
             continue
-        if clock() - said_at >= HEARTBEAT_SECONDS:
-            said_at = clock()
+        if clock() - sent_at >= HEARTBEAT_SECONDS:
+            sent_at = clock()
             yield ": still there\n\n"
         await plane.context.notifier.changed(run_id, REREAD_SECONDS)
 
@@ -648,8 +657,8 @@ def _format_event(event: PipelineRunEvent) -> str:
 async def _candidate_answer(
     plane: ControlPlane, candidate: PipelineCandidate, files: Mapping[UUID, File]
 ) -> CandidateAnswer:
-    kept = candidate.file or {}
-    file = files.get(UUID(kept["file_id"])) if kept.get("file_id") else None
+    file_data = candidate.file or {}
+    file = files.get(UUID(file_data["file_id"])) if file_data.get("file_id") else None
     return CandidateAnswer(
         id=candidate.id,
         step=candidate.step,
@@ -666,9 +675,9 @@ async def _candidate_answer(
         job_id=candidate.job_id,
         provider_job_id=candidate.provider_job_id,
         output_index=candidate.output_index,
-        path=kept.get("path", ""),
-        content_type=kept.get("mime_type", ""),
-        size=kept.get("size", 0),
+        path=file_data.get("path", ""),
+        content_type=file_data.get("mime_type", ""),
+        size=file_data.get("size", 0),
         url=await url_of(plane, file) if file else None,
         small_url=small_url_of(plane, file),
         text=candidate.text,

@@ -1,4 +1,5 @@
-"""Jobs as pages that wait for them show them: one of them, those of a media, and all of a user in one stream."""
+"""Progress of jobs for pages that wait for them: one job, the jobs of a media item, or all of a
+user's jobs."""
 
 import asyncio
 import json
@@ -34,19 +35,23 @@ from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("ai-jobs")
-# Another control plane may have changed a job; notifications are of this process only.
+# Seconds between reads of active jobs. Another control plane may have changed a job, and
+# notifications only reach this process.
 REREAD_SECONDS = 1.0
-# Of a user who has no active job: one that is submitted here is noticed at once.
+# Seconds between reads if the user has no active job. A job submitted to this process is noticed
+# immediately.
 IDLE_REREAD_SECONDS = 5.0
-# What happens within so long is told at once.
+# Seconds to wait for further changes, so that they are sent together.
 GATHER_SECONDS = 0.2
 WHY_SECONDS = 3.0
 EXPLAINED_MAX = 10
 WATCHED_MAX = 10
 STREAM_SECONDS_MAX = 3600.0
-# Before the last event: what another control plane wrote meanwhile is told, perhaps twice.
+# Reads this much before the last event as well. Changes that another control plane wrote in that
+# time are sent, perhaps twice.
 OVERLAP = timedelta(seconds=10)
-# What changes without news: whoever was told once can count on.
+# Fields that change with time alone. They don't cause an event, because clients can count on from
+# the last values.
 BY_THE_CLOCK = {"expected_progress", "seconds_left"}
 Previews = Annotated[bool, Query(description="Include preview pictures.")]
 ReadJobs: TypeAlias = Callable[[], Awaitable[list[WaitingJob]]]
@@ -66,7 +71,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 
 
 class JobFollower:
-    """Reads jobs as a page shows them; keeps what doesn't change, and asks rarely for what costs more."""
+    """Builds the progress views of jobs. Caches the facts that don't change, and rarely repeats
+    expensive queries."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -75,30 +81,30 @@ class JobFollower:
         self._why: dict[UUID, tuple[float, str]] = {}
 
     async def views(self, jobs: Sequence[WaitingJob]) -> list[FollowedJob]:
-        await self._learn_effects({each.effect_id for each in jobs if each.effect_id})
-        explained = [each for each in jobs if each.shown_status == JobStatus.QUEUED]
-        told = {each.id: await self._explain(each) for each in explained[:EXPLAINED_MAX]}
-        return [await self._view(each, told.get(each.id)) for each in jobs]
+        await self._learn_effects({job.effect_id for job in jobs if job.effect_id})
+        explained = [job for job in jobs if job.shown_status == JobStatus.QUEUED]
+        reasons = {job.id: await self._explain(job) for job in explained[:EXPLAINED_MAX]}
+        return [await self._view(job, reasons.get(job.id)) for job in jobs]
 
     async def _learn_effects(self, wanted: Collection[UUID]) -> None:
-        missing = [each for each in wanted if each not in self._effects]
+        missing = [effect_id for effect_id in wanted if effect_id not in self._effects]
         if missing:
             async with self._plane.central.read() as tx:
                 self._effects.update(await catalog.get_effects(tx, missing))
 
     async def _explain(self, job: WaitingJob) -> str:
         now = get_running_loop().time()
-        said_at, said = self._why.get(job.id, (-WHY_SECONDS, ""))
-        if now - said_at >= WHY_SECONDS:
-            said = await customer.explain_waiting(self._plane.context, job)
-            self._why[job.id] = (now, said)
-        return said
+        explained_at, why = self._why.get(job.id, (-WHY_SECONDS, ""))
+        if now - explained_at >= WHY_SECONDS:
+            why = await customer.explain_waiting(self._plane.context, job)
+            self._why[job.id] = (now, why)
+        return why
 
     async def _view(self, job: WaitingJob, why: str | None) -> FollowedJob:
         now = self._plane.clock()
-        told = self._plane.context.caches.progress.of(job.lease_token)
-        told = told if job.shown_status == JobStatus.PROCESSING else None
-        percent = told.percent if told else None
+        progress = self._plane.context.caches.progress.of(job.lease_token)
+        progress = progress if job.shown_status == JobStatus.PROCESSING else None
+        percent = progress.percent if progress else None
         percent = 100.0 if job.status == JobStatus.COMPLETED else percent
         effect = self._effects.get(job.effect_id) if job.effect_id else None
         typical = effect.typical_seconds if effect else None
@@ -115,10 +121,12 @@ class JobFollower:
             progress=percent,
             expected_progress=None if percent is not None else expected_percent(job, typical, now),
             seconds_left=seconds_left(job, typical, now),
-            node=told.node if told else None,
-            node_title=await self._title(job, told.node) if told and told.node else None,
-            step=told.step if told else None,
-            steps=told.steps if told else None,
+            node=progress.node if progress else None,
+            node_title=await self._title(job, progress.node)
+            if progress and progress.node
+            else None,
+            step=progress.step if progress else None,
+            steps=progress.steps if progress else None,
             error=job.error_message,
             price_tokens=job.reserved_tokens,
             refunded_tokens=job.refunded_tokens,
@@ -135,33 +143,35 @@ class JobFollower:
         return self._titles[job.id].get(node)
 
     def keep_only(self, job_ids: Collection[UUID]) -> None:
-        """Forgets what was read of other jobs."""
-        self._titles = {each: self._titles[each] for each in job_ids if each in self._titles}
-        self._why = {each: self._why[each] for each in job_ids if each in self._why}
+        """Drops cached facts about all other jobs."""
+        self._titles = {
+            job_id: self._titles[job_id] for job_id in job_ids if job_id in self._titles
+        }
+        self._why = {job_id: self._why[job_id] for job_id in job_ids if job_id in self._why}
 
 
 @router.get("/ai-jobs/{job_id}/progress", responses=problems(404))
 async def show_progress(job_id: UUID, plane: PlaneDep, caller: Reader) -> FollowedJob:
-    """A job in four stages: why it waits, what it does, how far it is, and how it ended."""
+    """Returns a job's stages: why it is waiting, what it is doing, its progress and its outcome."""
     await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    found = await customer.read_waiting(plane.context, caller.tenant.id, [job_id])
-    (view,) = await JobFollower(plane).views(found)
+    jobs = await customer.read_waiting(plane.context, caller.tenant.id, [job_id])
+    (view,) = await JobFollower(plane).views(jobs)
     return view
 
 
 @router.get("/videos/{video_id}/progress", responses=problems(404))
 async def show_media_progress(video_id: UUID, plane: PlaneDep, caller: Reader) -> FollowedJobs:
-    """The latest job of a media, and all its others that have not ended."""
+    """Returns the latest job of a media item and all its other jobs that have not ended."""
     await _require_media(plane, caller, video_id)
-    found = await customer.read_media_jobs(plane.context, caller.tenant.id, video_id)
-    return FollowedJobs(jobs=tuple(await JobFollower(plane).views(found)))
+    jobs = await customer.read_media_jobs(plane.context, caller.tenant.id, video_id)
+    return FollowedJobs(jobs=tuple(await JobFollower(plane).views(jobs)))
 
 
 @router.get("/account/progress")
 async def show_account_progress(plane: PlaneDep, caller: Reader) -> FollowedJobs:
-    """All jobs of effects that have not ended."""
-    found = await customer.read_active_jobs(plane.context, caller.tenant.id, caller.user_id)
-    return FollowedJobs(jobs=tuple(await JobFollower(plane).views(found)))
+    """Returns all effect jobs that have not ended."""
+    jobs = await customer.read_active_jobs(plane.context, caller.tenant.id, caller.user_id)
+    return FollowedJobs(jobs=tuple(await JobFollower(plane).views(jobs)))
 
 
 @router.get(
@@ -182,15 +192,15 @@ async def follow_media(
     after: After = 0,
     previews: Previews = False,
 ) -> Response:
-    """Server-sent events of a media's jobs; the stream ends with the last of them."""
+    """Streams server-sent events of a media item's jobs. The stream ends when the last job ends."""
     await _require_media(plane, caller, video_id)
 
     async def read() -> list[WaitingJob]:
         return await customer.read_media_jobs(plane.context, caller.tenant.id, video_id)
 
     since = _moment(max(last_event_id, after))
-    found = await read()
-    if since and not any(_is_news(each, since) for each in found):
+    jobs = await read()
+    if since and not any(_is_news(job, since) for job in jobs):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     stream = _JobStream(plane, caller, read, has_previews=previews)
     return EventStream(request, caller, stream.lines(ends=True))
@@ -209,12 +219,14 @@ async def follow_account(
     after: After = 0,
     previews: Previews = False,
 ) -> Response:
-    """Server-sent events of all jobs of a user's effects, also of those submitted later. One connection is enough for
-    all pages of a browser. After a break it tells which jobs have ended meanwhile."""
+    """Streams server-sent events of all of a user's effect jobs, including jobs submitted later.
+    One connection is enough for all pages of a browser. After a reconnect, the stream reports the
+    jobs that have ended in the meantime."""
     read_until = _moment(max(last_event_id, after)) or plane.clock()
 
     async def read() -> list[WaitingJob]:
-        """Also what has ended since the last time: a short job may begin and end in between."""
+        """Includes jobs that ended since the last read, because a short job may start and end in
+        between."""
         nonlocal read_until
         ended_since, read_until = read_until, plane.clock() - OVERLAP
         return await customer.read_active_jobs(
@@ -231,7 +243,7 @@ async def _require_media(plane: ControlPlane, caller: Caller, media_id: UUID) ->
 
 
 def _moment(event_id: int) -> datetime | None:
-    """Events are numbered by the millisecond in which they were told."""
+    """Returns the time to read changes from. An event's id is the millisecond in which it was sent."""
     try:
         return datetime.fromtimestamp(event_id / 1000, UTC) - OVERLAP if event_id else None
     except (ValueError, OverflowError, OSError):
@@ -243,7 +255,7 @@ def _is_news(job: WaitingJob, since: datetime) -> bool:
 
 
 class WatchedPreviews:
-    """Pictures of jobs while they are made, for one reader. Workers send them only while somebody looks."""
+    """Previews of running jobs for one client. Workers send previews only while a client watches."""
 
     def __init__(self, plane: ControlPlane, tenant_id: UUID) -> None:
         self._context, self._tenant_id = plane.context, tenant_id
@@ -251,17 +263,19 @@ class WatchedPreviews:
         self._told: dict[UUID, str] = {}
 
     def look_at(self, ids: Collection[UUID]) -> None:
-        """Looks at these, and at no others any longer."""
-        for gone in self._watches.keys() - set(ids):
-            self._watches.pop(gone).close()
-            self._told.pop(gone, None)
-        for each in ids:
-            if each not in self._watches:
-                told = partial(self._context.notifier.tell, each)
-                self._watches[each] = self._context.previews.watch(self._tenant_id, each, told)
+        """Watches these jobs, and stops watching all others."""
+        for job_id in self._watches.keys() - set(ids):
+            self._watches.pop(job_id).close()
+            self._told.pop(job_id, None)
+        for job_id in ids:
+            if job_id not in self._watches:
+                notify = partial(self._context.notifier.tell, job_id)
+                self._watches[job_id] = self._context.previews.watch(
+                    self._tenant_id, job_id, notify
+                )
 
     def news(self, job_id: UUID) -> str | None:
-        """Returns a job's picture as a data URL, unless it was returned before."""
+        """Returns a job's preview as a data URL, or None if it hasn't changed."""
         watch = self._watches.get(job_id)
         picture = watch.latest if watch else None
         if picture is None or self._told.get(job_id) == picture.base64:
@@ -271,8 +285,8 @@ class WatchedPreviews:
 
 
 class _JobStream:
-    """Tells each job when it changes. Jobs are read in a new transaction each time, so that a slow reader
-    holds none open."""
+    """Sends an event for each job that changes. Jobs are read in a new transaction each time, so
+    that a slow client doesn't keep one open."""
 
     def __init__(
         self, plane: ControlPlane, caller: Caller, read: ReadJobs, *, has_previews: bool
@@ -286,24 +300,24 @@ class _JobStream:
         self._balance: int | None = None
 
     async def lines(self, *, ends: bool) -> AsyncIterator[str]:
-        """Yields events until the stream ends; whoever wanted previews looks no longer then."""
+        """Yields events until the stream ends, and then stops watching previews."""
         try:
-            async for each in self._lines(ends=ends):
-                yield each
+            async for line in self._lines(ends=ends):
+                yield line
         finally:
             self._previews.look_at(())
 
     async def _lines(self, *, ends: bool) -> AsyncIterator[str]:
         clock, key = get_running_loop().time, StreamKeyCheck(self._plane, self._caller)
-        begun = said_at = clock()
+        started_at = sent_at = clock()
         yield f"retry: {RETRY_MILLISECONDS}\n\n"
-        while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+        while clock() - started_at < STREAM_SECONDS_MAX and await key.is_valid():
             active, news = await run_shielded(self._news(has_wallet=not ends))
             if news:
-                said_at = clock()
+                sent_at = clock()
                 yield "".join(news)
-            elif clock() - said_at >= HEARTBEAT_SECONDS:
-                said_at = clock()
+            elif clock() - sent_at >= HEARTBEAT_SECONDS:
+                sent_at = clock()
                 yield ": still there\n\n"
             if ends and not active:
                 return
@@ -312,23 +326,24 @@ class _JobStream:
             await self._plane.context.notifier.any_changed([*active, self._caller.user_id], seconds)
 
     async def _news(self, *, has_wallet: bool) -> tuple[list[UUID], list[str]]:
-        """The active jobs, and the events to send."""
+        """Returns the active jobs and the events to send."""
         now = self._plane.clock()
-        listed = {each.id: each for each in await self._read()}
-        # What was active a moment ago and is no longer listed has ended.
-        gone = [job_id for job_id in self._active if job_id not in listed]
-        ended = await customer.read_waiting(self._plane.context, self._caller.tenant.id, gone)
+        listed = {job.id: job for job in await self._read()}
+        # Jobs that were active at the last read and are no longer listed have ended.
+        ended_ids = [job_id for job_id in self._active if job_id not in listed]
+        ended = await customer.read_waiting(self._plane.context, self._caller.tenant.id, ended_ids)
         jobs = [*ended, *listed.values()]
-        # Where nothing is active nothing can be missed: whoever comes again is told what is new.
-        now = now if any(each.status.is_active for each in jobs) else now + OVERLAP
+        # Without an active job nothing can be missed, so the overlap isn't needed. A client
+        # that reconnects only gets changes since this event.
+        now = now if any(job.status.is_active for job in jobs) else now + OVERLAP
         events = [event async for event in self._changes(jobs, int(now.timestamp() * 1000))]
         if has_wallet and (events or self._balance is None):
             events += await self._wallet()
-        self._active = [each.id for each in listed.values() if each.status.is_active]
+        self._active = [job.id for job in listed.values() if job.status.is_active]
         if self._has_previews:
-            # The user, too: a job may begin to run before this stream has heard of it.
+            # Watches the user as well, because a job may start before this stream has read it.
             self._previews.look_at([*self._active[:WATCHED_MAX], self._caller.user_id])
-        self._told = {job_id: told for job_id, told in self._told.items() if job_id in listed}
+        self._told = {job_id: facts for job_id, facts in self._told.items() if job_id in listed}
         self._follower.keep_only(self._active)
         return self._active, events
 

@@ -1,4 +1,4 @@
-"""Links that show a result to people without a key: made, listed, revoked; and what they show."""
+"""Routes for links that show a result to people without a key."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -55,9 +55,9 @@ EXPIRES_SECONDS_MIN = 60
 EXPIRES_SECONDS_MAX = 365 * 24 * 3600
 EXPIRES_SECONDS = 7 * 24 * 3600
 ORIGINAL = "original"
-# How long the URL is valid to which a request for a file in S3 is redirected.
+# Lifetime in seconds of the S3 URL that a request for a file is redirected to.
 REDIRECT_SECONDS = 60
-# Where pages show a link.
+# Path of the web page that shows a link's result.
 PAGE_PATH = "/shared"
 PRIVATE_HEADERS = {
     "Cache-Control": "no-store",
@@ -94,10 +94,11 @@ class NewMediaShare(NewShare):
 async def share_media(
     video_id: UUID, body: NewMediaShare, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeShare:
-    """Makes a link to a result of a media. Whoever has it sees the result until it expires or is revoked."""
+    """Creates a link to a media item's result. Everyone with the link can see the result until it
+    expires or is revoked."""
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
-    job_id = body.job_id or found.job_id
+        item = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
+    job_id = body.job_id or item.job_id
     if job_id is None:
         raise Refused("the media has no result yet", field="video_id")
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
@@ -115,7 +116,7 @@ async def share_media(
 async def share_job(
     job_id: UUID, body: NewShare, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeShare:
-    """Makes a link to the result of a job, also of one that took no media."""
+    """Creates a link to a job's result, including jobs without input media."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _share(plane, caller, job, body, now)
 
@@ -151,7 +152,7 @@ async def list_media_shares(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Shares:
-    """The links to results of a media, without their secrets."""
+    """Lists the links to a media item's results, without their secrets."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
     return await _page(plane, caller, before, limit, video_id=video_id)
@@ -161,14 +162,14 @@ async def list_media_shares(
 async def list_shares(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> Shares:
-    """All links of the key's user, without their secrets."""
+    """Lists all links of the key's user, without their secrets."""
     return await _page(plane, caller, before, limit)
 
 
 @router.delete("/shares/{share_id}", responses=problems(404))
 async def revoke(share_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> ShareAnswer:
-    """Revokes a link and the URLs of its files; repeating it changes nothing. With S3, a URL that a
-    visitor was redirected to before stays valid for up to a minute."""
+    """Revokes a link and the URLs of its files. Repeating the call has no effect. With S3, a URL
+    that a visitor was redirected to before remains valid for up to a minute."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         revoked = await media.revoke_share(tx, caller.tenant.id, caller.user_id, share_id, now=now)
     return _answer(revoked)
@@ -182,7 +183,7 @@ async def _page(
     video_id: UUID | None = None,
 ) -> Shares:
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await media.list_shares(
+        links = await media.list_shares(
             tx,
             caller.tenant.id,
             caller.user_id,
@@ -190,9 +191,9 @@ async def _page(
             before_id=before,
             limit=limit + 1,
         )
-    page = found[:limit]
+    page = links[:limit]
     return Shares(
-        shares=tuple(map(_answer, page)), next=page[-1].id if len(found) > limit else None
+        shares=tuple(map(_answer, page)), next=page[-1].id if len(links) > limit else None
     )
 
 
@@ -208,7 +209,7 @@ def _answer(share: SharedLink) -> ShareAnswer:
     )
 
 
-# Without a key: the secret is all the right that it takes.
+# These routes need no key. The secret authorizes the call.
 shared_router = APIRouter(tags=["shares"], responses=problems(404, 429, 503))
 
 
@@ -220,7 +221,7 @@ async def show_shared(
     plane: PlaneDep,
     now: NowDep,
 ) -> SharedAnswer:
-    """What a link shows, for anybody who has it."""
+    """Returns the content of a link. No key is required."""
     admit_stranger(request, now)
     response.headers.update(PRIVATE_HEADERS)
     share, tenant = await _find(plane, secret)
@@ -232,7 +233,8 @@ async def show_shared(
     files = [file for _, file in named]
     if not files:
         return _expired(share)
-    # Of what went in nothing is told, not even its name, where it is not shared.
+    # If the original isn't shared, the response must not reveal anything about it, including its
+    # name.
     shown = original if share.has_original else None
     names = await views.download_names(plane, job, shown, files)
     base = f"{plane.settings.public_url.rstrip('/')}{SHARED_PATH}/{secret}/files"
@@ -266,7 +268,7 @@ async def _find(plane: ControlPlane, secret: str) -> tuple[SharedLink, Tenant]:
 
 
 async def _is_of_active_user(tx: Tx, share: SharedLink) -> bool:
-    """With a user who was deactivated, their links are closed."""
+    """Checks whether the link's owner is active. A deactivated user's links are closed."""
     try:
         return (await tenants.get_user(tx, share.tenant_id, share.user_id)).is_active
     except NotFound:
@@ -288,8 +290,8 @@ async def _title(plane: ControlPlane, job: Job) -> str | None:
     if effect_id is None:
         return None
     async with plane.central.read() as tx:
-        found = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
-    return found.settings.title if found else None
+        effect = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
+    return effect.settings.title if effect else None
 
 
 def _file(file: File, url: str, name: str | None = None) -> SharedFile:
@@ -297,7 +299,8 @@ def _file(file: File, url: str, name: str | None = None) -> SharedFile:
 
 
 def _shown_name(file: File) -> str:
-    """Its ending is that of its content, whatever its owner called it."""
+    """Returns the file's name with the suffix of its content type, regardless of the suffix that
+    its owner chose."""
     return replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
 
 
@@ -309,9 +312,10 @@ async def show_shared_file(
     plane: PlaneDep,
     now: NowDep,
 ) -> Response:
-    """Serves a file of a link that is open now, so that nothing is served once it is revoked.
+    """Serves a file of an open link. The link is checked on each request, so that nothing is served
+    after it is revoked.
 
-    Files in S3 are redirected to, by a URL that is valid for a minute.
+    Requests for files in S3 are redirected to a URL that is valid for one minute.
     """
     admit_stranger(request, now)
     share, tenant = await _find(plane, secret)

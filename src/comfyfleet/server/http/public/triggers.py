@@ -1,4 +1,5 @@
-"""Triggers of a user: schedules and incoming webhooks that start runs; and the door where webhooks come in."""
+"""Routes for a user's triggers (schedules and incoming webhooks that start runs), and the endpoint
+that receives webhooks."""
 
 import hmac
 from datetime import datetime
@@ -55,7 +56,7 @@ from comfyfleet.server.triggers import (
 
 router = public_router("triggers")
 HOOKS_PATH = "/hooks"
-# Of one webhook, whoever sends.
+# Rate limit per webhook, regardless of the sender.
 HOOK_CALLS_PER_SECOND, HOOK_CALLS_AT_ONCE = 5.0, 50
 Named = Annotated[Text | None, Field(min_length=1, max_length=200)]
 
@@ -111,8 +112,9 @@ class FireBody(Body):
 
 @router.post("/triggers", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def create(body: NewTriggerBody, plane: PlaneDep, caller: Writer) -> MadeTrigger:
-    """Makes a trigger. One without `cron` is a webhook, with a secret that is shown only here; as that outlives the
-    key, it needs the scope keys, too."""
+    """Creates a trigger. A trigger without `cron` is a webhook. Its secret is shown only in this
+    response. Creating a webhook also requires the scope keys, because the secret remains valid
+    after the caller's key is revoked."""
     if body.cron is None:
         caller.require(Scope.KEYS)
     fields = body.model_dump(exclude={"graph", "version", "pipeline"})
@@ -122,9 +124,9 @@ async def create(body: NewTriggerBody, plane: PlaneDep, caller: Writer) -> MadeT
         whose = caller.tenant.id, caller.user_id
         fields["pipeline_id"] = await find_pipeline(plane.context, *whose, body.pipeline)
     new = NewTrigger(**fields, graph_version=body.version)
-    made = await triggers.create_trigger(plane.graphs, owner_of(caller), new)
-    await _audit(plane, caller, "create_trigger", made.id)
-    return _made(plane, made, DayUse())
+    trigger = await triggers.create_trigger(plane.graphs, owner_of(caller), new)
+    await _audit(plane, caller, "create_trigger", trigger.id)
+    return _made(plane, trigger, DayUse())
 
 
 def _made(plane: ControlPlane, trigger: StoredTrigger, use: DayUse) -> MadeTrigger:
@@ -148,15 +150,15 @@ async def _audit(plane: ControlPlane, caller: Caller, action: str, trigger_id: U
 async def list_triggers(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> Triggers:
-    """Your triggers, with what they have used today."""
-    found = await triggers.list_triggers(
+    """Lists your triggers with the tokens they have used today."""
+    stored = await triggers.list_triggers(
         plane.graphs, owner_of(caller), before=before, limit=limit + 1
     )
-    page = found[:limit]
+    page = stored[:limit]
     uses = await triggers.day_uses(plane.graphs, *page)
     return Triggers(
         triggers=tuple(map(_answer, page, uses)),
-        next=page[-1].id if len(found) > limit else None,
+        next=page[-1].id if len(stored) > limit else None,
     )
 
 
@@ -174,7 +176,7 @@ async def show_moments(
     ] = "0 0 * * *",
     timezone: Annotated[str, Query(max_length=64)] = "UTC",
 ) -> ScheduleMoments:
-    """When a schedule would fire next; makes nothing."""
+    """Returns when a schedule would fire next. Nothing is created."""
     return ScheduleMoments(moments=triggers.next_moments(cron, timezone, now))
 
 
@@ -192,7 +194,7 @@ async def _shown(plane: ControlPlane, trigger: StoredTrigger) -> TriggerAnswer:
 
 @router.post("/triggers/{trigger_id}/pause", responses=problems(404))
 async def pause(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
-    """Pauses a trigger; runs that it has started go on."""
+    """Pauses a trigger. Runs that it has started continue."""
     return await _shown(
         plane, await triggers.pause_trigger(plane.graphs, owner_of(caller), trigger_id)
     )
@@ -200,7 +202,7 @@ async def pause(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAns
 
 @router.post("/triggers/{trigger_id}/resume", responses=problems(404))
 async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
-    """Resumes a trigger, from its next moment on."""
+    """Resumes a trigger. A schedule continues with its next scheduled time."""
     return await _shown(
         plane, await triggers.resume_trigger(plane.graphs, owner_of(caller), trigger_id)
     )
@@ -208,8 +210,8 @@ async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAn
 
 @router.post("/triggers/{trigger_id}/secret", responses=problems(404, 409))
 async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> MadeTrigger:
-    """Gives a webhook a new secret, which is shown only here; the one before is void at once. Needs the scopes keys
-    and write."""
+    """Replaces a webhook's secret. The new secret is shown only in this response, and the old one
+    is invalid immediately. Requires the scopes keys and write."""
     caller.require(Scope.WRITE)
     changed = await triggers.renew_secret(plane.graphs, owner_of(caller), trigger_id)
     await _audit(plane, caller, "renew_trigger_secret", trigger_id)
@@ -221,7 +223,7 @@ async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> 
     "/triggers/{trigger_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a trigger with the list of its firings; runs that it has started stay."""
+    """Deletes a trigger and its list of firings. Runs that it has started are kept."""
     await triggers.delete_trigger(plane.graphs, owner_of(caller), trigger_id)
     await _audit(plane, caller, "delete_trigger", trigger_id)
 
@@ -234,13 +236,13 @@ async def firings(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Firings:
-    """What it has started, refused and missed."""
-    found = await triggers.list_firings(
+    """Lists a trigger's firings, including rejected and missed ones."""
+    entries = await triggers.list_firings(
         plane.graphs, owner_of(caller), trigger_id, before=before, limit=limit + 1
     )
-    page = found[:limit]
+    page = entries[:limit]
     return Firings(
-        firings=tuple(map(_firing, page)), next=page[-1].id if len(found) > limit else None
+        firings=tuple(map(_firing, page)), next=page[-1].id if len(entries) > limit else None
     )
 
 
@@ -252,7 +254,7 @@ async def fire(
     caller: Writer,
     idempotency_header: IdempotencyHeader = None,
 ) -> FiringAnswer:
-    """Fires a trigger now, also a paused one, within the tokens of its day."""
+    """Fires a trigger now, even if it is paused. Its daily token limit applies."""
     trigger = await triggers.get_trigger(plane.graphs, owner_of(caller), trigger_id)
     delivery = Delivery(body.idempotency_key or idempotency_header)
     fired, _ = await triggers.fire(
@@ -306,7 +308,7 @@ def _firing(firing: TriggerFiring) -> FiringAnswer:
     )
 
 
-# Without a key: the secret, or a signature made with it, is all the right that it takes.
+# These routes need no key. The secret, or a signature made with it, authorizes the call.
 hooks_router = APIRouter(tags=["triggers"], responses=problems(404, 409, 413, 422, 429, 503))
 ANY_JSON: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
 
@@ -325,11 +327,12 @@ async def receive(
         Header(alias=DELIVERY_ID, description="The same id gives the same run."),
     ] = None,
 ) -> FiringAnswer:
-    """Starts a run, for whoever has the secret: as `Authorization: Bearer SECRET`, or, better, as the signature of the
-    body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong secrets are answered alike.
+    """Starts a run. The sender authenticates with `Authorization: Bearer SECRET` or, preferably,
+    with a signature of the body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong
+    secrets get the same response.
 
-    A repeated delivery returns the first run: one with the same id, or with the same signature
-    whatever its id is."""
+    A repeated delivery returns the first run. A delivery is a repetition if it has the same id, or
+    the same signature with any id."""
     admit_stranger(request, now)
     content = await request.body()
     trigger, signature = await _find(plane, hook_id, request, content, now)
@@ -368,7 +371,7 @@ async def _find(
         if not _has_secret(request, secret):
             raise missing
         return trigger, None
-    # A signature that is present must be valid, whatever else the request has.
+    # If a signature is present, it must be valid, even if the request also has the secret.
     signature = verified_signature(secret, content, header, now=int(now.timestamp()))
     if signature is None:
         raise missing
@@ -380,19 +383,19 @@ def _secret(plane: ControlPlane, trigger: StoredTrigger) -> str:
 
 
 def _has_secret(request: Request, secret: str) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    is_same = hmac.compare_digest(given.strip().encode(), secret.encode())
+    scheme, _, secret_sent = request.headers.get("authorization", "").partition(" ")
+    is_same = hmac.compare_digest(secret_sent.strip().encode(), secret.encode())
     return scheme.lower() == "bearer" and is_same
 
 
 def _delivery_id(request: Request, delivery: str | None) -> str | None:
-    """Returns the id that the sender gave to the delivery."""
-    given = delivery or request.headers.get(IDEMPOTENCY_HEADER)
-    if given is not None and len(given) > KEY_CHARACTERS_MAX:
+    """Returns the sender's id of the delivery."""
+    delivery_id = delivery or request.headers.get(IDEMPOTENCY_HEADER)
+    if delivery_id is not None and len(delivery_id) > KEY_CHARACTERS_MAX:
         raise InvalidInput(
             f"a delivery's id has at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
         )
-    return given or None
+    return delivery_id or None
 
 
 async def _parsed(content: bytes) -> Any:

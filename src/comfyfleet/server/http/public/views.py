@@ -1,4 +1,4 @@
-"""Jobs, media and graph runs as customers see them: progress, remaining time, file URLs."""
+"""Views of jobs, media and graph runs for customers, with progress, remaining time and file URLs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -64,13 +64,13 @@ def percent_of(plane: ControlPlane, job: Job) -> float | None:
         return DONE_PERCENT
     if not job.status.is_active:
         return None
-    told = job.lease_token and plane.context.caches.progress.of(job.lease_token)
-    return told.percent if told else None
+    report = job.lease_token and plane.context.caches.progress.of(job.lease_token)
+    return report.percent if report else None
 
 
 async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | None:
-    """Estimates the remaining time from the effect's history, without the time in the queue (see
-    …/why)."""
+    """Estimates the remaining time from the effect's history. The time in the queue isn't included
+    (see …/why)."""
     if not job.status.is_active or job.asked.effect_id is None:
         return None
     async with plane.central.read() as tx:
@@ -81,22 +81,24 @@ async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | 
 async def original_and_outputs(
     plane: ControlPlane, job: Job
 ) -> tuple[File | None, list[tuple[str, File]]]:
-    """Returns what went into a job that has ended, and its outputs with their names; expired files are left out."""
+    """Returns the input file of an ended job, and the job's outputs with their names. Expired files
+    are left out."""
     outputs = job.outputs
     source = None if job.status.is_active else job.asked.input_file_id
-    ids = {each.file_id for each in outputs} | ({source} if source else set())
+    ids = {output.file_id for output in outputs} | ({source} if source else set())
     if not ids:
         return None, []
     async with plane.context.tenant(job.tenant_id) as tx:
-        found = await media.find_existing(tx, job.tenant_id, ids)
-    named = [(each.name, found[each.file_id]) for each in outputs if each.file_id in found]
-    return found.get(source) if source else None, named
+        files = await media.find_existing(tx, job.tenant_id, ids)
+    named = [(output.name, files[output.file_id]) for output in outputs if output.file_id in files]
+    return files.get(source) if source else None, named
 
 
 async def download_names(
     plane: ControlPlane, job: Job, original: File | None, outputs: Sequence[File]
 ) -> dict[UUID, str]:
-    """Returns the names under which a browser saves outputs: after what went in, and the effect."""
+    """Returns the names under which a browser saves outputs, built from the input file's name and
+    the effect."""
     if job.asked.effect_id is None or not outputs:
         return {}
     slug = await effect_slug(plane, job.asked.effect_id) or job.asked.workflow_slug
@@ -109,17 +111,17 @@ async def download_names(
 
 
 async def effect_slug(plane: ControlPlane, effect_id: UUID) -> str | None:
-    """An effect keeps its slug, so it is looked up once."""
-    known = plane.context.caches.effect_slugs
-    if effect_id not in known:
+    """Returns an effect's slug. The slug never changes, so it is cached."""
+    slugs = plane.context.caches.effect_slugs
+    if effect_id not in slugs:
         async with plane.central.read() as tx:
-            found = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
-        if found is None:
+            effect = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
+        if effect is None:
             return None
-        if len(known) >= SLUGS_KEPT_MAX:
-            known.clear()
-        known[effect_id] = found.slug
-    return known[effect_id]
+        if len(slugs) >= SLUGS_KEPT_MAX:
+            slugs.clear()
+        slugs[effect_id] = effect.slug
+    return slugs[effect_id]
 
 
 def _stem(filename: str) -> str:
@@ -131,8 +133,9 @@ async def outputs_of(
     found: Sequence[tuple[str, File]],
     names: Mapping[UUID, str] = MappingProxyType({}),
 ) -> tuple[Output, ...]:
-    """`names`: under which a browser saves them, where that is not the file's own."""
-    made = [
+    """Builds the outputs with their URLs. `names` maps file ids to download names that differ from
+    the file's own name."""
+    outputs = [
         Output(
             name=name,
             filename=file.filename,
@@ -144,11 +147,11 @@ async def outputs_of(
         )
         for name, file in found
     ]
-    return tuple(made)
+    return tuple(outputs)
 
 
 def values_of(job: Job) -> tuple[Value, ...]:
-    return tuple(Value(**each.model_dump()) for each in job.values)
+    return tuple(Value(**value.model_dump()) for value in job.values)
 
 
 async def url_of(plane: ControlPlane, file: File, name: str | None = None) -> str:
@@ -162,7 +165,7 @@ def small_url_of(plane: ControlPlane, file: File | None) -> str | None:
 
 
 URLS_MAX = 1000
-QUESTIONS_MAX = 1000  # in one answer
+QUESTIONS_MAX = 1000  # per response
 EXECUTION_URLS_MAX = 200
 
 
@@ -217,7 +220,7 @@ def _run_answer(
 def _rerun_of(head: RunRow) -> RerunOf | None:
     if head.rerun_of is None:
         return None
-    changes = head.rerun or {}  # gone when it expires
+    changes = head.rerun or {}  # deleted when the run expires
     return RerunOf(
         run_id=head.rerun_of,
         node=changes.get("from"),
@@ -227,7 +230,8 @@ def _rerun_of(head: RunRow) -> RerunOf | None:
 
 
 def backend_of(record: ExecutionRecord, *, sees: bool) -> str | None:
-    """The worker that has it, if the caller `sees` backends; otherwise what it is bound to."""
+    """Returns the execution's worker if the caller may see backends (`sees`), otherwise the backend
+    it is bound to."""
     return f"worker:{record.backend}" if sees and record.backend else record.affinity
 
 
@@ -235,22 +239,22 @@ def progress_view(
     plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
 ) -> ProgressSeen:
     sees = sees_backends(plane, tenant)
-    found = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
+    progress = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
     running = (
         RunningNodeSeen(
-            node_id=each.node_id,
-            index=each.at,
-            backend_id=backend_of(run.record(ExecutionKey(each.node_id, each.at)), sees=sees),
-            progress=round(each.progress, 3),
-            current_step=each.current_step,
+            node_id=node.node_id,
+            index=node.at,
+            backend_id=backend_of(run.record(ExecutionKey(node.node_id, node.at)), sees=sees),
+            progress=round(node.progress, 3),
+            current_step=node.current_step,
         )
-        for each in found.running_nodes
+        for node in progress.running_nodes
     )
     return ProgressSeen(
-        overall_percent=round(found.overall_percent, 1),
-        weighted_percent=round(found.weighted_percent, 1),
-        completed_nodes=found.completed_nodes,
-        total_nodes=found.total_nodes,
+        overall_percent=round(progress.overall_percent, 1),
+        weighted_percent=round(progress.weighted_percent, 1),
+        completed_nodes=progress.completed_nodes,
+        total_nodes=progress.total_nodes,
         running_nodes=tuple(running),
     )
 
@@ -280,7 +284,7 @@ _ACTIONS = {
 
 
 def paused_at(run: GraphRunState) -> datetime | None:
-    """When an active run was paused."""
+    """Returns when an active run was paused, or None if it is over or not paused."""
     return None if run.status.is_over else run.paused_at
 
 
@@ -318,19 +322,20 @@ def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
 def _executions(
     kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str], *, sees: bool
 ) -> Iterator[ExecutionSeen]:
-    """Yields executions in the order of the graph, those of one node by index."""
-    told = NO_SIZE
-    # In this order without sorting all: that would be one long call, and a page needs few.
+    """Yields executions in graph order. Executions of the same node are ordered by index."""
+    total_size = NO_SIZE
+    # The draft yields keys in this order, so nothing is sorted. Sorting all executions would block
+    # for long, and a page needs only a few.
     draft = RunDraft(kept.plan, run, Environment(kept.head.created_at))
     for key in draft.all_keys():
         if key not in run.records or is_hidden(kept.plan.node(key.node)):
             continue
         record = run.record(key)
-        size = size_of((record.inputs, record.outputs), told.within(ANSWER_SIZE_MAX))
-        is_told = size.fits(told.within(ANSWER_SIZE_MAX))
-        told = told.plus(size) if is_told else told
+        size = size_of((record.inputs, record.outputs), total_size.within(ANSWER_SIZE_MAX))
+        is_included = size.fits(total_size.within(ANSWER_SIZE_MAX))
+        total_size = total_size.plus(size) if is_included else total_size
         why = unable.get(key.node) if record.status == ExecutionStatus.QUEUED else None
-        yield execution_view(run.id, key, record, has_values=is_told, why=why, sees=sees)
+        yield execution_view(run.id, key, record, has_values=is_included, why=why, sees=sees)
 
 
 def execution_view(
@@ -372,26 +377,30 @@ async def _with_urls(
 ) -> dict[str, Any] | None:
     if outputs is None:
         return None
-    found: dict[str, Any] = _add_urls(outputs, await _urls_in(plane, head, outputs, URLS_MAX))
-    return found
+    with_urls: dict[str, Any] = _add_urls(outputs, await _urls_in(plane, head, outputs, URLS_MAX))
+    return with_urls
 
 
 async def with_execution_urls(
     plane: ControlPlane, head: RunRow, answer: GraphRunAnswer
 ) -> GraphRunAnswer:
-    """Adds URLs to the files that nodes have made so far, to show them there."""
-    # What a person is asked about, too.
-    asked = [each.inputs for each in answer.executions if each.status == ExecutionStatus.ASKING]
-    made = [each.outputs for each in answer.executions]
-    urls = await _urls_in(plane, head, [*asked, *made], EXECUTION_URLS_MAX)
+    """Adds URLs to the files that nodes have created so far."""
+    # Includes the inputs of nodes that wait for an answer.
+    question_inputs = [
+        execution.inputs
+        for execution in answer.executions
+        if execution.status == ExecutionStatus.ASKING
+    ]
+    node_outputs = [execution.outputs for execution in answer.executions]
+    urls = await _urls_in(plane, head, [*question_inputs, *node_outputs], EXECUTION_URLS_MAX)
     shown = [
-        each.model_copy(
+        execution.model_copy(
             update={
-                "inputs": _add_urls(each.inputs, urls),
-                "outputs": _add_urls(each.outputs, urls),
+                "inputs": _add_urls(execution.inputs, urls),
+                "outputs": _add_urls(execution.outputs, urls),
             }
         )
-        for each in answer.executions
+        for execution in answer.executions
     ]
     return answer.model_copy(update={"executions": tuple(shown)})
 
@@ -404,23 +413,23 @@ async def _urls_in(
     owner = actions.Owner(head.tenant_id, head.user_id)
     for file_id in islice(dict.fromkeys(actions.file_ids_in(values)), urls_max):
         file = await actions.own_file(plane.graphs, owner, file_id)
-        # Else it has expired, is somebody else's, or has never been looked at.
+        # Other files have expired, belong to another user, or haven't been uploaded yet.
         if file is not None and not file.is_announced:
             small = small_url_of(plane, file)
-            found = {"url": await url_of(plane, file)}
-            urls[file_id] = {**found, "small_url": small} if small else found
+            file_urls = {"url": await url_of(plane, file)}
+            urls[file_id] = {**file_urls, "small_url": small} if small else file_urls
     return urls
 
 
 def _add_urls(value: Any, urls: Mapping[str, Mapping[str, str]]) -> Any:
-    """What names a file has a URL of ours or none: pages and programs follow it, and a graph of a colleague, or a
-    text that a node made, may say any other."""
+    """Replaces the URLs of file values. Clients follow these URLs, and a colleague's graph or a
+    node's text output could contain any URL, so a file has either our URL or none."""
     if isinstance(value, Mapping):
-        found = {name: _add_urls(inner, urls) for name, inner in value.items()}
-        if "file_id" not in found:
-            return found
-        plain = {name: inner for name, inner in found.items() if name not in ("url", "small_url")}
+        copied = {name: _add_urls(inner, urls) for name, inner in value.items()}
+        if "file_id" not in copied:
+            return copied
+        plain = {name: inner for name, inner in copied.items() if name not in ("url", "small_url")}
         return {**plain, **urls.get(str(value["file_id"]), {})}
     if isinstance(value, list | tuple):
-        return [_add_urls(each, urls) for each in value]
+        return [_add_urls(item, urls) for item in value]
     return value
