@@ -408,7 +408,7 @@ export interface BulkFilter {
   until?: string | null
 }
 
-/** Jobs by their ids, or all that match a filter. */
+/** A bulk action on jobs, selected by their ids or by a filter. */
 export interface BulkOrderBody {
   act: BulkAct
   ids?: (string)[] | null
@@ -810,7 +810,7 @@ export interface ExecutionSeen {
 
 export type ExecutionStatus = "pending" | "held" | "queued" | "running" | "moving" | "asking" | "stopping" | "done" | "skipped" | "failed" | "cancelled"
 
-/** The settings of an effect; fields that are left out stay as they are, or get their default. */
+/** The settings of an effect. Omitted fields aren't changed; in a new effect, they get their default. */
 export interface FaceBody {
   /** A title for people; default: the slug. */
   title?: string | null
@@ -2393,7 +2393,7 @@ export interface PropertyAnswer {
   format: string | null
 }
 
-/** A property of a workflow. Unknown fields cause a warning in the response, as they may be misspelt. */
+/** A property of a workflow. Unknown fields cause a warning in the response, because they may be misspelled. */
 export interface PropertyBody {
   /** The one named `input`, of image or video, takes the user's media. */
   name: string
@@ -3023,7 +3023,7 @@ export interface Tenants {
   tenants: (TenantAnswer)[]
 }
 
-/** The terms of a workflow; fields that are left out stay as they are. */
+/** The terms of a workflow. Omitted fields aren't changed. */
 export interface TermsBody {
   /** A worker must have all of them to get a job. */
   required_capabilities?: (string)[] | null
@@ -3351,7 +3351,7 @@ export interface WantedOutput {
   content_type?: string
 }
 
-/** All terms: one that is left out is the default. */
+/** The complete settings. Omitted fields get their default. */
 export interface WantedPrompts {
   /** Whether it accepts such prompts. */
   is_open?: boolean
@@ -3377,7 +3377,7 @@ export interface WantedPrompts {
   in_order?: boolean
 }
 
-/** All of it: what is left out is the default. */
+/** The complete settings. Omitted fields get their default. */
 export interface WantedTenantPrompts {
   /** The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts. */
   fleets?: (string)[] | null

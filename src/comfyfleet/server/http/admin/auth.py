@@ -15,14 +15,14 @@ from comfyfleet.server.secrets import is_key_of_hash
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import FIRST_OWNER, ActingOperator, Operator, Role
 
-# It only finds the key and describes it in the API's document: the refusals are ours.
+# Only extracts the key and describes it in the OpenAPI document. Our own code rejects requests.
 _admin_bearer = HTTPBearer(auto_error=False, scheme_name="admin key")
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 async def authenticate_operator(request: Request) -> ActingOperator:
-    """Authenticates an operator, by a key or by a browser's session, before the request's body is read; viewers
-    may only read."""
+    """Authenticates an operator by key or browser session before the request body is read. Viewers
+    can only read."""
     bearer = await _admin_bearer(request)
     if bearer is None:
         acting = await _signed_in(request)
@@ -66,19 +66,19 @@ async def require_operator(
     request: Request,
     _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_admin_bearer)],
 ) -> str:
-    """Returns the actor for the audit; as a dependency it also documents the key."""
+    """Returns the actor for the audit log. As a dependency, it also documents the key."""
     return caller_of(request, ActingOperator).actor
 
 
 async def require_owner(request: Request, actor: Annotated[str, Depends(require_operator)]) -> str:
-    """Like `require_operator`, for actions that require an owner."""
+    """Returns the actor for actions that require an owner."""
     caller_of(request, ActingOperator).require(Role.OWNER)
     return actor
 
 
 PREFIX = "/api/admin"
 PAGE_MAX = 1000
-# Who acts, for the audit; asking for it also asks for the key.
+# The actor for the audit log. A route with this dependency requires an operator's key.
 OperatorDep: TypeAlias = Annotated[str, Depends(require_operator)]
 OwnerDep: TypeAlias = Annotated[str, Depends(require_owner)]
 

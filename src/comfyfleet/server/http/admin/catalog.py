@@ -1,4 +1,4 @@
-"""Workflows and effects: registered with their properties, listed, activated, paused, published."""
+"""Operators' routes for workflows and effects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -67,7 +67,8 @@ from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import inspect
 
-# Each is some megabytes: a document is compared with the newest fleets' only.
+# Each object_info has several megabytes, so a document is only compared with those of the newest
+# fleets.
 OBJECT_INFOS_MAX = 10
 
 
@@ -75,7 +76,7 @@ PRICE_NAMES = AliasChoices("price_tokens", "credits_cost")
 
 
 class TermsBody(Body):
-    """The terms of a workflow; fields that are left out stay as they are."""
+    """The terms of a workflow. Omitted fields aren't changed."""
 
     required_capabilities: list[str] | None = Field(
         default=None, description="A worker must have all of them to get a job.", max_length=200
@@ -156,16 +157,16 @@ class NewWorkflow(TermsBody):
 
 
 async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
-    """Checks the workflow, stores its document, then writes the rows."""
+    """Checks a workflow, stores its document and then writes its rows."""
     reported, usual = await _object_infos(body.fleet, body.document, plane)
-    made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
-    await catalog.store_document(plane.store, made)
+    draft = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
+    await catalog.store_document(plane.store, draft)
     now = plane.clock()
     async with plane.central.transaction() as tx:
         before = await catalog.properties_in_use(tx, body.slug)
         workflow, version = await catalog.register_workflow(
             tx,
-            made,
+            draft,
             body.terms(),
             now=now,
             run_limit_seconds=plane.settings.run_limit_seconds,
@@ -174,9 +175,11 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
         is_used = workflow.version == version.version
         if is_used and not body.break_effects:
             await catalog.require_no_broken_effects(tx, workflow, version.properties, before)
-        found = await catalog.capability_warnings(tx, workflow, version)
+        capability_warnings = await catalog.capability_warnings(tx, workflow, version)
         if is_used:
-            found += await catalog.broken_effect_warnings(tx, workflow, version, before)
+            capability_warnings += await catalog.broken_effect_warnings(
+                tx, workflow, version, before
+            )
         await record_audit(
             tx,
             operator,
@@ -187,27 +190,29 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             document_hash=version.document_hash,
         )
     request_wake(plane.context)
-    property_warnings = [warning for each in body.properties for warning in each.warnings()]
+    property_warnings = [
+        warning for property_body in body.properties for warning in property_body.warnings()
+    ]
     return RegisteredVersion(
         slug=workflow.slug,
         version=version.version,
-        warnings=[*property_warnings, *made.warnings, *found],
-        notes=list(made.notes),
+        warnings=[*property_warnings, *draft.warnings, *capability_warnings],
+        notes=list(draft.notes),
     )
 
 
 def _draft(
     body: NewWorkflow, object_infos: list[Mapping[str, Any]], is_reported: bool
 ) -> WorkflowDraft:
-    """Checks a workflow. Runs in a thread, as a large workflow takes a while."""
-    known = best_object_info(body.document, object_infos)
+    """Checks a workflow. Runs in a thread, because checking a large workflow takes a while."""
+    object_info = best_object_info(body.document, object_infos)
     output = None if body.output_node_id is None else str(body.output_node_id)
     return draft_workflow(
         slug=body.slug,
         document=body.document,
-        properties=[each.parsed() for each in body.properties],
+        properties=[property_body.parsed() for property_body in body.properties],
         output_node_id=output,
-        object_info=known if known is not None else {},
+        object_info=object_info if object_info is not None else {},
         is_reported=is_reported,
     )
 
@@ -215,13 +220,13 @@ def _draft(
 async def _object_infos(
     fleet_name: str | None, document: Mapping[str, Any], plane: ControlPlane
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Returns what the fleets last reported; also the built-in engine's object_info if it is
+    """Returns the object_infos that fleets last reported, and the built-in engine's if it is
     installed and needed."""
     async with plane.central.read() as tx:
-        found = (
+        searched = (
             [await _fleet_by_name(tx, fleet_name)] if fleet_name else await fleets.list_fleets(tx)
         )
-    keys = {each.object_info_key: each for each in found if each.object_info_key}
+    keys = {fleet.object_info_key: fleet for fleet in searched if fleet.object_info_key}
     newest = list(keys.values())[-OBJECT_INFOS_MAX:]
     reported: list[Mapping[str, Any]] = []
     for fleet in newest:
@@ -267,9 +272,10 @@ class Chosen(Body):
 async def create_workflow(
     body: NewWorkflow, plane: PlaneDep, operator: OperatorDep
 ) -> RegisteredVersion:
-    """Registers a workflow or, under a slug that exists, its next version.
+    """Registers a workflow, or its next version if the slug exists.
 
-    Everything is checked first; 422 names the property and the node, and nothing is written.
+    Everything is checked first. If a check fails, the response is 422 with the property and the
+    node, and nothing is stored.
     """
     return await register(body, plane, operator)
 
@@ -287,9 +293,10 @@ async def inspect_file(
         str | None, Query(description="SLUG/STAGE to compare it with; default: who knows most.")
     ] = None,
 ) -> WorkflowInspection:
-    """Reads a workflow from any file that holds one: JSON, a picture, a video; changes nothing.
+    """Reads a workflow from a JSON, image or video file. Nothing is stored.
 
-    Tells how it is drawn, which inputs can be exposed as properties, and what is missing to run it.
+    Returns the workflow's drawing, the inputs that can be exposed as properties, and what is
+    missing to run it.
     """
     opened = await asyncio.to_thread(open_document, await request.body())
     document = opened.workflow if opened.workflow is not None else opened.prompt or {}
@@ -298,15 +305,15 @@ async def inspect_file(
 
 
 async def suggested_properties(plane: ControlPlane, document: dict[str, Any]) -> list[PropertyBody]:
-    """Returns a property for each input of a workflow that can be set."""
+    """Returns a property for each workflow input that can be set."""
     opened = _opened(document)
     reported, usual = await _object_infos(None, document, plane)
 
     def suggest() -> list[PropertyBody]:
         seen = inspect(opened, best_object_info(document, [*reported, *usual]))
         return [
-            PropertyBody(name=each.name, type=each.type, binding=each.binding)
-            for each in suggest_properties(seen)
+            PropertyBody(name=suggestion.name, type=suggestion.type, binding=suggestion.binding)
+            for suggestion in suggest_properties(seen)
         ]
 
     return await asyncio.to_thread(suggest)
@@ -323,8 +330,8 @@ def _inspection(
     missing = None
     if reported and seen.missing is not None:
         missing = MissingInFile(
-            node_types=[each.class_type for each in seen.missing.node_types],
-            files=[*(str(each.value) for each in seen.missing.values), *seen.missing.files],
+            node_types=[node_type.class_type for node_type in seen.missing.node_types],
+            files=[*(str(value.value) for value in seen.missing.values), *seen.missing.files],
         )
     return WorkflowInspection(
         file_kind=seen.file_kind,
@@ -334,15 +341,15 @@ def _inspection(
         properties=suggest_properties(seen),
         outputs=[
             WorkflowOutput(
-                node_id=each.node.id,
-                title=each.node.title,
-                media=each.media,
-                is_saved=each.saved,
+                node_id=made.node.id,
+                title=made.node.title,
+                media=made.media,
+                is_saved=made.saved,
             )
-            for each in seen.makes
+            for made in seen.makes
         ],
-        node_types=[each.class_type for each in seen.node_types],
-        files=[each.name for each in seen.files],
+        node_types=[node_type.class_type for node_type in seen.node_types],
+        files=[file.name for file in seen.files],
         missing=missing,
         notes=list(seen.notes),
     )
@@ -350,10 +357,10 @@ def _inspection(
 
 @router.get("/workflows/{slug}/drawing")
 async def drawing(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> Drawing:
-    """A version as it is drawn."""
+    """Returns the drawing of a workflow version."""
     async with plane.central.read() as tx:
-        found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
-    opened = _opened(await catalog.read_document(plane.store, found))
+        version_row = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
+    opened = _opened(await catalog.read_document(plane.store, version_row))
     return await asyncio.to_thread(draw, opened)
 
 
@@ -364,11 +371,11 @@ async def diff(
     before: Annotated[VersionNumber, Query(description="A version.")],
     after: Annotated[VersionNumber, Query(description="The version to compare with it.")],
 ) -> WorkflowDiff:
-    """What is different in another version: nodes, links, values, files, properties."""
+    """Compares two versions of a workflow: nodes, links, values, files and properties."""
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
-        versions = [await catalog.get_version(tx, workflow, each) for each in (before, after)]
-    documents = [_opened(await catalog.read_document(plane.store, each)) for each in versions]
+        versions = [await catalog.get_version(tx, workflow, number) for number in (before, after)]
+    documents = [_opened(await catalog.read_document(plane.store, version)) for version in versions]
     reported, usual = await _object_infos(None, documents[0].workflow or {}, plane)
 
     def compare() -> WorkflowDiff:
@@ -382,16 +389,16 @@ async def diff(
 
 
 def _opened(document: Mapping[str, Any]) -> Opened:
-    kind, found = find_document(document)
+    kind, content = find_document(document)
     is_workflow = kind == "workflow"
-    return Opened("json", found if is_workflow else None, None if is_workflow else found)
+    return Opened("json", content if is_workflow else None, None if is_workflow else content)
 
 
 @router.get("/workflows")
 async def list_workflows(plane: PlaneDep) -> Workflows:
     async with plane.central.read() as tx:
-        found = [await _workflow_answer(tx, each) for each in await catalog.list_workflows(tx)]
-    return Workflows(workflows=found)
+        answers = [await _workflow_answer(tx, each) for each in await catalog.list_workflows(tx)]
+    return Workflows(workflows=answers)
 
 
 @router.get("/workflows/{slug}", name="show")
@@ -400,39 +407,41 @@ async def show_workflow(
 ) -> WorkflowDetail:
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
-        found = await catalog.get_version(tx, workflow, version)
-        all_of_it = await catalog.versions_of(tx, workflow)
+        version_row = await catalog.get_version(tx, workflow, version)
+        versions = await catalog.versions_of(tx, workflow)
         return WorkflowDetail(
             **(await _workflow_answer(tx, workflow)).model_dump(),
-            kind=found.kind,
-            document_hash=found.document_hash,
-            output_node_id=found.output_node_id,
-            properties=[property_answer(each) for each in found.properties],
-            node_types=list(found.node_types),
-            models=[Model(input=each.input, file=each.file) for each in found.models],
-            versions=[each.version for each in all_of_it],
-            registered_at={each.version: each.created_at for each in all_of_it},
+            kind=version_row.kind,
+            document_hash=version_row.document_hash,
+            output_node_id=version_row.output_node_id,
+            properties=[property_answer(prop) for prop in version_row.properties],
+            node_types=list(version_row.node_types),
+            models=[Model(input=model.input, file=model.file) for model in version_row.models],
+            versions=[row.version for row in versions],
+            registered_at={row.version: row.created_at for row in versions},
         )
 
 
 @router.get("/workflows/{slug}/document")
 async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> dict[str, Any]:
-    """The document as it was registered."""
+    """Returns the document as it was registered."""
     async with plane.central.read() as tx:
-        found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
-    return await catalog.read_document(plane.store, found)
+        version_row = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
+    return await catalog.read_document(plane.store, version_row)
 
 
 @router.get("/workflows/{slug}/workers")
 async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> AbleWorkers:
-    """Which workers of its fleets can run it, and what is missing where."""
+    """Returns which workers of the workflow's fleets can run it, and what is missing on the others."""
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
-        found = await catalog.get_version(tx, workflow, version)
+        version_row = await catalog.get_version(tx, workflow, version)
         rows = [
             AbleWorker(worker_id=name, fleet=fleet.name, can_run=not lack, missing=lack.as_json())
             for fleet in await fleets.fleets_with(tx, workflow.id)
-            for name, lack in (await catalog.missing_in_fleet(tx, fleet, workflow, found)).items()
+            for name, lack in (
+                await catalog.missing_in_fleet(tx, fleet, workflow, version_row)
+            ).items()
         ]
     return AbleWorkers(workers=rows)
 
@@ -441,7 +450,7 @@ async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = No
 async def change_terms(
     slug: WorkflowSlug, body: TermsBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Changes capabilities, run limit and price, without a new version."""
+    """Changes a workflow's capabilities, run limit and price without creating a version."""
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
         return await catalog.change_terms(tx, workflow, body.terms())
@@ -458,7 +467,7 @@ async def activate(
     operator: OperatorDep,
     body: Annotated[Chosen | None, InBody()] = None,
 ) -> WorkflowAnswer:
-    """Makes the workflow, or another version of it, available to new jobs."""
+    """Makes the workflow, or another version of it, available for new jobs."""
     version = body.version if body else None
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
@@ -475,7 +484,7 @@ async def activate(
 async def deactivate(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Accepts no new jobs; queued jobs stay."""
+    """Stops accepting new jobs for a workflow. Queued jobs aren't affected."""
     return await _change_workflow(
         plane, slug, "deactivate", catalog.deactivate_version, operator, now
     )
@@ -485,7 +494,7 @@ async def deactivate(
 async def pause(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Jobs are accepted and wait; running jobs finish."""
+    """Pauses a workflow. New jobs are accepted and wait, and running jobs finish."""
     return await _change_workflow(plane, slug, "pause", catalog.pause_workflow, operator, now)
 
 
@@ -514,7 +523,7 @@ async def _change_workflow(
             for fleet in await fleets.fleets_with(tx, workflow.id)
             for worker in await fleets.workers_of(tx, fleet)
         ]
-    # Those that wait for jobs ask anew, as what they now may run.
+    # Wakes pending polls, so that workers get jobs according to the new state.
     plane.queue.order(concerned)
     request_wake(plane.context)
     return answer
@@ -529,7 +538,7 @@ async def _workflow_answer(tx: Tx, workflow: RegisteredWorkflow) -> WorkflowAnsw
         required_capabilities=sorted(workflow.required_capabilities),
         run_limit_seconds=workflow.run_limit_seconds,
         price_tokens=workflow.price_tokens,
-        fleets=[each.name for each in await fleets.fleets_with(tx, workflow.id)],
+        fleets=[fleet.name for fleet in await fleets.fleets_with(tx, workflow.id)],
         created_at=workflow.created_at,
         output=workflow.output,
         ai_mark=workflow.ai_mark,
@@ -541,7 +550,8 @@ Change = Callable[[Tx, EffectDefinition], Awaitable[EffectDefinition]]
 
 
 class FaceBody(Body):
-    """The settings of an effect; fields that are left out stay as they are, or get their default."""
+    """The settings of an effect. Omitted fields aren't changed; in a new effect, they get their
+    default."""
 
     title: str | None = Field(default=None, description="A title for people; default: the slug.")
     description: str | None = None
@@ -579,16 +589,22 @@ class FaceBody(Body):
     )
 
     def settings(self, before: EffectSettings) -> EffectSettings:
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "published"}
-        # These can be taken back; for the others null says no more than leaving them out.
-        kept = ("preview_url", "max_upload_bytes")
-        said = {name: value for name, value in given.items() if value is not None or name in kept}
-        known = {name: said[name] for name in said if name in EffectSettings.__slots__}
+        values = {
+            name: getattr(self, name) for name in self.model_fields_set if name != "published"
+        }
+        # null resets these fields. For all others, null has the same meaning as omitting the field.
+        resettable = ("preview_url", "max_upload_bytes")
+        changes = {
+            name: value for name, value in values.items() if value is not None or name in resettable
+        }
+        effect_fields = {
+            name: changes[name] for name in changes if name in EffectSettings.__slots__
+        }
         for name in ("media_types", "locked", "tags"):
-            if name in known:
-                known[name] = tuple(known[name])
+            if name in effect_fields:
+                effect_fields[name] = tuple(effect_fields[name])
         published = before.is_published if self.published is None else self.published
-        return replace(before, **known, is_published=published)
+        return replace(before, **effect_fields, is_published=published)
 
 
 class NewEffect(FaceBody):
@@ -605,8 +621,8 @@ class NewEffect(FaceBody):
 async def create_effect(
     body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeEffect:
-    """Creates an effect. Overrides are checked against the workflow's properties; customers see it
-    once published."""
+    """Creates an effect. Overrides are checked against the workflow's properties. Customers see the
+    effect once it is published."""
     settings = body.settings(EffectSettings())
     async with plane.central.transaction() as tx:
         effect = await catalog.create_effect(
@@ -627,13 +643,17 @@ async def list_effects(
     plane: PlaneDep,
     workflow: Annotated[str | None, Query(description="Only of this one.")] = None,
 ) -> AdminEffects:
-    """All effects by slug, including unpublished ones."""
+    """Lists all effects by slug, including unpublished ones."""
     async with plane.central.read() as tx:
-        named = await catalog.workflow_by_slug(tx, workflow) if workflow else None
-        found = await catalog.list_effects(tx, workflow=named)
-        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx)}
+        workflow_row = await catalog.workflow_by_slug(tx, workflow) if workflow else None
+        effects_found = await catalog.list_effects(tx, workflow=workflow_row)
+        slugs = {
+            workflow_row.id: workflow_row.slug for workflow_row in await catalog.list_workflows(tx)
+        }
     return AdminEffects(
-        effects=[_effect_answer(plane, each, slugs[each.workflow_id]) for each in found]
+        effects=[
+            _effect_answer(plane, effect, slugs[effect.workflow_id]) for effect in effects_found
+        ]
     )
 
 
@@ -682,7 +702,8 @@ async def set_example(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminEffectAnswer:
-    """Shows customers what the effect does: a picture or video, sent as the body. It loses its metadata."""
+    """Stores an example image or video of the effect, sent as the request body. Its metadata is
+    removed."""
     async with plane.central.read() as tx:
         await catalog.effect_by_slug(tx, slug)  # before anything is stored
     file = await keep_example(plane, await request.body())
@@ -693,7 +714,7 @@ async def set_example(
         await record_audit(tx, operator, "set_example", effect.subject, now, **details)
         answer = await _read_effect_answer(tx, plane, effect)
     request.app.state.examples.forget()
-    plane.context.deferred.delete_objects(plane.store, [each.key for each in replaced])
+    plane.context.deferred.delete_objects(plane.store, [file.key for file in replaced])
     return answer
 
 
@@ -706,14 +727,14 @@ async def remove_example(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminEffectAnswer:
-    """Removes an example; those after it move up."""
+    """Removes an example. Later examples move up."""
     async with plane.central.transaction() as tx:
         effect = await catalog.lock_effect(tx, slug)
         effect, removed = await catalog.remove_example(tx, effect, position)
         await record_audit(tx, operator, "remove_example", effect.subject, now, position=position)
         answer = await _read_effect_answer(tx, plane, effect)
     request.app.state.examples.forget()
-    plane.context.deferred.delete_objects(plane.store, [each.key for each in removed])
+    plane.context.deferred.delete_objects(plane.store, [file.key for file in removed])
     return answer
 
 
@@ -721,7 +742,7 @@ async def remove_example(
 async def publish(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Publishes an effect, after checking it against the workflow's current version."""
+    """Publishes an effect after checking it against the workflow's current version."""
     return await _change_effect(plane, slug, "publish", catalog.publish_effect, operator, now)
 
 
@@ -729,7 +750,7 @@ async def publish(
 async def withdraw(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Accepts no new jobs; submitted jobs continue."""
+    """Withdraws an effect: no new jobs are accepted, and submitted jobs continue."""
     return await _change_effect(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
 
 

@@ -1,4 +1,4 @@
-"""Fleets and their workers: created, assigned, approved, drained, revoked."""
+"""Operators' routes for fleets and their workers."""
 
 import logging
 import math
@@ -95,27 +95,32 @@ async def list_workers(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> Workers:
     async with plane.central.read() as tx:
-        found = await fleets.workers_of(
+        workers = await fleets.workers_of(
             tx,
             await _fleet_by_name(tx, fleet) if fleet is not None else None,
             after_worker_id=after,
             limit=limit + 1,
         )
-        page = found[:limit]
-        names = [each.worker_id for each in page]
-        seen = WorkersSeen(
+        page = workers[:limit]
+        names = [worker.worker_id for worker in page]
+        facts = WorkersSeen(
             backends=await fleets.backends_of(tx, names),
             readings=await fleets.latest_readings(tx, names),
             held=await dispatch.held_by_any(tx, names, limit=HELD_SHOWN_MAX),
             leases=await dispatch.count_leases(tx, names),
-            slugs={each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)},
+            slugs={
+                workflow.id: workflow.slug
+                for workflow in await catalog.list_workflows(tx, with_open=True)
+            },
         )
-    following = page[-1].worker_id if len(found) > limit else None
-    return Workers(workers=[_worker_seen(each, seen, plane, now) for each in page], next=following)
+    following = page[-1].worker_id if len(workers) > limit else None
+    return Workers(
+        workers=[_worker_seen(worker, facts, plane, now) for worker in page], next=following
+    )
 
 
 class WorkersSeen(NamedTuple):
-    """What is known of the workers of a page, by worker; slugs by the id of the workflow."""
+    """Facts about the workers of a page, by worker id. `slugs` maps workflow ids to slugs."""
 
     backends: Mapping[str, BackendSummary]
     readings: Mapping[str, StoredReading]
@@ -128,7 +133,7 @@ def _worker_seen(
     worker: FleetWorker, seen: WorkersSeen, plane: ControlPlane, now: datetime
 ) -> WorkerSeen:
     backend = seen.backends.get(worker.worker_id)
-    told = seen.readings.get(worker.worker_id)
+    reading = seen.readings.get(worker.worker_id)
     leases = seen.leases.get(worker.worker_id, 0)
     return WorkerSeen(
         **_worker_answer(worker, leases, plane, now).model_dump(),
@@ -136,14 +141,14 @@ def _worker_seen(
         backend_version=backend.version if backend else None,
         gpu=backend.gpu if backend else None,
         gpu_memory_bytes=backend.gpu_memory_bytes if backend else None,
-        reading=told.reading if told else None,
-        read_at=told.at if told else None,
+        reading=reading.reading if reading else None,
+        read_at=reading.at if reading else None,
         jobs=[_worker_job(plane, row, seen.slugs) for row in seen.held.get(worker.worker_id, ())],
     )
 
 
 def _worker_job(plane: ControlPlane, row: Dispatch, slugs: Mapping[int, str]) -> WorkerJob:
-    told = plane.context.caches.progress.of(row.lease_token)
+    progress = plane.context.caches.progress.of(row.lease_token)
     return WorkerJob(
         job_id=row.job_id,
         dispatch_id=row.id,
@@ -151,8 +156,8 @@ def _worker_job(plane: ControlPlane, row: Dispatch, slugs: Mapping[int, str]) ->
         workflow=slugs.get(row.lane.workflow_id, "?"),
         attempt=row.attempts,
         started_at=row.started_at,
-        percent=told.percent if told else None,
-        node=told.node if told else None,
+        percent=progress.percent if progress else None,
+        node=progress.node if progress else None,
     )
 
 
@@ -161,31 +166,32 @@ MATRIX_WORKERS_MAX = MATRIX_WORKFLOWS_MAX = 200
 
 @router.get("/matrix")
 async def matrix(plane: PlaneDep, now: NowDep) -> Matrix:
-    """Which workers can run which of their fleets' workflows, and what is missing where."""
+    """Returns which of their fleets' workflows each worker can run, and what is missing for the
+    others."""
     offline_after = plane.settings.offline_after_seconds
     async with plane.central.read() as tx:
         workers = await fleets.workers_of(tx, None, limit=MATRIX_WORKERS_MAX + 1)
-        known = await fleets.facts_of(tx, workers[:MATRIX_WORKERS_MAX])
+        facts = await fleets.facts_of(tx, workers[:MATRIX_WORKERS_MAX])
         workflows = await catalog.list_workflows(tx)
         versions = {
             each.id: await catalog.get_version(tx, each)
             for each in workflows[:MATRIX_WORKFLOWS_MAX]
         }
         assigned = await fleets.assignments(tx)
-        names = {each.id: each.name for each in await fleets.list_fleets(tx)}
-    registered = {each.id: each for each in workflows if each.id in versions}
+        names = {fleet.id: fleet.name for fleet in await fleets.list_fleets(tx)}
+    registered = {workflow.id: workflow for workflow in workflows if workflow.id in versions}
     rows = []
     for worker in workers[:MATRIX_WORKERS_MAX]:
         mine = [
-            registered[each.workflow_id]
-            for each in assigned.get(worker.fleet_id, ())
-            if each.workflow_id in registered
-            and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
+            registered[assignment.workflow_id]
+            for assignment in assigned.get(worker.fleet_id, ())
+            if assignment.workflow_id in registered
+            and (worker.workflow_ids is None or assignment.workflow_id in worker.workflow_ids)
         ]
         state = worker.state_at(now, offline_after_seconds=offline_after)
-        rows.append(_matrix_row(worker, state, mine, versions, known))
+        rows.append(_matrix_row(worker, state, mine, versions, facts))
     is_whole = len(workers) <= MATRIX_WORKERS_MAX and len(workflows) <= MATRIX_WORKFLOWS_MAX
-    columns = [_matrix_column(each, rows, assigned, names) for each in registered.values()]
+    columns = [_matrix_column(workflow, rows, assigned, names) for workflow in registered.values()]
     return Matrix(workflows=columns, workers=rows, is_whole=is_whole)
 
 
@@ -199,13 +205,13 @@ def _matrix_row(
     able: list[str] = []
     unknown: list[str] = []
     missing: dict[str, dict[str, list[str]]] = {}
-    for each in workflows:
-        lacks = service.missing_by_worker(each, versions[each.id], [worker], facts)
+    for workflow in workflows:
+        lacks = service.missing_by_worker(workflow, versions[workflow.id], [worker], facts)
         lack = lacks.get(worker.worker_id)
         if lack:
-            missing[each.slug] = lack.as_json()
+            missing[workflow.slug] = lack.as_json()
         else:
-            (unknown if lack is None else able).append(each.slug)
+            (unknown if lack is None else able).append(workflow.slug)
     return MatrixWorker(
         worker_id=worker.worker_id,
         fleet=worker.fleet_name,
@@ -224,14 +230,15 @@ def _matrix_column(
 ) -> MatrixWorkflow:
     mine = [
         names[fleet_id]
-        for fleet_id, those in assigned.items()
-        if fleet_id in names and any(each.workflow_id == workflow.id for each in those)
+        for fleet_id, fleet_workflows in assigned.items()
+        if fleet_id in names
+        and any(assignment.workflow_id == workflow.id for assignment in fleet_workflows)
     ]
-    online = [each for each in rows if each.fleet in mine and each.state == "online"]
+    online = [row for row in rows if row.fleet in mine and row.state == "online"]
     return MatrixWorkflow(
         workflow=workflow.slug,
         fleets=sorted(mine),
-        able=sum(workflow.slug in each.can_run for each in online),
+        able=sum(workflow.slug in row.can_run for row in online),
         online=len(online),
     )
 
@@ -263,21 +270,21 @@ async def readings(
         int, Query(ge=1, le=READINGS_MAX, description="At most so many, evenly picked.")
     ] = READINGS_MAX,
 ) -> Readings:
-    """GPU, memory, temperature, CPU and disk over time, at most one each 30 s."""
+    """Returns GPU, memory, temperature, CPU and disk readings over time, at most one every 30 s."""
     async with plane.central.read() as tx:
         await fleets.get_worker(tx, worker_id)
-        found = await fleets.readings(
+        stored = await fleets.readings(
             tx, worker_id, since=now - timedelta(hours=hours), limit=READINGS_MAX
         )
-    some = found[:: math.ceil(len(found) / points) or 1]
-    return Readings(readings=[ReadingAnswer(at=each.at, reading=each.reading) for each in some])
+    picked = stored[:: math.ceil(len(stored) / points) or 1]
+    return Readings(readings=[ReadingAnswer(at=row.at, reading=row.reading) for row in picked])
 
 
 @router.post("/workers/{worker_id}/approve")
 async def approve(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
-    """Approves a worker that is pending or was revoked."""
+    """Approves a pending or revoked worker."""
     return await _change_worker(plane, worker_id, "approve", fleets.approve_worker, operator, now)
 
 
@@ -285,7 +292,7 @@ async def approve(
 async def revoke(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> Revoked:
-    """Revokes the worker's key and id at once, and requeues its jobs."""
+    """Revokes the worker's key and id immediately, and requeues its jobs."""
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.revoke_worker(tx, worker, now=now)
@@ -307,7 +314,7 @@ async def drain(
     operator: OperatorDep,
     body: Drain = Drain(),  # noqa: B008  frozen
 ) -> WorkerAnswer:
-    """The worker finishes its jobs and takes no new ones."""
+    """Drains a worker: it finishes its jobs and gets no new ones."""
     if not body.is_draining:
         return await undrain(worker_id, plane, now, operator)
     return await _change_worker(plane, worker_id, "drain", fleets.drain_worker, operator, now)
@@ -317,7 +324,7 @@ async def drain(
 async def undrain(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
-    """The worker takes jobs again."""
+    """Ends draining, so that the worker gets jobs again."""
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.drain_worker(tx, worker, is_draining=False)
@@ -333,7 +340,7 @@ async def rotate_token(
     operator: OperatorDep,
     body: RotateKey = RotateKey(),  # noqa: B008  frozen
 ) -> NewKey:
-    """Makes a new key, shown only once; a running worker gets it automatically."""
+    """Creates a new key, which is shown only once. A running worker gets it automatically."""
     key = new_key()
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
@@ -356,7 +363,7 @@ async def _change_worker(
         worker = await change(tx, await require_worker(tx, worker_id, now=now))
         await record_audit(tx, operator, action, worker.subject, now)
         leases = await dispatch.count_leases(tx, [worker_id])
-    # If it waits for a job it asks anew, as what it now is.
+    # Wakes the worker's pending poll, so that it is answered with the worker's new state.
     plane.queue.order([worker_id])
     request_wake(plane.context)
     return _worker_answer(worker, leases.get(worker_id, 0), plane, now)
@@ -463,25 +470,26 @@ async def create(
 @router.get("/fleets")
 async def list_fleets(plane: PlaneDep) -> Fleets:
     async with plane.central.read() as tx:
-        found = [await _fleet_answer(tx, fleet) for fleet in await fleets.list_fleets(tx)]
-    return Fleets(fleets=found)
+        answers = [await _fleet_answer(tx, fleet) for fleet in await fleets.list_fleets(tx)]
+    return Fleets(fleets=answers)
 
 
 @router.get("/fleets/{slug}/{stage}", name="show")
 async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
-    """A fleet, with the cost of a switch to each of its models."""
+    """Returns a fleet with the cost of switching to each of its models."""
     async with plane.central.read() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         answer = await _fleet_answer(tx, fleet)
         costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
-    switches = [_switch_answer(model, each) for (_, model), each in sorted(costs.items())]
+    switches = [_switch_answer(model, cost) for (_, model), cost in sorted(costs.items())]
     return FleetDetails(
         **answer.model_dump(), join=join_command(plane, slug, stage), model_switches=switches
     )
 
 
 def join_command(plane: ControlPlane, slug: str, stage: str, secret: str | None = None) -> str:
-    """Returns what to run beside a ComfyUI. Without the secret, its variable is left to be filled in."""
+    """Returns the commands that start a worker next to a ComfyUI. Without the secret, a placeholder
+    is used."""
     own = "" if stage == "production" else f" --stage {quote(stage)}"
     return (
         f"export COMFYFLEET_FLEET_SECRET={secret or 'SECRET'}\n"
@@ -494,7 +502,8 @@ def join_command(plane: ControlPlane, slug: str, stage: str, secret: str | None 
 async def rotate_secret(
     slug: Slug, stage: Stage, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetSecret:
-    """Makes a new secret; the old one is invalid. Workers that have joined are not affected."""
+    """Creates a new secret. The old secret becomes invalid. Workers that have joined aren't
+    affected."""
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.rotate_secret(
@@ -516,7 +525,8 @@ async def set_starts_within(
 ) -> FleetAnswer:
     """Sets how long the fleet's machines take to start on demand.
 
-    Until then, a job that no worker can run counts as waiting for them, in graphs, pipelines and commands.
+    Until that time has passed, graphs, pipelines and commands treat a job that no worker can run as
+    waiting for these machines.
     """
     fleet = await actions.set_starts_within(
         plane.central, slug, stage, seconds=body.seconds, operator=operator, now=now
@@ -529,7 +539,7 @@ async def set_starts_within(
 async def set_cap(
     slug: Slug, stage: Stage, body: Cap, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetAnswer:
-    """Sets the maximum number of workers. A lower cap removes no worker; no more can join."""
+    """Sets the maximum number of workers. A lower cap doesn't remove workers, but no more can join."""
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
@@ -548,7 +558,7 @@ async def set_approval(
     now: NowDep,
     operator: OperatorDep,
 ) -> FleetAnswer:
-    """Sets whether new workers are approved at once, or by an operator."""
+    """Sets whether new workers are approved automatically or by an operator."""
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
@@ -565,10 +575,11 @@ async def assign(
     now: NowDep,
     operator: OperatorDep,
 ) -> AssignmentAnswer:
-    """Sets which workflows the fleet runs: these and no others.
+    """Replaces the workflows that the fleet runs.
 
-    Refused (422 `refused`, with `details.missing`) if workers have reported what they have and none of
-    them can run one of these; if none has reported, it is accepted and `warnings` says so.
+    The request fails (422 `refused`, with `details.missing`) if workers have reported their nodes
+    and models and none of them can run one of the workflows. If no worker has reported yet, the
+    request succeeds with a warning in `warnings`.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
@@ -581,27 +592,27 @@ async def assign(
             slug=slug,
             stage=stage,
             workflows=_slugs(after),
-            added=_slugs(each for each in after if each.workflow_id in assignment.added),
-            removed=_slugs(each for each in before if each.workflow_id in assignment.removed),
+            added=_slugs(item for item in after if item.workflow_id in assignment.added),
+            removed=_slugs(item for item in before if item.workflow_id in assignment.removed),
             warnings=warnings,
         )
         await record_audit(
             tx, operator, "assign", fleet.subject, now, added=answer.added, removed=answer.removed
         )
         workers = await fleets.workers_of(tx, fleet)
-    # Those that wait for jobs ask anew, as what they now may run.
+    # Wakes pending polls, so that workers get jobs according to the new assignment.
     plane.queue.order(worker.worker_id for worker in workers)
     request_wake(plane.context)
     return answer
 
 
 class WantedPrompts(FleetPrompts, Body):
-    """All terms: one that is left out is the default."""
+    """The complete settings. Omitted fields get their default."""
 
 
 @router.get("/fleets/{slug}/{stage}/prompts")
 async def show_prompts(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetPromptsAnswer:
-    """The terms on which the fleet runs prompts of ComfyUI's clients."""
+    """Returns the fleet's settings for prompts of ComfyUI clients."""
     async with plane.central.read() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         return await _prompts(tx, fleet)
@@ -616,22 +627,22 @@ async def set_prompts(
     now: NowDep,
     operator: OperatorDep,
 ) -> FleetPromptsAnswer:
-    """Sets whether the fleet runs prompts of ComfyUI's clients, and on which terms.
+    """Sets whether the fleet runs prompts of ComfyUI clients, with limits and price.
 
-    Prompts that were accepted stay in the queue, at the price they were accepted for. The response
-    has a `warning` if prompts cost less than the most expensive workflow that the fleet runs.
+    Accepted prompts remain in the queue at their original price. The response has a `warning` if
+    prompts cost less than the most expensive workflow that the fleet runs.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await service.set_prompt_terms(tx, fleet, body, now=now)
         terms = await _prompts(tx, fleet)
-        told = terms.model_dump(mode="json", exclude={"warning"})
-        await record_audit(tx, operator, "set_prompts", fleet.subject, now, **told)
+        details = terms.model_dump(mode="json", exclude={"warning"})
+        await record_audit(tx, operator, "set_prompts", fleet.subject, now, **details)
         workers = await fleets.workers_of(tx, fleet)
     if terms.warning:
         log.warning("fleet %s: %s", fleet.name, terms.warning)
     offer_cache(plane).forget()
-    # Those that wait for jobs ask anew: the fleet may just have got its open workflow.
+    # Wakes pending polls, because the fleet's open workflow may have been added just now.
     plane.queue.order(worker.worker_id for worker in workers)
     return terms
 
@@ -669,4 +680,4 @@ def _switch_answer(model: str, known: Estimate) -> SwitchAnswer:
 
 def _slugs(assigned: Iterable[AssignedWorkflow]) -> list[str]:
     """Returns the slugs without the fleet's open workflow, which has no public name."""
-    return [each.slug for each in assigned if not each.is_open]
+    return [item.slug for item in assigned if not item.is_open]

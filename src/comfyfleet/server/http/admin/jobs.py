@@ -1,4 +1,4 @@
-"""Jobs and their dispatches: submitted, found, explained, cancelled, retried, reprioritised."""
+"""Operators' routes for jobs and their dispatches."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -93,7 +93,10 @@ def dispatch_view(row: Dispatch, slug: str) -> DispatchSeen:
 
 async def _dispatch_views(plane: ControlPlane, rows: Sequence[Dispatch]) -> list[DispatchSeen]:
     async with plane.central.read() as tx:
-        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
+        slugs = {
+            workflow_row.id: workflow_row.slug
+            for workflow_row in await catalog.list_workflows(tx, with_open=True)
+        }
     return [dispatch_view(row, slugs.get(row.lane.workflow_id, "?")) for row in rows]
 
 
@@ -113,7 +116,7 @@ async def list_dispatches(
     before: RowId | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> DispatchPage:
-    """The newest first."""
+    """Lists dispatches, newest first."""
     async with plane.central.read() as tx:
         workflow_id = (await catalog.workflow_by_slug(tx, workflow)).id if workflow else None
         rows = await dispatch.list_dispatches(
@@ -134,7 +137,7 @@ async def list_dispatches(
 
 @dispatches_router.get("/{dispatch_id}", name="show")
 async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
-    """A dispatch with all attempts, and why it is not running."""
+    """Returns a dispatch with all its attempts, and why it isn't running."""
     row = await _get_dispatch(plane, dispatch_id)
     async with plane.central.read() as tx:
         entries = await notifications.find_audit_entries(
@@ -155,7 +158,8 @@ async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
 
 @dispatches_router.post("/{dispatch_id}/cancel")
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
-    """Cancels it: at once if it is queued, with the worker's next heartbeat if it is leased."""
+    """Cancels a dispatch. A queued one is cancelled immediately, a leased one with the worker's
+    next heartbeat."""
     row = await _get_dispatch(plane, dispatch_id)
     await plane.context.audit(operator, "cancel", f"dispatch:{row.id}", row.tenant_id)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
@@ -165,7 +169,7 @@ async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> 
 
 @dispatches_router.post("/{dispatch_id}/retry", status_code=201)
 async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> RetriedDispatch:
-    """A new job with the same prompt and files; the old one stays as it ended."""
+    """Creates a new job with the same prompt and files. The old job isn't changed."""
     row = await _get_dispatch(plane, dispatch_id)
     job = await retry_job(plane.context, row.tenant_id, row.job_id)
     await plane.context.audit(
@@ -209,7 +213,7 @@ class NewJobs(Body):
 
 @router.post("/jobs", status_code=201)
 async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> JobIds:
-    """Submits one job, or several alike; each gets its own seed."""
+    """Submits one or several copies of a job. Each gets its own seed."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     async with plane.central.read() as tx:
         await catalog.find_workflow(tx, wanted.workflow_slug)
@@ -223,11 +227,11 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
         priority=wanted.priority,
         backend_affinity=wanted.backend_affinity,
     )
-    asked = {
+    specs = {
         plane.context.new_id(): await resolve(plane.context, tenant_id, order)
         for _ in range(wanted.count)
     }
-    added = await job_submit.submit_many(plane.context, tenant_id, asked)
+    added = await job_submit.submit_many(plane.context, tenant_id, specs)
     await plane.context.audit(
         operator,
         "submit_jobs",
@@ -294,7 +298,8 @@ async def list_jobs(
     after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
-    """Jobs of all tenants, the newest first. With `worker` or `error`, a page may have fewer rows and still have a next one."""
+    """Lists jobs of all tenants, newest first. With `worker` or `error`, a page may have fewer rows
+    even if there is a next page."""
     page = await lists.list_newest(plane.context, wanted, after=after, limit=limit)
     return JobPage(
         jobs=await job_views(plane, page.jobs),
@@ -313,7 +318,7 @@ async def job_views(plane: ControlPlane, jobs: Sequence[ListedJob]) -> list[JobL
 def _listed(
     plane: ControlPlane, job: ListedJob, row: Dispatch | None, slugs: Mapping[UUID, str]
 ) -> JobListed:
-    told = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
+    progress = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
     return JobListed(
         id=job.id,
         tenant_id=job.tenant_id,
@@ -324,7 +329,7 @@ def _listed(
         priority=row.priority if row else job.priority,
         attempt=job.attempt,
         worker_id=row.worker_id if row else None,
-        percent=told.percent if told else None,
+        percent=progress.percent if progress else None,
         dispatch_id=row.id if row else None,
         reserved_tokens=job.reserved_tokens,
         retry_of=job.retry_of,
@@ -339,7 +344,7 @@ def _listed(
 async def count_jobs(
     plane: PlaneDep, wanted: Annotated[JobFilter, Depends(scope_filter)]
 ) -> JobCountsAnswer:
-    """How many jobs there are of each status, up to a bound."""
+    """Counts jobs by status, up to a limit."""
     counted = await lists.count_by_status(plane.context, wanted)
     return JobCountsAnswer(
         counts=counted.by_status,
@@ -362,7 +367,7 @@ class BulkFilter(Body):
 
 
 class BulkOrderBody(Body):
-    """Jobs by their ids, or all that match a filter."""
+    """A bulk action on jobs, selected by their ids or by a filter."""
 
     act: BulkAct
     ids: list[UUID] | None = Field(default=None, min_length=1, max_length=JOBS_PER_BULK_MAX)
@@ -377,9 +382,10 @@ class BulkOrderBody(Body):
 
 @router.post("/jobs/bulk")
 async def act_on_jobs(plane: PlaneDep, body: BulkOrderBody, operator: OperatorDep) -> BulkAnswer:
-    """Cancels, retries or reprioritises many jobs, each by itself; `failed` tells which could not be.
+    """Cancels, retries or reprioritises many jobs independently of each other. `failed` lists the
+    jobs for which the action failed.
 
-    One call takes at most 500; with a filter, `next` says that more match.
+    One call handles at most 500 jobs. With a filter, `next` is set if more jobs match.
     """
     if (body.ids is None) == (body.filter is None):
         raise InvalidInput("name either ids or a filter", field="ids")
@@ -393,7 +399,7 @@ async def act_on_jobs(plane: PlaneDep, body: BulkOrderBody, operator: OperatorDe
     return BulkAnswer(
         matched=len(chosen.jobs),
         done=len(done.done),
-        failed=[BulkFailureAnswer(**each._asdict()) for each in done.failed],
+        failed=[BulkFailureAnswer(**failure._asdict()) for failure in done.failed],
         retries=done.retries,
         next=chosen.following,
         pools_left_out=list(chosen.pools_left_out),
@@ -403,40 +409,41 @@ async def act_on_jobs(plane: PlaneDep, body: BulkOrderBody, operator: OperatorDe
 async def _chosen(plane: ControlPlane, body: BulkOrderBody) -> BulkSelection:
     if body.filter is None:
         return await lists.select_by_ids(plane.context, body.ids or [])
-    asked = body.filter
-    wanted = JobFilter(
-        statuses=tuple(asked.status),
-        tenant_id=asked.tenant,
-        workflow_slug=asked.workflow,
-        effect_id=await _effect_id(plane, asked.effect),
-        worker_id=asked.worker,
-        error=asked.error,
-        since=asked.since and in_utc(asked.since),
-        until=asked.until and in_utc(asked.until),
+    selection = body.filter
+    jobs_wanted = JobFilter(
+        statuses=tuple(selection.status),
+        tenant_id=selection.tenant,
+        workflow_slug=selection.workflow,
+        effect_id=await _effect_id(plane, selection.effect),
+        worker_id=selection.worker,
+        error=selection.error,
+        since=selection.since and in_utc(selection.since),
+        until=selection.until and in_utc(selection.until),
     )
     return await lists.select_by_filter(
-        plane.context, body.act, wanted, after=body.after, limit=body.limit
+        plane.context, body.act, jobs_wanted, after=body.after, limit=body.limit
     )
 
 
 @router.get("/jobs/{job_id}/attempts")
 async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
-    """The prompt as it was sent to the backend, for each attempt whose worker has reported it.
+    """Returns the prompt that was sent to the backend, for each attempt whose worker has reported
+    it.
 
-    Removed with the prompts of ended jobs, after COMFYFLEET_PROMPT_KEEP_DAYS.
+    The prompts of ended jobs are deleted after COMFYFLEET_PROMPT_KEEP_DAYS.
     """
     job = await lists.find_job(plane.context, job_id)
     return Attempts(
         prompt=dict(job.asked.prompt) or None,
         attempts=[
             AttemptSeen(
-                attempt=each.attempt,
-                lease_number=each.lease_number,
-                worker_id=each.worker_id,
-                started_at=each.started_at,
-                prompt=sent_prompt(job, each),
+                attempt=attempt.attempt,
+                lease_number=attempt.lease_number,
+                worker_id=attempt.worker_id,
+                started_at=attempt.started_at,
+                prompt=sent_prompt(job, attempt),
             )
-            for each in await lists.attempts_of(plane.context, job)
+            for attempt in await lists.attempts_of(plane.context, job)
         ],
     )
 
@@ -445,7 +452,7 @@ async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
 async def show_job(
     plane: PlaneDep, job_id: UUID, operator: OperatorDep, tenant_id: UUID | None = None
 ) -> JobSeen:
-    """A job of any tenant. To get a customer's files is audited."""
+    """Returns a job of any tenant. Access to a customer's files is audited."""
     job = await lists.find_job(plane.context, job_id)
     if tenant_id not in (None, job.tenant_id):
         raise NotFound(f"there is no job {job_id} of the tenant {tenant_id}")
@@ -465,9 +472,9 @@ def _has_preview(facts: Mapping[str, Any]) -> bool:
 async def _facts(
     plane: ControlPlane, job: Job, row: Dispatch | None, *, with_preview: bool = True
 ) -> dict[str, Any]:
-    told = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
-    if told is not None and not with_preview:
-        told = told.model_copy(update={"preview": None})
+    progress = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
+    if progress is not None and not with_preview:
+        progress = progress.model_copy(update={"preview": None})
     is_open = row is not None and job.status.is_active
     needed = (await explain_wait(plane.context, row)).help_needed if row and is_open else None
     return {
@@ -482,7 +489,7 @@ async def _facts(
         "properties": dict(job.asked.properties),
         "prompt_id": gateway_data(job).get("prompt_id"),
         "provider_job_id": job.provider_job_id,
-        "progress": told,
+        "progress": progress,
         "values": list(job.values),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
@@ -495,24 +502,25 @@ async def _facts(
 
 
 async def _audit_look(plane: ControlPlane, job: Job, operator: str) -> None:
-    """Audits that somebody got a customer's files; a page that is drawn anew counts once."""
+    """Records in the audit log that an operator got a customer's files. Repeated access within a
+    few minutes is recorded once."""
     if job.asked.user_id is None:
         return
     subject, now = f"job:{job.id}", plane.clock()
-    wanted: dict[str, Any] = {
+    query: dict[str, Any] = {
         "actor": operator,
         "action": LOOK,
         "subject": subject,
         "since": now - LOOK_COUNTS_FOR,
     }
     async with plane.central.transaction() as tx:
-        if not await notifications.find_audit_entries(tx, **wanted, limit=1):
+        if not await notifications.find_audit_entries(tx, **query, limit=1):
             await record_audit(tx, operator, LOOK, subject, now, job.tenant_id)
 
 
 async def _outputs(plane: ControlPlane, job: Job) -> list[OutputSeen]:
-    names = {each.file_id: each.name for each in job.outputs}
-    found = await _files(plane, job, names)
+    names = {output.file_id: output.name for output in job.outputs}
+    existing = await _files(plane, job, names)
     return [
         OutputSeen(
             name=name,
@@ -522,7 +530,7 @@ async def _outputs(plane: ControlPlane, job: Job) -> list[OutputSeen]:
             content_type=file.mime_type,
         )
         for file_id, name in names.items()
-        if (file := found.get(file_id)) is not None
+        if (file := existing.get(file_id)) is not None
     ]
 
 
@@ -539,26 +547,27 @@ async def _url(plane: ControlPlane, file: File) -> str:
 
 @router.get("/jobs/{job_id}/preview")
 async def live_preview(plane: PlaneDep, job_id: UUID, operator: OperatorDep) -> JobPreview:
-    """The next picture of a running job, waited for at most 2 s. A customer's is audited.
+    """Waits up to 2 s for the next preview of a running job. Access to a customer's preview is
+    audited.
 
-    Jobs that begin in the next 15 s make previews.
+    Jobs that start within the next 15 s create previews.
     """
     job = await lists.find_job(plane.context, job_id)
-    previews, come = plane.context.previews, asyncio.Event()
+    previews, arrived = plane.context.previews, asyncio.Event()
     previews.expect(ANY_JOB)
     if job.status is not JobStatus.PROCESSING:
         return JobPreview(preview=None)
-    previews.expect(job.id)  # else its worker stops to send them between two calls
-    with previews.watch(job.tenant_id, job.id, come.set) as watch:
+    previews.expect(job.id)  # otherwise the worker would stop sending previews between calls
+    with previews.watch(job.tenant_id, job.id, arrived.set) as watch:
         try:
             async with asyncio.timeout(PREVIEW_SECONDS):
-                await come.wait()
+                await arrived.wait()
         except TimeoutError:
             return JobPreview(preview=None)
-        found = watch.latest
-    if found is not None:
+        picture = watch.latest
+    if picture is not None:
         await _audit_look(plane, job, operator)
-    return JobPreview(preview=found.data_url if found else None)
+    return JobPreview(preview=picture.data_url if picture else None)
 
 
 @router.get("/jobs/{job_id}/details")
@@ -571,7 +580,8 @@ async def job_details(
         Query(description="With URLs of its files and its preview; for a customer's, audited."),
     ] = True,
 ) -> JobDetails:
-    """The whole job: attempts, prompt, files, error, why it waits, its audit, and what can be done."""
+    """Returns a job with its attempts, prompt, files, error, audit entries, the reason why it waits
+    and the available actions."""
     job = await lists.find_job(plane.context, job_id)
     sent = await lists.attempts_of(plane.context, job)
     effect_id = job.asked.effect_id
@@ -579,27 +589,29 @@ async def job_details(
         row = await dispatch.of_job(tx, job.tenant_id, job_id)
         entries = await _audit_of(tx, job, row)
         slugs = await catalog.effect_slugs(tx, [effect_id] if effect_id else [])
-    names = [(each.name, each.file_id) for each in job.asked.assets]
-    names += [(each.name, each.file_id) for each in job.outputs]
-    known = await _files(plane, job, {file_id for _, file_id in names})
-    seen = [await _file_seen(plane, name, known.get(file_id), files) for name, file_id in names]
+    names = [(asset.name, asset.file_id) for asset in job.asked.assets]
+    names += [(output.name, output.file_id) for output in job.outputs]
+    existing = await _files(plane, job, {file_id for _, file_id in names})
+    files_seen = [
+        await _file_seen(plane, name, existing.get(file_id), files) for name, file_id in names
+    ]
     facts = await _facts(plane, job, row, with_preview=files)
-    if (files and known) or _has_preview(facts):
+    if (files and existing) or _has_preview(facts):
         await _audit_look(plane, job, operator)
-    of_dispatch = [each for each in entries if each.subject.startswith("dispatch:")]
-    asked = {name: getattr(job.asked, name) for name in SPEC_SHOWN}
+    of_dispatch = [entry for entry in entries if entry.subject.startswith("dispatch:")]
+    spec = {name: getattr(job.asked, name) for name in SPEC_SHOWN}
     return JobDetails(
         **facts,
-        **asked,
+        **spec,
         effect=slugs.get(effect_id) if effect_id else None,
         priority=row.priority if row else job.asked.priority,
         reserved_tokens=job.reserved_tokens,
         media_id=job.asked.video_id,
         prompt=dict(job.asked.prompt) or None,
-        inputs=seen[: len(job.asked.assets)],
-        outputs=seen[len(job.asked.assets) :],
+        inputs=files_seen[: len(job.asked.assets)],
+        outputs=files_seen[len(job.asked.assets) :],
         attempts=_attempt_lines(job, sent, build_timeline(of_dispatch, sent, row)),
-        audit=[entry_view(each) for each in entries],
+        audit=[entry_view(entry) for entry in entries],
         can=_acts(job, row),
     )
 
@@ -611,12 +623,12 @@ SPEC_SHOWN = (
 
 
 async def _audit_of(tx: Tx, job: Job, row: Dispatch | None) -> list[AuditEntry]:
-    """Returns the newest entries about the job and its dispatch, the oldest of them first."""
+    """Returns the newest audit entries about the job and its dispatch, oldest first."""
     subjects = [f"job:{job.id}", *([f"dispatch:{row.id}"] if row else [])]
-    found: list[AuditEntry] = []
+    entries: list[AuditEntry] = []
     for subject in subjects:
-        found += await notifications.find_audit_entries(tx, subject=subject, limit=ATTEMPTS_MAX)
-    return sorted(found, key=lambda each: each.id)
+        entries += await notifications.find_audit_entries(tx, subject=subject, limit=ATTEMPTS_MAX)
+    return sorted(entries, key=lambda each: each.id)
 
 
 async def _file_seen(plane: ControlPlane, name: str, file: File | None, with_url: bool) -> FileSeen:
@@ -634,8 +646,8 @@ async def _file_seen(plane: ControlPlane, name: str, file: File | None, with_url
 def _attempt_lines(
     job: Job, sent: Sequence[JobAttempt], found: Sequence[TimelineAttempt]
 ) -> list[AttemptLine]:
-    prompts = {each.lease_number: sent_prompt(job, each) for each in sent}
-    return [AttemptLine(**asdict(each), prompt=prompts.get(each.lease_number)) for each in found]
+    prompts = {attempt.lease_number: sent_prompt(job, attempt) for attempt in sent}
+    return [AttemptLine(**asdict(line), prompt=prompts.get(line.lease_number)) for line in found]
 
 
 def _acts(job: Job, row: Dispatch | None) -> JobActs:
@@ -662,7 +674,7 @@ async def replay(
     operator: OperatorDep,
     body: Replay = Replay(),  # noqa: B008  frozen
 ) -> ReplayedJob:
-    """Runs an ended job's prompt and files once more, as a job of its own that nobody pays for."""
+    """Runs an ended job's prompt and files again as a new job that isn't charged."""
     job = await lists.find_job(plane.context, job_id)
     added = await lists.replay_job(
         plane.context, job, backend_affinity=body.backend_affinity, priority=body.priority

@@ -1,4 +1,5 @@
-"""Operators, the audit log, maintenance mode and the reconciliation of jobs with the queue."""
+"""Routes for operators, the audit log, maintenance mode and the reconciliation of jobs with the
+queue."""
 
 import csv
 import io
@@ -81,11 +82,11 @@ async def find(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Entries:
     async with plane.central.read() as tx:
-        found = await notifications.find_audit_entries(
+        entries = await notifications.find_audit_entries(
             tx, **wanted, before_id=before, limit=limit + 1
         )
-    page = found[:limit]
-    following = page[-1].id if len(found) > limit else None
+    page = entries[:limit]
+    following = page[-1].id if len(entries) > limit else None
     return Entries(entries=[entry_view(entry) for entry in page], next=following)
 
 
@@ -94,7 +95,7 @@ async def find(
     response_class=StreamingResponse,
     responses={
         200: {
-            "content": {each: {} for each in EXPORT_TYPES.values()},
+            "content": {media_type: {} for media_type in EXPORT_TYPES.values()},
             "description": "All that fit.",
         }
     },
@@ -107,7 +108,7 @@ async def export(
         Literal["jsonl", "csv"], Query(alias="format", description="jsonl: one object per line.")
     ] = "jsonl",
 ) -> StreamingResponse:
-    """All matching entries, the newest first, as a file."""
+    """Returns all matching entries as a file, newest first."""
     return StreamingResponse(
         _exported(plane, wanted, before, form),
         media_type=EXPORT_TYPES[form],
@@ -126,9 +127,9 @@ async def _exported(
             return
         entries = [entry_view(entry).model_dump(mode="json") for entry in page]
         if form == "csv":
-            yield _csv_lines([list(map(_csv_cell, each.values())) for each in entries])
+            yield _csv_lines([list(map(_csv_cell, entry.values())) for entry in entries])
         else:
-            yield "".join(f"{json.dumps(each)}\n" for each in entries)
+            yield "".join(f"{json.dumps(entry)}\n" for entry in entries)
         before = page[-1].id
 
 
@@ -139,7 +140,7 @@ def _csv_lines(rows: list[list[str]]) -> str:
 
 
 def _csv_cell(value: Any) -> str:
-    """As text that no spreadsheet takes for a formula."""
+    """Formats a value as text that spreadsheets don't interpret as a formula."""
     if value is None:
         return ""
     text = json.dumps(value) if isinstance(value, dict) else str(value)
@@ -149,7 +150,7 @@ def _csv_cell(value: Any) -> str:
 async def _page(
     plane: ControlPlane, wanted: dict[str, Any], before: int | None
 ) -> list[AuditEntry]:
-    """Reads one page in its own transaction, so that a slow reader holds none open."""
+    """Reads a page in its own transaction, so that a slow client doesn't keep one open."""
     async with plane.central.read() as tx:
         return await notifications.find_audit_entries(
             tx, **wanted, before_id=before, limit=EXPORT_PAGE
@@ -183,36 +184,37 @@ async def add(
     """Creates an operator with a key, which is shown only once. Requires an owner."""
     key = new_operator_key()
     async with plane.central.transaction() as tx:
-        made = await tenants.create_operator(
+        created = await tenants.create_operator(
             tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
         )
-        await record_audit(tx, owner, "add_operator", made.subject, now, role=made.role)
+        await record_audit(tx, owner, "add_operator", created.subject, now, role=created.role)
     try:
-        # One that an owner makes who is just revoked would outlive that.
+        # The owner may have been revoked in the meantime. In that case, the new operator is
+        # removed.
         (await authenticate_operator(request)).require(Role.OWNER)
     except FleetError:
         async with plane.central.transaction() as tx:
-            await tenants.revoke_operator(tx, made.name, now=now)
-            await record_audit(tx, owner, "revoke_operator", made.subject, now)
+            await tenants.revoke_operator(tx, created.name, now=now)
+            await record_audit(tx, owner, "revoke_operator", created.subject, now)
         raise
-    return MadeOperator(**_operator_fields(made), key=key)
+    return MadeOperator(**_operator_fields(created), key=key)
 
 
 @operators_router.get("")
 async def list_operators(plane: PlaneDep) -> Operators:
-    """All operators, including revoked ones. The key of the environment is not listed."""
+    """Lists all operators, including revoked ones. The key from the environment isn't listed."""
     async with plane.central.read() as tx:
         return Operators(
             operators=[
-                OperatorAnswer(**_operator_fields(each))
-                for each in await tenants.list_operators(tx)
+                OperatorAnswer(**_operator_fields(operator))
+                for operator in await tenants.list_operators(tx)
             ]
         )
 
 
 @operators_router.post("/{name}/revoke")
 async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> OperatorAnswer:
-    """Revokes an operator's key at once, on every control plane. Requires an owner."""
+    """Revokes an operator's key immediately on every control plane. Requires an owner."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_operator(tx, name, now=now)
         await record_audit(tx, owner, "revoke_operator", revoked.subject, now)
@@ -244,7 +246,8 @@ async def maintenance(plane: PlaneDep) -> Maintenance:
 async def set_maintenance(
     plane: PlaneDep, wanted: Maintenance, operator: OperatorDep
 ) -> Maintenance:
-    """On: no new leases, running jobs finish. Off: normal operation."""
+    """Turns maintenance mode on or off. In maintenance mode, no new leases are granted and running
+    jobs finish."""
     async with plane.central.transaction() as tx:
         await context.set_maintenance(tx, is_on=wanted.on)
         await record_audit(tx, operator, "maintenance", "control", plane.clock(), on=wanted.on)
@@ -254,9 +257,10 @@ async def set_maintenance(
 
 @router.post("/reconcile")
 async def reconcile(plane: PlaneDep, wanted: GoOn | None = None) -> Repaired:
-    """Repairs differences between jobs and dispatches that no sweep has repaired; each repair is in the audit.
+    """Repairs differences between jobs and dispatches that no sweep has repaired. Each repair is
+    recorded in the audit log.
 
-    One call reads some 100,000 rows and returns `next`: repeat the call with it until it is null.
+    One call reads about 100,000 rows and returns `next`. Repeat the call with it until it is null.
     """
     repairs = await repair(
         plane.context, after=wanted.after if wanted else None, rows_max=ROWS_PER_CALL_MAX

@@ -1,8 +1,9 @@
-"""The overview (an hour, a day, a week), what needs an operator, the search, settings in force; and what changes,
+"""Operators' overview (1 hour, 1 day or 1 week), alerts, search, current settings and live changes
 as server-sent events.
 
-One reader for all who watch a process: it looks at the database each half second, and only while somebody
-watches. Each of them is sent what is new to them, so a slow one gets fewer events and holds up no other.
+A single feed serves all watchers of a process. It reads the database every half second, and only
+while someone is watching. Each watcher is sent the changes since its own last event, so a slow
+watcher gets fewer events and doesn't delay the others.
 """
 
 import asyncio
@@ -84,9 +85,9 @@ async def overview(
     now: NowDep,
     within: Annotated[RangeName, Query(alias="range", description="1h, 24h or 7d.")] = "1h",
 ) -> Overview:
-    """What waits and runs now, what happened in the last hour, day or week, and what needs an operator.
+    """Returns the queued and running jobs, figures of the last hour, day or week, and alerts.
 
-    The last step is not over; what ended is in it after a minute or two.
+    The last step is still incomplete. Ended jobs are included after a minute or two.
     """
     span = RANGES[within]
     async with plane.central.read() as tx:
@@ -94,10 +95,15 @@ async def overview(
             tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
         )
         rollup = await read_rollup(tx, span, now=now)
-        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
+        slugs = {
+            workflow.id: workflow.slug
+            for workflow in await catalog.list_workflows(tx, with_open=True)
+        }
         maintenance = await in_maintenance(tx)
     facts = [_facts(point) for point in rollup.points]
-    columns = {name: [each[name] for each in facts] for name in OverviewTotals.model_fields}
+    columns = {
+        name: [point_facts[name] for point_facts in facts] for name in OverviewTotals.model_fields
+    }
     return Overview(
         range=within,
         step_seconds=span.step_seconds,
@@ -111,7 +117,7 @@ async def overview(
 
 @router.get("/alerts")
 async def list_alerts(plane: PlaneDep, now: NowDep) -> Alerts:
-    """What needs an operator, and what to do about it."""
+    """Lists what needs an operator's attention, with the recommended action."""
     return Alerts(alerts=await find_alerts(plane, await _figures(plane, now)))
 
 
@@ -148,17 +154,17 @@ def _rounded(value: float | None, digits: int = 3) -> float | None:
 
 def now_view(figures: SystemFigures, *, maintenance: bool) -> OverviewNow:
     workers = {
-        state: sum(each.workers.get(state, 0) for each in figures.fleets) for state in STATES
+        state: sum(fleet.workers.get(state, 0) for fleet in figures.fleets) for state in STATES
     }
     return OverviewNow(
-        queued=sum(each.queued for each in figures.lanes),
-        running=sum(each.running for each in figures.lanes),
-        held=sum(each.held for each in figures.lanes),
-        oldest_seconds=round(max((each.oldest_seconds for each in figures.lanes), default=0.0), 1),
-        slots=sum(each.slots for each in figures.fleets),
+        queued=sum(lane.queued for lane in figures.lanes),
+        running=sum(lane.running for lane in figures.lanes),
+        held=sum(lane.held for lane in figures.lanes),
+        oldest_seconds=round(max((lane.oldest_seconds for lane in figures.lanes), default=0.0), 1),
+        slots=sum(fleet.slots for fleet in figures.fleets),
         workers=workers,
         maintenance=maintenance,
-        waiting={f"{each.slug}/{each.stage}": each.queued for each in figures.fleets},
+        waiting={f"{fleet.slug}/{fleet.stage}": fleet.queued for fleet in figures.fleets},
     )
 
 
@@ -166,16 +172,16 @@ def _workflows(
     rollup: Rollup, figures: SystemFigures, slugs: Mapping[int, str]
 ) -> list[WorkflowFigures]:
     total, *steps = (
-        {slugs.get(each, "?"): sums for each, sums in point.workflows().items()}
+        {slugs.get(workflow_id, "?"): sums for workflow_id, sums in point.workflows().items()}
         for point in (rollup.total, *rollup.points)
     )
     names = dict.fromkeys([*total, *(lane.workflow for lane in figures.lanes)])
-    found = [
-        _workflow(name, total.get(name, {}), [each.get(name, {}) for each in steps], figures)
+    workflows = [
+        _workflow(name, total.get(name, {}), [step.get(name, {}) for step in steps], figures)
         for name in names
     ]
-    found.sort(key=lambda each: (-(each.completed + each.failed), -each.queued, each.workflow))
-    return found[:WORKFLOWS_SHOWN_MAX]
+    workflows.sort(key=lambda each: (-(each.completed + each.failed), -each.queued, each.workflow))
+    return workflows[:WORKFLOWS_SHOWN_MAX]
 
 
 def _workflow(
@@ -184,7 +190,7 @@ def _workflow(
     steps: Sequence[Mapping[str, float]],
     figures: SystemFigures,
 ) -> WorkflowFigures:
-    lanes = [each for each in figures.lanes if each.workflow == name]
+    lanes = [lane for lane in figures.lanes if lane.workflow == name]
     completed = round(sums.get("completed", 0))
     mean = sums.get("run_seconds", 0.0) / completed if completed else None
     return WorkflowFigures(
@@ -195,15 +201,15 @@ def _workflow(
         mean_run_seconds=_rounded(mean),
         wait_p95_seconds=_rounded(percentile_of(sums, WAIT, 0.95)),
         run_p95_seconds=_rounded(percentile_of(sums, RUN, 0.95)),
-        ended=[round(each.get("completed", 0) + each.get("failed", 0)) for each in steps],
-        queued=sum(each.queued for each in lanes),
-        running=sum(each.running for each in lanes),
-        held=sum(each.held for each in lanes),
+        ended=[round(step.get("completed", 0) + step.get("failed", 0)) for step in steps],
+        queued=sum(lane.queued for lane in lanes),
+        running=sum(lane.running for lane in lanes),
+        held=sum(lane.held for lane in lanes),
     )
 
 
 FOUND_PER_KIND_MAX = 8
-USERS_SEARCHED_MAX = 5_000  # of each pool, those who came last
+USERS_SEARCHED_MAX = 5_000  # the newest users of each pool
 ID_DIGITS_MIN, ID_DIGITS_MAX = 4, 32
 
 
@@ -217,8 +223,8 @@ async def search(
         ),
     ],
 ) -> FoundThings:
-    """Jobs, workers, tenants, effects and workflows by a part of their name or the beginning of their id;
-    prompts of ComfyUI's clients by their whole id."""
+    """Finds jobs, workers, tenants, effects and workflows by a part of their name or the beginning
+    of their id, and prompts of ComfyUI clients by their full id."""
     text = q.strip()
     if not text or not is_storable(text):
         return FoundThings(found=[], pools_left_out=[])
@@ -231,10 +237,10 @@ async def search(
             FoundKind.TENANT: await metrics_queries.find_tenants(tx, text, span, limit=most),
         }
     jobs = {} if span is None else await _jobs(plane, span)
-    found = [_thing(FoundKind.JOB, row) for some in jobs.values() for row in some][:most]
-    found += [_thing(kind, row) for kind, some in rows.items() for row in some]
+    things = [_thing(FoundKind.JOB, row) for some in jobs.values() for row in some][:most]
+    things += [_thing(kind, row) for kind, some in rows.items() for row in some]
     down = [] if span is None else [name for name in plane.pools if name not in jobs]
-    return FoundThings(found=found, pools_left_out=down)
+    return FoundThings(found=things, pools_left_out=down)
 
 
 def _id_span(text: str) -> IdSpan | None:
@@ -246,14 +252,15 @@ def _id_span(text: str) -> IdSpan | None:
 async def _jobs(plane: ControlPlane, span: IdSpan) -> dict[str, list[FoundRow]]:
     async def read(pool: Database) -> list[FoundRow]:
         async with pool.read() as tx:
-            found = await metrics_queries.find_jobs(tx, span, limit=FOUND_PER_KIND_MAX)
-            return found or await _jobs_of_prompt(tx, span)
+            rows = await metrics_queries.find_jobs(tx, span, limit=FOUND_PER_KIND_MAX)
+            return rows or await _jobs_of_prompt(tx, span)
 
     return await for_each_pool(plane.pools, read, "its jobs are not found", at_once=True)
 
 
 async def _jobs_of_prompt(tx: Tx, span: IdSpan) -> list[FoundRow]:
-    """Clients choose the ids of their prompts, and jobs have others, made of the user's and the prompt's."""
+    """Finds jobs by prompt id. Clients choose their prompt ids, and the job's id is derived from
+    the user's and the prompt's id."""
     if span.first != span.last:
         return []
     users = await metrics_queries.newest_users(tx, limit=USERS_SEARCHED_MAX)
@@ -274,7 +281,8 @@ def _thing(kind: FoundKind, row: FoundRow) -> FoundThing:
 
 SECRET_WORDS = ("key", "secret", "password", "token")
 MASK = "(set)"
-# Passwords have slashes and commas, too: only the next address in a list of them ends one without its @.
+# Passwords may contain slashes and commas. In a list of URLs, a password ends at its @ or where the
+# next URL starts.
 _PASSWORD = re.compile(r"(://[^:/@\s]*):(?:(?!://)\S)+@")
 _SECRET_IN_QUERY = re.compile(
     rf"([?&][^=&,]*(?:{'|'.join(SECRET_WORDS)})[^=&,]*=)(?:(?!,[^,=&]*=\w+:)[^&])+",
@@ -284,24 +292,24 @@ _SECRET_IN_QUERY = re.compile(
 
 @router.get("/settings")
 async def settings_in_force(plane: PlaneDep, request: Request) -> SettingsAnswer:
-    """The settings of this control plane as they are in force; secrets and passwords are masked."""
-    found = [
+    """Returns the current settings of this control plane. Secrets and passwords are masked."""
+    answers = [
         SettingAnswer(
-            name=each.name,
-            variable=variable_of(each.name),
-            value=masked(each.name, getattr(plane.settings, each.name)),
-            remark=remarks().get(each.name, ""),
-            is_default=getattr(plane.settings, each.name) == each.default,
+            name=setting.name,
+            variable=variable_of(setting.name),
+            value=masked(setting.name, getattr(plane.settings, setting.name)),
+            remark=remarks().get(setting.name, ""),
+            is_default=getattr(plane.settings, setting.name) == setting.default,
         )
-        for each in fields(Settings)
+        for setting in fields(Settings)
     ]
     return SettingsAnswer(
-        version=__version__, has_editor=request.app.state.has_editor, settings=found
+        version=__version__, has_editor=request.app.state.has_editor, settings=answers
     )
 
 
 def masked(name: str, value: Any) -> str | int | float | bool:
-    """Leaves out keys, and passwords and keys inside of URLs."""
+    """Masks secrets, and passwords and secrets inside URLs."""
     if isinstance(value, int | float):
         return value
     text = str(value)
@@ -313,7 +321,7 @@ def masked(name: str, value: Any) -> str | int | float | bool:
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 COUNT_SECONDS, ALERT_SECONDS, SLUG_SECONDS = 2.0, 10.0, 10.0
-# A look that takes long is made less often: never more than a tenth of the time.
+# Reads take at most this share of the time. If a read takes long, the next one is delayed.
 SHARE_MAX = 0.1
 NEWEST_MAX, LEASED_MAX, WORKERS_MAX = 100, 200, 500
 STREAMS_PER_OPERATOR_MAX, STREAMS_MAX = 20, 200
@@ -326,7 +334,7 @@ RETRY_SECONDS = 10
 
 @dataclass(frozen=True)
 class ConsoleSnapshot:
-    """What watchers see at one moment: things by their ids."""
+    """The state that watchers see at one moment. Jobs and workers are mapped by id."""
 
     counts: Mapping[str, Any] = field(default_factory=dict)
     jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -336,16 +344,19 @@ class ConsoleSnapshot:
 
 
 def events_between(before: ConsoleSnapshot, after: ConsoleSnapshot) -> Iterator[tuple[str, Any]]:
-    """Yields (kind, data) for what is new; jobs that are no longer told of have ended, or are too many."""
+    """Yields (kind, data) for each change. Jobs that are no longer included have ended or exceed
+    the limit."""
     if after.counts != before.counts:
         yield "counts", after.counts
     jobs = [job for name, job in after.jobs.items() if before.jobs.get(name) != job]
     if jobs:
         yield "jobs", {"jobs": jobs}
-    workers = [each for name, each in after.workers.items() if before.workers.get(name) != each]
-    gone = [name for name in before.workers if name not in after.workers]
-    if workers or gone:
-        yield "workers", {"workers": workers, "gone": gone}
+    workers = [
+        worker for name, worker in after.workers.items() if before.workers.get(name) != worker
+    ]
+    removed = [name for name in before.workers if name not in after.workers]
+    if workers or removed:
+        yield "workers", {"workers": workers, "gone": removed}
     if after.alerts is not None and after.alerts != before.alerts:
         yield "alerts", {"alerts": list(after.alerts)}
     if after.newest_audit is not None and after.newest_audit != before.newest_audit:
@@ -353,7 +364,7 @@ def events_between(before: ConsoleSnapshot, after: ConsoleSnapshot) -> Iterator[
 
 
 class ConsoleFeed:
-    """Reads what changes while anybody watches, and wakes them."""
+    """Reads changes while at least one watcher is connected, and wakes the watchers."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -397,7 +408,7 @@ class ConsoleFeed:
         self.snapshot = ConsoleSnapshot()
 
     async def changed(self, seconds: float) -> None:
-        """Waits for the next look, at most so long."""
+        """Waits for the next read, but no longer than the given seconds."""
         waiting = self._next
         try:
             async with asyncio.timeout(seconds):
@@ -419,8 +430,8 @@ class ConsoleFeed:
         seen = self.snapshot
         if self._is_due("slugs", SLUG_SECONDS):
             async with self._plane.central.read() as tx:
-                found = await catalog.list_workflows(tx, with_open=True)
-            self._slugs = {each.id: each.slug for each in found}
+                workflows = await catalog.list_workflows(tx, with_open=True)
+            self._slugs = {workflow.id: workflow.slug for workflow in workflows}
         seen = replace(seen, jobs=await self._read_jobs())
         if self._is_due("counts", COUNT_SECONDS):
             seen = await self._counted(seen)
@@ -445,21 +456,21 @@ class ConsoleFeed:
             audited = await notifications.find_audit_entries(tx, limit=1)
         alerts = seen.alerts
         if self._is_due("alerts", ALERT_SECONDS):
-            found = await find_alerts(plane, figures)
-            alerts = tuple(each.model_dump(mode="json") for each in found)
+            alerts_found = await find_alerts(plane, figures)
+            alerts = tuple(alert.model_dump(mode="json") for alert in alerts_found)
         took = get_running_loop().time() - begun
         self._due["counts"] = max(self._due.get("counts", 0.0), begun + took / SHARE_MAX)
         shown = {
-            each.worker_id: {
-                "worker_id": each.worker_id,
-                "fleet": each.fleet_name,
-                "state": each.state_at(now, offline_after_seconds=offline_after),
-                "current_load": each.load_with(leases.get(each.worker_id, 0)),
-                "max_concurrency": each.max_concurrency,
-                "models_loaded": list(each.models_loaded),
-                "silent_since": _text_of(each.silent_since(now, unseen_seconds_max=unseen_max)),
+            worker.worker_id: {
+                "worker_id": worker.worker_id,
+                "fleet": worker.fleet_name,
+                "state": worker.state_at(now, offline_after_seconds=offline_after),
+                "current_load": worker.load_with(leases.get(worker.worker_id, 0)),
+                "max_concurrency": worker.max_concurrency,
+                "models_loaded": list(worker.models_loaded),
+                "silent_since": _text_of(worker.silent_since(now, unseen_seconds_max=unseen_max)),
             }
-            for each in workers
+            for worker in workers
         }
         counts = now_view(figures, maintenance=maintenance).model_dump(mode="json")
         newest = audited[0].id if audited else None
@@ -472,7 +483,7 @@ class ConsoleFeed:
                 tx, status=DispatchStatus.LEASED, limit=LEASED_MAX
             )
             known = {row.id: row for row in (*rows, *leased)}
-            # How those have ended that were leased a moment ago.
+            # Reads how the dispatches ended that were leased at the last read.
             ended = await dispatch.get_many(tx, self._leased - known.keys())
         self._leased = frozenset(row.id for row in leased)
         known |= {row.id: row for row in ended}
@@ -480,7 +491,7 @@ class ConsoleFeed:
 
     def _job(self, row: Dispatch) -> Mapping[str, Any]:
         is_leased = row.status is DispatchStatus.LEASED
-        told = self._plane.context.caches.progress.of(row.lease_token) if is_leased else None
+        progress = self._plane.context.caches.progress.of(row.lease_token) if is_leased else None
         return {
             "id": str(row.job_id),
             "dispatch_id": row.id,
@@ -490,8 +501,8 @@ class ConsoleFeed:
             "priority": row.priority,
             "attempt": row.attempts,
             "worker_id": row.worker_id,
-            "percent": told.percent if told else None,
-            "node": told.node if told else None,
+            "percent": progress.percent if progress else None,
+            "node": progress.node if progress else None,
             "error": row.last_error,
             "created_at": row.created_at.isoformat(),
             "started_at": row.started_at and row.started_at.isoformat(),
@@ -512,7 +523,7 @@ def feed_of(request: Request, plane: ControlPlane) -> ConsoleFeed:
 
 
 class ConsoleStream(StreamingResponse):
-    """A stream that counts as watching until either side ends it."""
+    """A stream that counts as a watcher until either side closes it."""
 
     def __init__(self, request: Request, feed: ConsoleFeed, operator: str) -> None:
         feed.require_room(operator)
@@ -533,10 +544,11 @@ class ConsoleStream(StreamingResponse):
     },
 )
 async def watch(request: Request, plane: PlaneDep, operator: OperatorDep) -> StreamingResponse:
-    """What changes: `counts`, `jobs`, `workers`, `alerts` and `audit` (the newest entry's id), each as an event with
-    JSON, at most twice a second.
+    """Streams changes as JSON events: `counts`, `jobs`, `workers`, `alerts` and `audit` (the newest
+    entry's id), each at most twice a second.
 
-    The first events tell all that is known; later ones what is new. A reader that is slow gets fewer events, never old ones.
+    The first events contain the complete state, later ones only changes. A slow client gets fewer
+    events, but never outdated ones.
     """
     return ConsoleStream(request, feed_of(request, plane), operator)
 
@@ -563,7 +575,7 @@ async def _lines(request: Request, feed: ConsoleFeed) -> AsyncIterator[str]:
 
 
 async def _may_watch(request: Request) -> bool:
-    """Whether the key or session that opened the stream is still valid."""
+    """Checks whether the key or session that opened the stream is still valid."""
     try:
         await authenticate_operator(request)
     except FleetError:

@@ -7,7 +7,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from comfyfleet.api.admin import PROPERTY_FORMATS, PROPERTY_TYPES, PropertyAnswer
 from comfyfleet.server.catalog.model import Property
 
-# Other names of types.
+# Aliases of property types.
 TYPES = {
     "image_path": "image",
     "video_path": "video",
@@ -21,8 +21,8 @@ TYPES = {
 
 
 class PropertyBody(BaseModel):
-    """A property of a workflow. Unknown fields cause a warning in the response, as they may be
-    misspelt."""
+    """A property of a workflow. Unknown fields cause a warning in the response, because they may be
+    misspelled."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -60,7 +60,7 @@ class PropertyBody(BaseModel):
     )
     description: str = Field(default="", description="For people.")
     label: str | None = Field(default=None, description="Its name in a form; else from the name.")
-    # A str, as the type: an unknown one gets our own message.
+    # A str, like `type`, so that an unknown format gets our own message.
     format: str | None = Field(
         default=None,
         json_schema_extra={"enum": [*PROPERTY_FORMATS, None]},
@@ -85,9 +85,9 @@ class PropertyBody(BaseModel):
         return field
 
     def parsed(self) -> Property:
-        said = {name: getattr(self, name) for name in type(self).model_fields}
+        values = {name: getattr(self, name) for name in type(self).model_fields}
         choices = None if self.choices is None else tuple(self.choices)
-        return Property(**{**said, "choices": choices})
+        return Property(**{**values, "choices": choices})
 
     def warnings(self) -> list[str]:
         unknown = sorted(self.model_extra or {})

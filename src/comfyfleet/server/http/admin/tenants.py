@@ -1,4 +1,4 @@
-"""Tenants with their users, keys and wallets: created, limited, credited, erased; and the check of the ledger."""
+"""Operators' routes for tenants with their users, keys and wallets, and for verifying the ledger."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -115,7 +115,7 @@ async def create_tenant(
 ) -> MadeTenant:
     """Creates a tenant with its first user and that user's key, which is shown only once.
 
-    The user is written first: if the rest fails, a row without a key is left.
+    The user is stored first. If the rest fails, a user row without a key remains.
     """
     name, tenant_id, user_id, key = check_tenant_name(body.name), uuid4(), uuid4(), new_api_key()
     async with plane.central.read() as tx:
@@ -137,7 +137,7 @@ async def create_tenant(
 @router.get("/tenants")
 async def list_tenants(plane: PlaneDep) -> Tenants:
     async with plane.central.read() as tx:
-        return Tenants(tenants=[answer_of(each) for each in await tenants.list_tenants(tx)])
+        return Tenants(tenants=[answer_of(tenant) for tenant in await tenants.list_tenants(tx)])
 
 
 @router.get("/tenants/{tenant_id}", name="show")
@@ -163,7 +163,8 @@ async def set_limits(
 async def set_retention(
     tenant_id: UUID, body: Retention, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """Sets how long its media and files are kept; older ones are deleted, the ledger stays. Requires an owner."""
+    """Sets how long the tenant's media and files are kept. Older ones are deleted; the ledger is
+    kept. Requires an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
         await record_audit(
@@ -176,7 +177,7 @@ async def set_retention(
 async def set_quota(
     tenant_id: UUID, body: Quota, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """Sets how many bytes it may store, including announced uploads. Requires an owner."""
+    """Sets the tenant's storage limit in bytes, including announced uploads. Requires an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
         await record_audit(
@@ -189,7 +190,7 @@ async def set_quota(
 async def set_show_backends(
     tenant_id: UUID, body: ShowBackends, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantAnswer:
-    """Sets whether its users see the names of machines, tracebacks and devices."""
+    """Sets whether the tenant's users see machine names, tracebacks and devices."""
     return answer_of(
         await tenant_actions.show_backends(
             plane.central, tenant_id, show=body.show_backends, operator=operator, now=now
@@ -208,20 +209,20 @@ async def storage(
     async with plane.pools[tenant.pool].transaction() as tx:
         used = await media.used_bytes(tx, tenant_id)
     own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
-    found = Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
+    storage = Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
     if not unnamed:
-        return found
+        return storage
     count, is_complete = await count_unnamed(plane.context, tenant_id)
-    return found.model_copy(update={"unnamed_objects": count, "is_complete": is_complete})
+    return storage.model_copy(update={"unnamed_objects": count, "is_complete": is_complete})
 
 
 class WantedTenantPrompts(TenantPrompts, Body):
-    """All of it: what is left out is the default."""
+    """The complete settings. Omitted fields get their default."""
 
 
 @router.get("/tenants/{tenant_id}/prompts")
 async def show_prompts(tenant_id: UUID, plane: PlaneDep) -> TenantPrompts:
-    """Which fleets and node types its prompts of ComfyUI's clients may use."""
+    """Returns the fleets and node types that the tenant's ComfyUI clients may use."""
     async with plane.central.read() as tx:
         return (await tenants.get_tenant(tx, tenant_id)).prompts
 
@@ -230,13 +231,14 @@ async def show_prompts(tenant_id: UUID, plane: PlaneDep) -> TenantPrompts:
 async def set_prompts(
     tenant_id: UUID, body: WantedTenantPrompts, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantPrompts:
-    """Sets which fleets and node types its prompts may use. Accepted prompts stay in the queue."""
+    """Sets which fleets and node types the tenant's ComfyUI clients may use. Accepted prompts
+    remain in the queue."""
     async with plane.central.transaction() as tx:
         for name in body.fleets or ():
             await fleets.get_fleet(tx, *name.split("/"))
         tenant = await tenants.set_prompts(tx, tenant_id, body)
-        told = tenant.prompts.model_dump(mode="json")
-        await record_audit(tx, operator, "set_prompts", tenant.subject, now, tenant.id, **told)
+        details = tenant.prompts.model_dump(mode="json")
+        await record_audit(tx, operator, "set_prompts", tenant.subject, now, tenant.id, **details)
     return tenant.prompts
 
 
@@ -246,10 +248,12 @@ def answer_of(tenant: Tenant) -> TenantAnswer:
 
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
 async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDep) -> TenantAnswer:
-    """Deletes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
+    """Deletes a tenant's files, media, prompts, properties, events, webhooks and keys. The ledger
+    is kept.
 
-    Its keys are invalid at once and no new jobs are accepted. Active jobs are cancelled and
-    refunded, and a sweep does the rest; then the tenant's `erased_at` is set. This can't be undone. Requires an owner.
+    The tenant's keys become invalid immediately, and no new jobs are accepted. Active jobs are
+    cancelled and refunded. A sweep deletes the data and then sets the tenant's `erased_at`. This
+    can't be undone. Requires an owner.
     """
     return answer_of(
         await retention.begin_erasure(plane.context, tenant_id, actor=operator, now=now)
@@ -261,7 +265,7 @@ async def verify(
     plane: PlaneDep,
     tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
 ) -> Books:
-    """Verifies wallets against transactions and transactions against jobs. Changes nothing."""
+    """Verifies wallets against transactions and transactions against jobs. Nothing is changed."""
     verified = await checks.verify_ledger(plane.context, tenant_id)
     shown = [
         DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
@@ -296,7 +300,7 @@ class AdminWantedKey(Body):
 async def create_user(
     tenant_id: UUID, body: NewUser, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Creates a user without a key: make one under …/users/{user_id}/keys."""
+    """Creates a user without a key. To create a key, use …/users/{user_id}/keys."""
     async with plane.central.read() as tx:
         pool = plane.pools[(await tenants.require_kept(tx, tenant_id)).pool]
     new = tenant_actions.UserToCreate(uuid4(), tenant_id, body.email, body.name)
@@ -312,9 +316,9 @@ async def list_users(
     limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
 ) -> Users:
     async with plane.context.tenant(tenant_id) as tx:
-        found = await tenants.list_users(tx, tenant_id, after_id=after, limit=limit)
-    following = found[-1].id if len(found) == limit else None
-    return Users(users=[_user_answer(each) for each in found], next=following)
+        users = await tenants.list_users(tx, tenant_id, after_id=after, limit=limit)
+    following = users[-1].id if len(users) == limit else None
+    return Users(users=[_user_answer(user) for user in users], next=following)
 
 
 @router.get(USER, name="show")
@@ -357,16 +361,16 @@ class WorkScope(Body):
 @router.get(WORK, name="work")
 async def list_work(tenant_id: UUID, plane: PlaneDep, user_id: WorkUser = None) -> TenantWork:
     """The tenant's open graph runs and pipeline runs, and its triggers."""
-    found = await tenant_work.list_work(plane.graphs, tenant_work.WorkOwner(tenant_id, user_id))
-    return TenantWork(items=[WorkItemAnswer(**item._asdict()) for item in found])
+    items = await tenant_work.list_work(plane.graphs, tenant_work.WorkOwner(tenant_id, user_id))
+    return TenantWork(items=[WorkItemAnswer(**item._asdict()) for item in items])
 
 
 @router.post(WORK + "/stop", name="stop_work")
 async def stop_work(
     tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
 ) -> StoppedWork:
-    """Stops all runs and pipelines and pauses all triggers; running jobs are cancelled and refunded.
-    Stops at most 100 runs per call."""
+    """Stops all runs and pipelines, at most 100 per call, and pauses all triggers. Running jobs are
+    cancelled and refunded."""
     scope = tenant_work.WorkOwner(tenant_id, body.user_id)
     return _stopped(await tenant_work.stop_all(plane.graphs, scope, actor=operator))
 
@@ -375,7 +379,7 @@ async def stop_work(
 async def pause_work(
     tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
 ) -> StoppedWork:
-    """Pauses all runs and triggers; their submitted jobs continue. Pauses at most 100 runs per call."""
+    """Pauses all triggers and runs, at most 100 runs per call. Submitted jobs continue."""
     scope = tenant_work.WorkOwner(tenant_id, body.user_id)
     return _stopped(await tenant_work.pause_all(plane.graphs, scope, actor=operator))
 
@@ -384,7 +388,7 @@ async def pause_work(
 async def stop_item(
     tenant_id: UUID, kind: WorkKind, item_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> WorkItemAnswer:
-    """Stops a run and refunds its jobs, or pauses a trigger; repeating it changes nothing."""
+    """Stops a run and refunds its jobs, or pauses a trigger. Repeating the call has no effect."""
     item = await tenant_work.stop_item(plane.graphs, tenant_id, kind, item_id, actor=operator)
     return WorkItemAnswer(**item._asdict())
 
@@ -416,24 +420,24 @@ async def create_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminMadeKey:
-    """Makes a key. It is shown only once, and stored hashed."""
+    """Creates a key. It is shown only once and stored hashed."""
     user, key = await _user(plane, tenant_id, user_id), new_api_key()
     wanted = NewApiKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
     async with plane.central.transaction() as tx:
         await tenants.require_kept(tx, tenant_id)
-        made = await tenants.create_key(tx, wanted, now=now)
+        created = await tenants.create_key(tx, wanted, now=now)
         await record_audit(
-            tx, operator, "create_key", user.subject, now, tenant_id, **_key_details(made)
+            tx, operator, "create_key", user.subject, now, tenant_id, **_key_details(created)
         )
-    return AdminMadeKey(**_key_answer(made).model_dump(), key=key)
+    return AdminMadeKey(**_key_answer(created).model_dump(), key=key)
 
 
 @router.get(USER + "/keys")
 async def list_keys(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> AdminKeys:
     await _user(plane, tenant_id, user_id)
     async with plane.central.read() as tx:
-        found = await tenants.list_keys(tx, tenant_id, user_id)
-    return AdminKeys(keys=[_key_answer(each) for each in found])
+        keys = await tenants.list_keys(tx, tenant_id, user_id)
+    return AdminKeys(keys=[_key_answer(key) for key in keys])
 
 
 @router.post(USER + "/keys/{key_id}/revoke")
@@ -445,7 +449,7 @@ async def revoke_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminKeyAnswer:
-    """Revokes a key at once; repeating it changes nothing."""
+    """Revokes a key immediately. Repeating the call has no effect."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
@@ -505,8 +509,9 @@ async def credit(
     operator: OwnerDep,
     response: Response,
 ) -> Balance:
-    """Credits a payment. The same id counts once in the whole installation: a repeat returns the
-    balance, and 409 follows for another tenant, user or amount. Requires an owner."""
+    """Credits a payment. A payment id is credited once in the whole installation. Repeating the
+    call returns the balance; the same id with another tenant, user or amount is a 409. Requires an
+    owner."""
     pool = await plane.context.pool_of(tenant_id)
     payment = PaymentClaim(body.provider_transaction_id, tenant_id, user_id, body.amount)
     credited = await tenant_actions.credit_payment(
@@ -525,14 +530,14 @@ async def list_wallets(
     after: Annotated[UUID | None, Query(description="Only users after this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
 ) -> AdminWallets:
-    """The balances of all users that ever had tokens, by user."""
+    """Lists the balances of all users that have ever had tokens, by user."""
     async with plane.context.tenant(tenant_id) as tx:
-        found = await ledger.balances(tx, tenant_id, after_user_id=after, limit=limit)
+        balances = await ledger.balances(tx, tenant_id, after_user_id=after, limit=limit)
     wallets = [
         AdminWalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
-        for user_id, balance in found
+        for user_id, balance in balances
     ]
-    return AdminWallets(wallets=wallets, next=found[-1][0] if len(found) == limit else None)
+    return AdminWallets(wallets=wallets, next=balances[-1][0] if len(balances) == limit else None)
 
 
 @router.get(WALLET, name="show")
@@ -553,10 +558,10 @@ async def transactions(
 ) -> AdminTransactions:
     async with plane.context.tenant(tenant_id) as tx:
         await tenants.get_user(tx, tenant_id, user_id)
-        found = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
-    following = found[-1].id if len(found) == limit else None
+        entries = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
+    following = entries[-1].id if len(entries) == limit else None
     return AdminTransactions(
-        transactions=[_transaction_answer(each) for each in found], next=following
+        transactions=[_transaction_answer(entry) for entry in entries], next=following
     )
 
 
