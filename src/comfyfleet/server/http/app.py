@@ -152,7 +152,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
 def _operation(
     method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
 ) -> str:
-    told = operation.get("description") or operation.get("summary", "")
+    summary = operation.get("description") or operation.get("summary", "")
     rows = [*_parameters(operation), *_fields(operation, schemas)]
     table = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{escape(text)}</td></tr>"
@@ -160,13 +160,17 @@ def _operation(
     )
     return (
         f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
-        f"<p>{escape(told)}</p><table>{table}</table></details>"
+        f"<p>{escape(summary)}</p><table>{table}</table></details>"
     )
 
 
 def _parameters(operation: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for each in operation.get("parameters", ()):
-        yield each["name"], f"{each['in']}, {_kind(each['schema'])}", each.get("description", "")
+    for parameter in operation.get("parameters", ()):
+        yield (
+            parameter["name"],
+            f"{parameter['in']}, {_kind(parameter['schema'])}",
+            parameter.get("description", ""),
+        )
 
 
 def _fields(
@@ -174,15 +178,15 @@ def _fields(
 ) -> Iterator[tuple[str, str, str]]:
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
-    found = schemas.get(_name(schema), {})
-    for name, each in found.get("properties", {}).items():
-        must = ", required" if name in found.get("required", ()) else ""
-        yield name, f"body, {_kind(each)}{must}", each.get("description", "")
+    found_schema = schemas.get(_name(schema), {})
+    for name, field in found_schema.get("properties", {}).items():
+        must = ", required" if name in found_schema.get("required", ()) else ""
+        yield name, f"body, {_kind(field)}{must}", field.get("description", "")
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_kind(option) for option in schema["anyOf"]))
     return _name(schema) or str(schema.get("format") or schema.get("type") or "any")
 
 

@@ -228,8 +228,8 @@ def release_request(scope: Scope) -> None:
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
     """Returns the connection of a request; None under another ASGI server."""
-    found: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
-    return found
+    connection: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
+    return connection
 
 
 try:
@@ -690,9 +690,9 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The server tells only the last request of it."""
-        for each in self._unanswered:
-            each.disconnected = True
-            each.message_event.set()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     @property

@@ -76,10 +76,10 @@ def _message(error: Mapping[str, Any]) -> str:
     is_text = isinstance(error.get("input"), str) and error["type"] in ("too_long", "too_short")
     words = _MESSAGES.get(f"string_{error['type']}" if is_text else error["type"])
     if words is None:
-        said = str(error["msg"]).removeprefix(_VALUE_ERROR_PREFIX)
-        return said.replace("Input should be", "must be")
-    said = words.format_map(error.get("ctx") or {})
-    return said.replace(" 1 characters", " 1 character").replace(" 1 entries", " 1 entry")
+        message = str(error["msg"]).removeprefix(_VALUE_ERROR_PREFIX)
+        return message.replace("Input should be", "must be")
+    message = words.format_map(error.get("ctx") or {})
+    return message.replace(" 1 characters", " 1 character").replace(" 1 entries", " 1 entry")
 
 
 def _field(place: tuple[Any, ...]) -> str:
@@ -184,13 +184,13 @@ def response_to_error(error: errors.FleetError, path: str) -> Response:
     """Returns a response with all details for operators; others get no details of internal errors,
     which are logged."""
     headers = headers_of(error)
-    said = errors.said_to_customers(error)
-    if path.startswith(ADMIN_PREFIX) or said == error.message:
+    public_message = errors.said_to_customers(error)
+    if path.startswith(ADMIN_PREFIX) or public_message == error.message:
         message = said_to_operators(error)
         return error_response(status_of(error), error.code, message, error.details, headers=headers)
     level, extra = log_level_of(error), {"details": dict(error.details)}
     logger.log(level, "%s: %s", error.code, error.message, extra=extra)
-    return error_response(status_of(error), error.code, said, headers=headers)
+    return error_response(status_of(error), error.code, public_message, headers=headers)
 
 
 def said_to_operators(error: errors.FleetError) -> str:
@@ -218,10 +218,12 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
 
 def _validation_response(error: RequestValidationError) -> Response:
     """Names the fields, never their values, which may be keys."""
-    problems = [describe_validation_error(each) for each in error.errors()[:PROBLEMS_SHOWN_MAX]]
+    problems = [
+        describe_validation_error(error_item) for error_item in error.errors()[:PROBLEMS_SHOWN_MAX]
+    ]
     message = "; ".join(
-        f"{each['field']}: {each['message']}" if each["field"] else each["message"]
-        for each in problems
+        f"{problem['field']}: {problem['message']}" if problem["field"] else problem["message"]
+        for problem in problems
     )
     return error_response(422, errors.InvalidInput.code, message, {"fields": problems})
 

@@ -44,8 +44,8 @@ async def show_example(name: str, request: Request, plane: PlaneDep, now: NowDep
 
 
 def example_views(plane: ControlPlane, examples: Iterable[EffectExample]) -> Iterator[Example]:
-    for each in examples:
-        yield Example(before=_view(plane, each.before), after=_view(plane, each.after))
+    for example in examples:
+        yield Example(before=_view(plane, example.before), after=_view(plane, example.after))
 
 
 def _view(plane: ControlPlane, file: ExampleFile | None) -> ExampleMedia | None:

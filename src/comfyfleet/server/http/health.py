@@ -290,10 +290,10 @@ async def _metrics_of_first(
     import httpx  # takes memory, and time at the start, which most processes need not spend
 
     transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
-    given = {"authorization": request.headers.get("authorization", "")}
+    headers = {"authorization": request.headers.get("authorization", "")}
     try:
         async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
-            answer = await client.get("http://first/metrics", headers=given)
+            answer = await client.get("http://first/metrics", headers=headers)
         return answer.raise_for_status().content
     except httpx.HTTPError as error:
         logger.warning("metrics of the first process can't be read: %s", error)
@@ -331,7 +331,8 @@ class _MetricsCache:
             scaling = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
         seconds = plane.settings.scale_target_seconds
         wanted = [
-            ((each.slug, each.stage), wanted_by(each, target_seconds=seconds)) for each in scaling
+            ((fleet.slug, fleet.stage), wanted_by(fleet, target_seconds=seconds))
+            for fleet in scaling
         ]
         await self._outcomes.look(plane.central, now)
         runs = await read_run_figures(plane.pools)
@@ -357,7 +358,7 @@ class _Snapshot(Collector):
 
     def _lanes(self) -> Iterator[Metric]:
         names = ("workflow", "stage", "provider")
-        lanes = [((each.workflow, each.stage, each.provider), each) for each in self.figures.lanes]
+        lanes = [((lane.workflow, lane.stage, lane.provider), lane) for lane in self.figures.lanes]
         for name, text, field in (
             ("queue_depth", "Jobs that wait", "queued"),
             ("leases", "Jobs that a worker holds", "leased"),
@@ -367,7 +368,7 @@ class _Snapshot(Collector):
 
     def _fleets(self) -> Iterator[Metric]:
         names = ("fleet", "stage")
-        fleets = [((each.slug, each.stage), each) for each in self.figures.fleets]
+        fleets = [((fleet.slug, fleet.stage), fleet) for fleet in self.figures.fleets]
         for name, text, field in (
             ("fleet_queue_depth", "Jobs that wait and that the fleet may run", "queued"),
             ("fleet_leases", "Leased jobs of the fleet's workflows", "leased"),
@@ -376,7 +377,9 @@ class _Snapshot(Collector):
         ):
             yield _gauge(name, text, names, [(key, getattr(each, field)) for key, each in fleets])
         states = [
-            ((*key, state), each.workers.get(state, 0)) for key, each in fleets for state in STATES
+            ((*key, state), fleet.workers.get(state, 0))
+            for key, fleet in fleets
+            for state in STATES
         ]
         text = "Workers that would start all waiting jobs within COMFYFLEET_SCALE_TARGET_SECONDS"
         yield _gauge("wanted_workers", text, names, self.wanted)
@@ -384,11 +387,11 @@ class _Snapshot(Collector):
 
     def _switches(self) -> Iterator[Metric]:
         """Only the models with the most certain estimates, as the number of labels must be limited."""
-        names = {each.fleet_id: (each.slug, each.stage) for each in self.figures.fleets}
+        names = {fleet.fleet_id: (fleet.slug, fleet.stage) for fleet in self.figures.fleets}
         best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
         known = [
-            ((*names[fleet_id], model), each)
-            for (fleet_id, model), each in best[:MODELS_SHOWN_MAX]
+            ((*names[fleet_id], model), estimate)
+            for (fleet_id, model), estimate in best[:MODELS_SHOWN_MAX]
             if fleet_id in names
         ]
         labels = ("fleet", "stage", "model")
@@ -406,14 +409,14 @@ class _Snapshot(Collector):
             ("pipeline_runs", "Pipeline runs", "pipeline_runs", PIPELINE_RUNS),
         ):
             values = [
-                ((pool, state), getattr(each, field).get(state, 0))
-                for pool, each in self.runs.items()
+                ((pool, state), getattr(run, field).get(state, 0))
+                for pool, run in self.runs.items()
                 for state in states
             ]
             yield _gauge(name, text, labels, values)
         jobs = [
-            ((pool, kind, state), each.jobs.get((kind, state), 0))
-            for pool, each in self.runs.items()
+            ((pool, kind, state), run.jobs.get((kind, state), 0))
+            for pool, run in self.runs.items()
             for kind in KINDS
             for state in JOBS
         ]

@@ -131,8 +131,12 @@ def _row_with(rows: bytes, ends: bytes) -> bytes | None:
 def _cells(address: Address) -> Iterator[bytes]:
     """An address as the tables write it, such as `0100007F:1F40`; IPv4 also in its IPv6 form."""
     host, port = address
-    found = _unmapped(ipaddress.ip_address(host))
-    forms = [found.packed, MAPPED_PREFIX + found.packed] if found.version == 4 else [found.packed]
+    parsed_address = _unmapped(ipaddress.ip_address(host))
+    forms = (
+        [parsed_address.packed, MAPPED_PREFIX + parsed_address.packed]
+        if parsed_address.version == 4
+        else [parsed_address.packed]
+    )
     for form in [*forms, *forms][:2]:
         yield b"%b:%04X" % (_in_kernel_order(form), port)
 

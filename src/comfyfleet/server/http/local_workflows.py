@@ -67,7 +67,7 @@ async def register_local(
     async with plane.central.read() as tx:
         version = await catalog.get_version(tx, await catalog.find_workflow(tx, slug))
     return LocalWorkflowAnswer(
-        slug=slug, properties={each.name: each.type for each in version.properties}
+        slug=slug, properties={prop.name: prop.type for prop in version.properties}
     )
 
 

@@ -88,11 +88,11 @@ class SignInFlow:
 
 
 def flow_from(cookie: str) -> SignInFlow | None:
-    found = _FLOW.fullmatch(cookie)
-    if found is None:
+    match = _FLOW.fullmatch(cookie)
+    if match is None:
         return None
     try:
-        return SignInFlow(found[1], safe_path(urlsafe_b64decode(found[2]).decode()))
+        return SignInFlow(match[1], safe_path(urlsafe_b64decode(match[2]).decode()))
     except (BadBase64, UnicodeDecodeError):
         return None
 
@@ -209,16 +209,16 @@ class OidcProvider:
         if self._metadata is not None and self._clock() - self._metadata[0] < KEPT_SECONDS:
             return self._metadata[1]
         url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-        found = await _json_from("GET", url)
-        if found.get("issuer") != self._issuer:
+        document = await _json_from("GET", url)
+        if document.get("issuer") != self._issuer:
             raise UnexpectedAnswer("the identity provider names another issuer than the settings")
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             try:
-                _checked_url(str(found.get(name) or ""), name)
+                _checked_url(str(document.get(name) or ""), name)
             except InvalidInput as error:
                 raise UnexpectedAnswer(error.message) from None
-        self._metadata = self._clock(), found
-        return found
+        self._metadata = self._clock(), document
+        return document
 
     async def _read_keys(
         self, metadata: Mapping[str, Any], *, is_unknown: bool = False
@@ -228,9 +228,9 @@ class OidcProvider:
         kept_seconds = KEYS_AGAIN_SECONDS if is_unknown else KEPT_SECONDS
         if self._keys is not None and self._clock() - self._keys[0] < kept_seconds:
             return self._keys[1]
-        found = await _json_from("GET", str(metadata["jwks_uri"]))
+        key_set = await _json_from("GET", str(metadata["jwks_uri"]))
         try:
-            keys = KeySet.import_key_set(found)  # type: ignore[arg-type]
+            keys = KeySet.import_key_set(key_set)  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer("the identity provider's keys can't be read") from error
         self._keys = self._clock(), keys
@@ -304,12 +304,12 @@ async def _require_resolvable(url: str) -> None:
 
 def _object(body: bytes, status: int) -> Mapping[str, Any]:
     try:
-        found = json.loads(body) if status == 200 else None
+        content = json.loads(body) if status == 200 else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise UnexpectedAnswer(f"the identity provider has answered {status}, and no JSON object")
-    return found
+    return content
 
 
 def install(app: FastAPI, plane: ControlPlane) -> None:

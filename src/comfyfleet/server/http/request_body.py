@@ -120,7 +120,7 @@ def parse_leniently(body: bytes) -> Any:
 def _parse(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
     text = _text_of(body)
     value = _decode(text, decoder, in_steps)
-    if any(each in text for each in _SUSPECT):
+    if any(escape in text for escape in _SUSPECT):
         _check_texts(value)
     return value
 
@@ -130,7 +130,7 @@ def parse_tolerantly(body: bytes) -> Any:
     surrogates by U+FFFD."""
     text = _text_of(body)
     value = _decode(text, _TOLERANT, _TOLERANT_IN_STEPS)
-    return _clean(value) if any(each in text for each in _SUSPECT) else value
+    return _clean(value) if any(escape in text for escape in _SUSPECT) else value
 
 
 def _text_of(body: bytes) -> str:
@@ -144,7 +144,7 @@ def _clean(value: Any) -> Any:
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {_clean(name): _clean(inner) for name, inner in value.items()}
-    return [_clean(each) for each in value] if isinstance(value, list) else value
+    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 def _decode(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
@@ -176,11 +176,13 @@ def _too_deep() -> InvalidInput:
 
 
 def _check_texts(value: Any) -> None:
-    left = [value]
-    while left:
-        found = left.pop()
-        left.extend(_inside(found))
-        for text in (found, *found) if isinstance(found, dict) else (found,):
+    remaining = [value]
+    while remaining:
+        value_found = remaining.pop()
+        remaining.extend(_inside(value_found))
+        for text in (
+            (value_found, *value_found) if isinstance(value_found, dict) else (value_found,)
+        ):
             if isinstance(text, str) and (problem := problem_with_text(text)):
                 raise InvalidInput(problem)
 
@@ -192,12 +194,12 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         # All counted in one pass: there may be as many names as a body has values.
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise InvalidInput(f"the field {twice[:100]!r} occurs twice in the same object")
-    return found
+    return fields
 
 
 def _float(text: str) -> float:

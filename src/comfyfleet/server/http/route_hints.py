@@ -22,14 +22,14 @@ class KnownRoute(NamedTuple):
 
 
 def known_routes(routes: Iterable[BaseRoute]) -> tuple[KnownRoute, ...]:
-    found = {
+    routes_found = {
         (method, path)
         for route in routes
         for path in (getattr(route, "path", ""),)
         for method in getattr(route, "methods", None) or ()
         if getattr(route, "include_in_schema", False) and method != "HEAD"
     }
-    return tuple(KnownRoute(method, path, _segments(path)) for method, path in sorted(found))
+    return tuple(KnownRoute(method, path, _segments(path)) for method, path in sorted(routes_found))
 
 
 def hint_for(method: str, path: str, known: Sequence[KnownRoute]) -> str | None:

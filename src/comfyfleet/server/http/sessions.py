@@ -84,8 +84,8 @@ def require_own_page(connection: HTTPConnection, public_url: str) -> None:
 
 
 def require_csrf_token(connection: HTTPConnection, secret: str) -> None:
-    given = connection.headers.get(CSRF_HEADER, "")
-    if not hmac.compare_digest(given.encode(), csrf_token(secret).encode()):
+    token = connection.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(token.encode(), csrf_token(secret).encode()):
         raise Forbidden(
             f"a browser that is signed in must send {CSRF_HEADER} with every change",
             header=CSRF_HEADER,
@@ -177,8 +177,8 @@ def _cookie_name(secure: bool) -> str:
 
 def is_secure(connection: HTTPConnection, public_url: str) -> bool:
     """Whether the browser speaks TLS, be it to a proxy before us."""
-    told = connection.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
-    if not {"https", "wss"}.isdisjoint((connection.scope.get("scheme"), told)):
+    forwarded_scheme = connection.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
+    if not {"https", "wss"}.isdisjoint((connection.scope.get("scheme"), forwarded_scheme)):
         return True
     host = connection.headers.get("host", "")
     return public_url.startswith("https:") and place_of(f"//{host}") == place_of(public_url)
@@ -196,7 +196,7 @@ def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
         return False
     origin = headers.get("origin")
     own = (f"//{headers.get('host', '')}", public_url)
-    return origin is None or place_of(origin) in [place_of(each) for each in own if each]
+    return origin is None or place_of(origin) in [place_of(url) for url in own if url]
 
 
 def place_of(url: str) -> tuple[str | None, int | None]:

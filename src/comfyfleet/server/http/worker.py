@@ -1,5 +1,5 @@
-"""The workers' API: ten endpoints under /api/worker, authentication by key, and long polls. If
-the client of a poll disconnects, its job goes to another worker."""
+"""The workers' API: the endpoints under /api/worker, authentication by key, and long polls. If the
+client of a poll disconnects, its job goes to another worker."""
 
 import asyncio
 import logging
@@ -73,9 +73,10 @@ _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
 
 async def authenticate_worker(request: Request) -> FleetWorker:
-    """Authenticates a worker before the request's body is read; switches to its next key when that
-    is first used."""
-    # Not by `_bearer`, which makes a model of it: that takes as long as reading the worker.
+    """Authenticates a worker before the request body is read. Switches to the worker's next key
+    when that key is first used."""
+    # Parsed here instead of by `_bearer`, which builds a model. That takes as long as reading the
+    # worker.
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated(
@@ -88,14 +89,14 @@ async def authenticate_worker(request: Request) -> FleetWorker:
         return worker
     async with plane.central.transaction() as tx:
         worker = await fleets.take_next_key(tx, worker, key_hash)
-    # What still waits with the key before is sent away, here and elsewhere.
+    # Ends polls that still wait with the previous key, in this and other processes.
     plane.queue.order([worker.worker_id])
     return worker
 
 
 async def _authenticate(request: Request, plane: ControlPlane, key: str) -> FleetWorker:
-    """Authenticates a worker; for a poll, also reads in the same statement what decides about its
-    jobs."""
+    """Authenticates a worker. For a poll, the same statement also reads the facts that decide which
+    jobs the worker gets."""
     async with plane.central.read() as tx:
         if request.scope["path"] != POLL:
             return await fleets.authenticate_worker(tx, key)
@@ -106,12 +107,12 @@ async def _authenticate(request: Request, plane: ControlPlane, key: str) -> Flee
 
 
 def read_with_key(scope: Scope) -> ReadWithKey | None:
-    found: ReadWithKey | None = scope["state"].get("read_with_key")
-    return found
+    facts: ReadWithKey | None = scope["state"].get("read_with_key")
+    return facts
 
 
 async def authenticate_fleet(request: Request) -> None:
-    """Checks that some fleet has this secret; the body, which is read later, says which fleet."""
+    """Checks that a fleet has this secret. The body, which is read later, names the fleet."""
     async with plane_of(request).central.read() as tx:
         await fleets.check_known_secret(tx, request.headers.get(SECRET_HEADER, ""))
 
@@ -131,7 +132,8 @@ def require_self(worker: FleetWorker, worker_id: str | None) -> None:
 
 
 class LongPollResponse(Response):
-    """Responds when the work is done. Keeps nothing of the request, as thousands wait at a time."""
+    """Responds when the work is done. Keeps no reference to the request, because thousands of polls
+    wait at the same time."""
 
     media_type = "application/json"
 
@@ -140,9 +142,9 @@ class LongPollResponse(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made = await cancel_on_disconnect(receive, self._work)
-        # Nobody reads the answer to one who is gone.
-        self.body = made.model_dump_json().encode() if made else b"{}"
+        answer = await cancel_on_disconnect(receive, self._work)
+        # After a disconnect, the response isn't read.
+        self.body = answer.model_dump_json().encode() if answer else b"{}"
         self.init_headers()
         await super().__call__(scope, receive, send)
 
@@ -150,19 +152,19 @@ class LongPollResponse(Response):
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, BaseModel]
 ) -> BaseModel | None:
-    """Runs work; if the client disconnects first, cancels it, which returns its lease, and returns
-    None."""
+    """Runs work. If the client disconnects first, cancels the work, which returns its lease, and
+    returns None."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             working.cancel()
             await asyncio.wait({working})
             return None
         return working.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         working.cancel()
 
 
@@ -190,7 +192,7 @@ def with_requested_fields(found: Polled, *, is_brief: bool) -> Polled:
 
 
 class PollResponse(Response):
-    """Parks the connection while the poll waits; under another ASGI server, a coroutine waits
+    """Parks the connection while the poll waits. Under another ASGI server, a coroutine waits
     instead."""
 
     def __init__(self, plane: ControlPlane, worker: FleetWorker, said: Poll) -> None:
@@ -204,21 +206,21 @@ class PollResponse(Response):
             await LongPollResponse(wait_for_job(plane, worker, said, read))(scope, receive, send)
             return
         session = PollSession(worker, said)
-        found = await cancel_on_lost_connection(
+        polled = await cancel_on_lost_connection(
             connection, session.begin(plane.context, worker, said, read)
         )
-        if found is None:
+        if polled is None:
             return
-        if isinstance(found, PollWait) and (parked := connection.park()) is not None:
+        if isinstance(polled, PollWait) and (parked := connection.park()) is not None:
             scope["state"][PARKED] = parked
-            ParkedPoll(plane, session, parked, is_brief=said.is_brief).wait(found)
+            ParkedPoll(plane, session, parked, is_brief=said.is_brief).wait(polled)
             return
-        if isinstance(found, PollWait):
+        if isinstance(polled, PollWait):
             session.end(plane.context)
             connection.leave_admission()
             await LongPollResponse(wait_for_job(plane, worker, said))(scope, receive, send)
             return
-        await json_response(with_requested_fields(found, is_brief=said.is_brief))(
+        await json_response(with_requested_fields(polled, is_brief=said.is_brief))(
             scope, receive, send
         )
 
@@ -226,8 +228,8 @@ class PollResponse(Response):
 async def cancel_on_lost_connection(
     connection: HttpConnection, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """Runs work; if the connection is lost first, cancels it, which returns its lease, and returns
-    None."""
+    """Runs work. If the connection is lost first, cancels the work, which returns its lease, and
+    returns None."""
     working = asyncio.current_task()
     if working is None or connection.is_lost:
         work.close()
@@ -245,7 +247,7 @@ async def cancel_on_lost_connection(
 
 
 class ParkedPoll:
-    """A poll that waits without a coroutine, which saves memory."""
+    """A poll that waits without a coroutine, to save memory."""
 
     __slots__ = ("_is_brief", "_parked", "_pending", "_plane", "_polling")
 
@@ -262,13 +264,13 @@ class ParkedPoll:
             loop = asyncio.get_running_loop()
             self._pending = loop.call_later(wait.seconds, self._resume, None)
             return
-        self._pending = asked = self._plane.queue.ask(
+        self._pending = request = self._plane.queue.ask(
             wait.waiter, wait_seconds=wait.seconds, as_of=wait.as_of
         )
-        asked.future.add_done_callback(self._resume)
+        request.future.add_done_callback(self._resume)
 
     def lost(self) -> None:
-        """Called when the worker has disconnected: a job meant for it goes to another."""
+        """Called when the worker has disconnected. A job assigned to it goes to another worker."""
         self._polling.end(self._plane.context)
         if isinstance(self._pending, PollRequest):
             self._plane.queue.leave(self._pending)
@@ -276,8 +278,8 @@ class ParkedPoll:
             self._pending.cancel()
 
     def stopped(self) -> None:
-        """Called when this process stops: the poll is answered without a job, and the worker polls
-        again."""
+        """Called when this process stops. Responds to the poll without a job, so that the worker
+        polls again."""
         if not isinstance(self._pending, asyncio.Task):
             self.lost()
             self._answer(json_response(Polled(reason="the control plane stops")))
@@ -290,13 +292,13 @@ class ParkedPoll:
         with bind_ids(request_id=self._parked.request_id):
             try:
                 lease = None if waited is None else waited.result()
-                found = await self._polling.resume(self._plane.context, lease)
+                polled = await self._polling.resume(self._plane.context, lease)
             except HANDLED_ERRORS as error:
                 self._answer(response_to_any_error(error, POLL, self._plane.meters))
             except Exception as error:  # noqa: BLE001 — the worker gets an answer in any case
                 self._answer(response_to_failure(error, "POST", POLL, self._parked.request_id))
             else:
-                self._handle_result(found)
+                self._handle_result(polled)
 
     def _answer(self, response: Response) -> None:
         self._polling.end(self._plane.context)
@@ -327,24 +329,26 @@ async def register(
 
 @router.post("/poll", response_model=Polled)
 async def poll(plane: PlaneDep, worker: WorkerDep, said: Poll) -> Response:
-    """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
+    """Requests a job and waits up to `wait_seconds` for it. Without a job, the response has the
+    reason."""
     require_self(worker, said.worker_id)
     return PollResponse(plane, worker, said)
 
 
 @router.post("/heartbeat")
 async def heartbeat(plane: PlaneDep, worker: WorkerDep, said: Heartbeat) -> HeartbeatAnswer:
-    """Extends the lease, reports start and progress, requests new URLs; the response has the operators' orders."""
+    """Extends the lease, reports start and progress, and requests new URLs. The response contains
+    operators' orders."""
     await note_heartbeat(plane, worker, said)
     return await beat(plane.context, said, worker=worker)
 
 
 @router.post("/complete", response_model=Completed)
 async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Response:
-    """Accepts the result once; a repeated call with the same token gets the same response.
+    """Accepts the result once. A repeated call with the same token gets the same response.
 
     With a `poll`, the response's `next` is what /poll would return. A poll that waits to prefetch
-    continues as the poll of a worker with one lease less, and `polls_on` is true.
+    continues as the poll of a worker with one lease fewer, and `polls_on` is true.
     """
     worker_id = worker.worker_id
     async with finish.lease_kept(plane.context, said, worker_id):
@@ -360,7 +364,7 @@ async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Respon
 
 
 async def _poll_next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Completed:
-    """Polls for the next job. Errors are not raised, because the lease has ended already."""
+    """Polls for the next job. Errors are not raised, because the lease has already ended."""
     try:
         require_self(worker, said.worker_id)
         return Completed(next=await wait_for_job(plane, worker, said))
@@ -371,7 +375,8 @@ async def _poll_next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Co
 
 @router.post("/fail")
 async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> FailAnswer:
-    """Fails the job at once, whatever attempts remain. The response names unknown fields."""
+    """Fails the job immediately, regardless of the remaining attempts. The response names unknown
+    fields."""
     async with finish.lease_kept(plane.context, said, worker.worker_id):
         await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
         await finish.fail(
@@ -388,7 +393,7 @@ async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> FailAnswer:
 
 @router.post("/requeue")
 async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
-    """Returns the lease; whether that counts as an attempt depends on the reason."""
+    """Returns the lease. Whether this counts as an attempt depends on the reason."""
     reason, detail = reason_of(said)
     if reason == "backend_lacks":
         await requeue_elsewhere(plane.context, worker, said)
@@ -409,14 +414,14 @@ async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
 
 @router.post("/facts")
 async def report_facts(plane: PlaneDep, worker: WorkerDep, said: FactsReport) -> FactsReported:
-    """Reports what the backend has, as an answer to `facts_wanted`."""
+    """Reports the backend's nodes and models, in response to `facts_wanted`."""
     require_self(worker, said.worker_id)
     return await job_poll.note_facts(plane.context, worker, said)
 
 
 @router.post("/deregister")
 async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Done:
-    """Leaves the fleet; its leases are requeued."""
+    """Removes the worker from its fleet and requeues its leases."""
     require_self(worker, said.worker_id)
     await deregister_worker(plane, worker)
     return DONE
@@ -424,8 +429,8 @@ async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Do
 
 @router.post("/routes", response_model=RoutePolled)
 async def poll_routes(plane: PlaneDep, worker: WorkerDep, said: RoutePoll) -> Response:
-    """Asks for a call of a custom node's route, and waits up to `wait_seconds` for one. It is to be
-    sent to the backend once, and answered by /routes/answer."""
+    """Requests a call of a custom node's route and waits up to `wait_seconds` for it. The worker
+    must send the call to the backend once, and return the response with /routes/answer."""
     require_self(worker, said.worker_id)
     return LongPollResponse(_next_route_call(plane, worker, said))
 
@@ -438,17 +443,18 @@ async def _next_route_call(
 
 @router.post("/routes/answer")
 async def answer_route(plane: PlaneDep, worker: WorkerDep, said: RouteAnswer) -> Done:
-    """What the backend answered; 404 if nobody waits for it any more."""
+    """Returns the backend's response to the caller. The result is 404 if the caller no longer waits
+    for it."""
     require_self(worker, said.worker_id)
     await plane.routes.answer(said)
     return DONE
 
 
-# At least once for each job, or all day long.
+# Routes that are called at least once per job, or permanently.
 CALLED_OFTEN = tuple(
-    each
-    for each in router.routes
-    if isinstance(each, APIRoute) and each.endpoint in (poll, heartbeat, complete, fail, requeue)
+    route
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.endpoint in (poll, heartbeat, complete, fail, requeue)
 )
 
 

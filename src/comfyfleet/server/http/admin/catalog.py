@@ -472,9 +472,9 @@ async def activate(
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
         if body and version is not None and not body.break_effects:
-            wanted = await catalog.get_version(tx, workflow, version)
+            version_row = await catalog.get_version(tx, workflow, version)
             before = await catalog.properties_in_use(tx, workflow.slug)
-            await catalog.require_no_broken_effects(tx, workflow, wanted.properties, before)
+            await catalog.require_no_broken_effects(tx, workflow, version_row.properties, before)
         return await catalog.activate_version(tx, workflow, version=version)
 
     return await _change_workflow(plane, slug, "activate", change, operator, now, version=version)

@@ -268,8 +268,10 @@ async def verify(
     """Verifies wallets against transactions and transactions against jobs. Nothing is changed."""
     verified = await checks.verify_ledger(plane.context, tenant_id)
     shown = [
-        DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
-        for each in verified.drifts[:SHOWN_DRIFTS_MAX]
+        DriftAnswer.model_validate(
+            {name: getattr(drift, name) for name in DriftAnswer.model_fields}
+        )
+        for drift in verified.drifts[:SHOWN_DRIFTS_MAX]
     ]
     return Books(
         is_sound=verified.is_sound,

@@ -32,7 +32,7 @@ ROUTES = (
 
 
 def gateway_router(plane: ControlPlane, local: LocalAccess | None = None) -> GatewayRouter:
-    """`local`: access for programs of this machine without a key."""
+    """Builds the gateway's router. `local` allows programs on this machine to call without a key."""
     return GatewayRouter(Gateway(plane, local), ROUTES, sockets.SOCKETS)
 
 

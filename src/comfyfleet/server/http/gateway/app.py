@@ -1,4 +1,5 @@
-"""The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
+"""The gateway in front of the control plane's own routes. It handles ComfyUI's routes and passes on
+all other requests."""
 
 import asyncio
 import json
@@ -34,19 +35,22 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.turns import FairThreads
 
 logger = logging.getLogger(__name__)
-# Nothing of a user's may be shown in, or read as a script by, a page of another origin.
+# Prevents pages of other origins from embedding users' content or loading it as a script.
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
-# Of files, which users and backends make: whatever a browser takes one for, it must not act as a page of ours.
+# For files that users and backends create. Whatever type a browser detects, the file must not act
+# as
+# one of our pages.
 CONTENT_POLICY = "sandbox; default-src 'none'"
 LISTINGS_AT_ONCE_MAX, LISTINGS_WAITING_MAX = 2, 20
 
 
 @dataclass
 class Gateway:
-    """What all calls share. `local`: access for programs of this machine without a key."""
+    """The state that all calls share. `local` allows programs on this machine to call without a
+    key."""
 
     plane: ControlPlane
     local: LocalAccess | None = None
@@ -72,7 +76,7 @@ class Gateway:
 
 @dataclass(frozen=True)
 class GatewayCall:
-    """One request, and who makes it."""
+    """A request and its caller."""
 
     gateway: Gateway
     caller: Caller
@@ -82,32 +86,32 @@ class GatewayCall:
         return self.gateway.plane
 
 
-# Under these come files; under all others JSON.
+# These paths receive files; all others receive JSON.
 USERDATA_PATH = "/userdata/"
 FILE_PATHS = ("/upload/", USERDATA_PATH, "/v2/assets")
-# A form around a file, and its other fields.
+# Bytes allowed for a form's other fields and boundaries, in addition to its file.
 FORM_BYTES_MAX = 1024**2
 V2_PATH = "/api/v2/"
-# RFC 6455's "policy violation", where the server can't answer a refused handshake in words.
+# RFC 6455's "policy violation", used if the server can't send a response to a rejected handshake.
 REFUSED_CODE = 1008
 
 
-# A file may take long, but some bytes of it come all the time.
+# A file may take long, but not without receiving any bytes for this many seconds.
 SILENCE_SECONDS_MAX = 60.0
 JSON_SECONDS_MAX = 60.0
 
 
 class BodyTimeout(InvalidInput):
-    """The client stopped sending."""
+    """Raised when the client stops sending."""
 
     code = "timeout"
 
 
 def limited(receive: Receive, *, declared: int, bytes_max: int, is_file: bool) -> Receive:
-    """Limits the size and the time of one body while it is received.
+    """Limits the size and the duration of a request body while it is received.
 
-    A file has a limit of silence, any other body one for all of it. `declared`: its size as the client
-    told it, which may be a lie.
+    For files, the time without any bytes is limited; for other bodies, the total time. `declared`
+    is the size that the client declared, which may be wrong.
     """
     clock: Callable[[], float] = asyncio.get_running_loop().time
     size, is_complete, deadline = 0, False, clock() + JSON_SECONDS_MAX
@@ -138,7 +142,8 @@ def _too_large(bytes_max: int) -> BodyTooLarge:
 
 
 async def read_json(request: Request) -> object:
-    """The body as JSON, whatever its content type says. Raises MalformedBody, RefusedPrompt."""
+    """Parses the body as JSON, regardless of its content type. Raises MalformedBody or
+    RefusedPrompt."""
     body = await request.body()
     try:
         return await parsed(body, parse_leniently)
@@ -149,7 +154,7 @@ async def read_json(request: Request) -> object:
 
 
 def _refused(message: str) -> RefusedPrompt:
-    """ComfyUI would take it, and fail later or never end."""
+    """Returns the error for a body that ComfyUI would accept, only to fail later or never finish."""
     return RefusedPrompt(fault("invalid_body", "The body can't be taken", message))
 
 
@@ -219,25 +224,25 @@ class GatewayRouter(Router[GatewayCall]):
 
 
 def error_reply(error: FleetError, path: str) -> Response:
-    """One of our errors as ComfyUI tells its own; under v2's paths as v2 does."""
+    """Formats an error like ComfyUI's own errors, or under v2 paths like those of v2."""
     if isinstance(error, BodyTimeout):
         return Response(b"", 408, {"connection": "close"})
     if path.startswith(V2_PATH):
         return v2_errors.error_reply(error)
     response = response_to_error(error, path)
-    said = json.loads(bytes(response.body))["error"]
-    hint = said["details"].pop("hint", "")
-    body = fault(said["code"], said["message"], hint, **said["details"])
+    content = json.loads(bytes(response.body))["error"]
+    hint = content["details"].pop("hint", "")
+    body = fault(content["code"], content["message"], hint, **content["details"])
     reply = json_reply({"error": body, "node_errors": {}}, response.status_code)
-    kept = ("www-authenticate", "retry-after")
+    header_names = ("www-authenticate", "retry-after")
     reply.headers.update(
-        {name: response.headers[name] for name in kept if name in response.headers}
+        {name: response.headers[name] for name in header_names if name in response.headers}
     )
     return reply
 
 
 def _holds_nul(connection: HTTPConnection) -> bool:
-    """No name, id or path has one, and databases refuse it."""
+    """Checks for NUL characters. No name, id or path contains one, and databases reject them."""
     return "\0" in connection.scope["path"] or b"%00" in connection.scope.get("query_string", b"")
 
 
@@ -249,14 +254,14 @@ async def _refuse(socket: WebSocket, error: FleetError) -> None:
 
 
 class NamedRoute:
-    """For logs and figures."""
+    """The path of a matched route, for logs and metrics."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
 
 class GatewayRoutes:
-    """ASGI middleware."""
+    """ASGI middleware that sends requests for ComfyUI's routes to the gateway."""
 
     def __init__(self, app: ASGIApp, router: GatewayRouter) -> None:
         self._app = app

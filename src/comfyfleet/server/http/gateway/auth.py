@@ -1,5 +1,5 @@
-"""Authenticates callers of the gateway: by a bearer key, basic auth, a token in the query, a key in the path or the
-session of a browser; and, in `comfyfleet up`, programs of this machine without any."""
+"""Authenticates callers of the gateway by a bearer key, basic auth, a token in the query, a key in
+the path or a browser session. In `comfyfleet up`, programs on this machine need no key."""
 
 import base64
 import binascii
@@ -24,12 +24,13 @@ from comfyfleet.server.tenants.model import API_KEY_PREFIX, Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
 KEY_PREFIX = "/k/"
-# Where a request that has its key in its path says so, for links that lead back.
+# Scope entry with the path prefix that contains the key, for links back to the gateway.
 KEY_PREFIX_SCOPE = "comfyfleet.key_prefix"
 
 
 class KeyInPath:
-    """Takes `/k/<key>/prompt` for `/prompt` with that key, for clients that can only be given a URL.
+    """Treats `/k/<key>/prompt` as `/prompt` with that key, for clients that can only be configured
+    with a URL.
 
     It is the outermost middleware, so that no log contains the key.
     """
@@ -44,7 +45,8 @@ class KeyInPath:
 
         async def send_without_referrer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # A page's address contains the key: it must not go to other sites.
+                # The page's address contains the key, so it must not be sent to other sites as a
+                # referrer.
                 MutableHeaders(scope=message).setdefault("referrer-policy", "no-referrer")
             await send(message)
 
@@ -54,22 +56,23 @@ class KeyInPath:
 def _without_key(scope: Scope) -> Scope:
     key, _, rest = scope["path"].removeprefix(KEY_PREFIX).partition("/")
     raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
-    # Where the key itself has an encoded slash, the raw path has fewer parts than the path.
+    # If the key contains an encoded slash, the raw path has fewer parts than the path.
     parts = raw.split(b"/", 3) if raw.count(b"/") == scope["path"].count("/") else []
     raw_rest = parts[3] if len(parts) > 3 else b""
-    kept = [each for each in scope["headers"] if each[0] != b"authorization"]
+    headers = [header for header in scope["headers"] if header[0] != b"authorization"]
     bearer = (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))
     return {
         **scope,
         KEY_PREFIX_SCOPE: f"{KEY_PREFIX}{quote(key)}",
         "path": f"/{rest}",
         "raw_path": b"/" + raw_rest,
-        "headers": [*kept, bearer],
+        "headers": [*headers, bearer],
     }
 
 
 class GivenKey(NamedTuple):
-    """`is_ambient`: a browser sends it with requests of any page, so the page's origin counts."""
+    """A key of a request. `is_ambient` means that a browser sends the key with requests of any
+    page, so the page's origin must be checked."""
 
     key: str
     is_ambient: bool = False
@@ -77,41 +80,42 @@ class GivenKey(NamedTuple):
 
 
 def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
-    """Every key of a request, in the order in which they count."""
+    """Yields all keys of a request in order of precedence."""
     headers: Headers = connection.headers
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and given.strip():
-        yield GivenKey(given.strip())
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        yield GivenKey(credentials.strip())
     elif scheme.lower() == "basic":
-        yield from (GivenKey(key, is_ambient=True) for key in _basic(given))
+        yield from (GivenKey(key, is_ambient=True) for key in _basic(credentials))
     query: str = connection.scope.get("query_string", b"").decode("latin-1")
     yield from (GivenKey(key) for key in parse_qs(query).get("token", [])[:1])
 
 
 def _basic(given: str) -> Iterator[str]:
-    """The key as password, or as the user's name.
+    """Yields the key sent as password or user name.
 
-    Anything else is not for us: clients send `undefined` or what another server wants, as ComfyUI ignores it.
+    Other values are ignored. Clients send `undefined` or credentials for other servers, because
+    ComfyUI ignores them.
     """
     try:
         user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         return
-    yield from (each for each in (password, user) if each.startswith(API_KEY_PREFIX))
+    yield from (text for text in (password, user) if text.startswith(API_KEY_PREFIX))
 
 
 async def authenticate(
     plane: ControlPlane, connection: HTTPConnection, local: LocalAccess | None
 ) -> Caller:
-    """Raises Unauthenticated, Forbidden or TooManyCalls."""
-    given = next(keys_in(connection), None)
-    session = await session_of(plane, connection) if given is None else None
+    """Returns the caller. Raises Unauthenticated, Forbidden or TooManyCalls."""
+    key = next(keys_in(connection), None)
+    session = await session_of(plane, connection) if key is None else None
     if session is not None and session.customer is not None:
         require_own_page(connection, plane.settings.public_url)
         caller = session.customer
         await _count_call(plane, connection, caller)
     else:
-        caller = await _by_key(plane, connection, given, local)
+        caller = await _by_key(plane, connection, key, local)
     caller.require(KeyScope.READ if is_reading(connection) else KeyScope.WRITE)
     return caller
 
@@ -137,18 +141,18 @@ async def _by_key(
 async def authenticate_key(
     plane: ControlPlane, connection: HTTPConnection, given: GivenKey
 ) -> Caller:
-    """Raises Unauthenticated, later and later, or TooManyCalls."""
-    wrong: WrongKeyThrottle = connection.app.state.wrong_keys
+    """Returns the key's user. Raises TooManyCalls, or Unauthenticated with an increasing delay."""
+    throttle: WrongKeyThrottle = connection.app.state.wrong_keys
     address, now = connection.client.host if connection.client else "", plane.clock()
-    wrong.admit(address, given.key)
+    throttle.admit(address, given.key)
     try:
         async with plane.central.read() as tx:
             caller = await tenants.authenticate_key(tx, given.key, now=now)
     except Unauthenticated:
-        wrong.forget(given.key)
-        await wrong.delay(address)
+        throttle.forget(given.key)
+        await throttle.delay(address)
         raise
-    wrong.note_valid(given.key)
+    throttle.note_valid(given.key)
     await _count_call(plane, connection, caller, is_local=given.is_local)
     return caller
 
@@ -158,7 +162,7 @@ async def _count_call(
 ) -> None:
     now = plane.clock()
     note_valid_key(connection.scope, *holders_of(caller))
-    # All programs of this machine are one user, and it is their own machine that they keep busy.
+    # All programs on this machine share a user, and they only load their own machine.
     if not is_local:
         rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates
         rates[0].take(caller.user_id, now)

@@ -1,7 +1,7 @@
-"""ComfyUI's own editor on the fleet: its page and files, and its log-in.
+"""Serves ComfyUI's own editor on the fleet: its page, its files and its sign-in.
 
-The editor finds everything relative to its own address: below `/editor/` there are, beside its files, all routes of
-ComfyUI's API.
+The editor resolves all URLs relative to its own address. Therefore `/editor/` contains all routes
+of ComfyUI's API in addition to the editor's files.
 """
 
 import asyncio
@@ -48,9 +48,11 @@ PACKAGE = "comfyui_frontend_package"
 INSTALL = "pip install 'comfyfleet[editor]'"
 EXTENSION = "extensions/comfyfleet/editor.js"
 NO_PICTURE = "assets/images/default-template.png"
-# The editor asks for these at the root, wherever it is served.
+# The editor requests these at the root, regardless of its own path.
 FAVICON, FAVICONS = "/assets/favicon.ico", "/assets/images/favicon_progress_16x16"
-# What the editor asks for before it has made it, and takes for nothing; a folder is asked for by the query.
+# Responses for user files that the editor requests before they exist, and treats as empty. A folder
+# is
+# requested in the query.
 USERDATA = f"{PREFIX}/api/userdata"
 FOUND_EMPTY = {
     "": ("application/json", "[]"),
@@ -58,15 +60,16 @@ FOUND_EMPTY = {
     "/comfy.templates.json": ("application/json", "[]"),
     "/workflows/.index.json": ("application/json", '{"favorites": []}'),
 }
-# Until the user chooses: previews are shown to those who ask for them.
+# Default until the user changes it. Previews are sent to clients that request them.
 DEFAULT_SETTINGS = {"Comfy.Execution.PreviewMethod": "auto"}
-# Whatever the user has chosen: the canvas that shows live previews, and no calls to hosts of others.
+# These override the user's settings: use the canvas that shows live previews, and don't call
+# third-party hosts.
 FORCED_SETTINGS = {
     "Comfy.VueNodes.Enabled": False,
     "Comfy.Notification.ShowVersionUpdates": False,
 }
 LOGIN_BYTES_MAX = 8192
-# Names the user whose drafts a browser keeps; it opens nothing.
+# Identifies the user whose drafts the browser stores. The cookie grants no access.
 DRAFTS_COOKIE = "comfyfleet_drafts_of"
 DRAFTS_SECONDS = 365 * 24 * 3600
 
@@ -84,14 +87,14 @@ MIME_TYPES = {
     ".webp": "image/webp",
     ".woff2": "font/woff2",
 }
-# A build's name is in the name of each of its files there.
+# The names of these files contain a content hash, so they can be cached.
 _NAMED_BY_CONTENT = re.compile(r"assets/.*-[\w-]{8}\.\w+")
 _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
 
 
 @dataclass(frozen=True)
 class EditorFile:
-    """A file as it is sent. `gzipped`: None where compressing gains nothing."""
+    """A file as it is sent. `gzipped` is None if compression doesn't make it smaller."""
 
     content: bytes
     gzipped: bytes | None
@@ -102,17 +105,17 @@ class EditorFile:
 
 @dataclass
 class EditorFiles:
-    """The files of one folder, compressed once."""
+    """The files of a folder. Each is compressed once."""
 
     folder: Path
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Nothing else is opened, whatever is asked for."""
-        found = (each for each in self.folder.rglob("*") if each.suffix != ".map")
+        """The relative paths of all files that may be served. No other path is ever opened."""
+        files = (file for file in self.folder.rglob("*") if file.suffix != ".map")
         return frozenset(
-            each.relative_to(self.folder).as_posix() for each in found if each.is_file()
+            file.relative_to(self.folder).as_posix() for file in files if file.is_file()
         )
 
     @cached_property
@@ -146,11 +149,11 @@ def _mime_type(path: str) -> str:
 
 
 def installed_files() -> EditorFiles | None:
-    """Of the extra `editor`, if it is there."""
-    found = util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    """Returns the files of the package from the extra `editor`, if it is installed."""
+    spec = util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(found.submodule_search_locations[0]) / "static"
+    folder = Path(spec.submodule_search_locations[0]) / "static"
     return EditorFiles(folder) if folder.is_dir() else None
 
 
@@ -159,7 +162,7 @@ OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"))
 
 @dataclass(frozen=True)
 class Editor:
-    """`files`: of the installed package, if there is one."""
+    """The editor's page and files. `files` are those of the installed package, if there is one."""
 
     router: GatewayRouter
     files: EditorFiles | None
@@ -173,16 +176,16 @@ class Editor:
         return await authenticate(self.plane, request, self.router.gateway.local)
 
     async def comfyui_answer(self, request: Request) -> Response:
-        """To the same request, where it is not below `/editor`."""
+        """Returns ComfyUI's response to the same request without `/editor` in its path."""
         return await self.router.answer(Request(_above(request.scope), request.receive))
 
     def read(self, path: str) -> EditorFile | None:
-        found = OWN_FILES.read(path)
-        return self.files.read(path) if found is None and self.files else found
+        own_file = OWN_FILES.read(path)
+        return self.files.read(path) if own_file is None and self.files else own_file
 
 
 class EditorRouter(Router[Editor]):
-    """What is below `/editor` and not ComfyUI's API."""
+    """Routes below `/editor` that are not part of ComfyUI's API."""
 
     def __init__(self, editor: Editor) -> None:
         super().__init__(editor, None, ROUTES, {})
@@ -199,7 +202,7 @@ class EditorRouter(Router[Editor]):
         if not is_reading and not is_same_origin(request, self._public_url):
             return empty_reply(403)
         try:
-            # Other sites may link to pages and files: they hold nothing of anybody.
+            # Other sites may link to pages and files, because these contain no user data.
             return await (self._dispatch(request) if is_reading else super().answer(request))
         except FleetError as error:
             return error_reply(error, request.scope["path"])
@@ -229,7 +232,7 @@ class EditorRoutes:
 
 
 def _above(scope: Scope) -> Scope:
-    """The same request without `/editor` in its path."""
+    """Returns the request's scope without `/editor` in its path."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     path = scope["path"].removeprefix(PREFIX)
     return {**scope, "path": path, "raw_path": raw.removeprefix(PREFIX.encode())}
@@ -247,7 +250,9 @@ async def get_index(editor: Editor, request: Request) -> Response:
     if (files := editor.files) is None:
         return _page(f"<h1>The editor is not installed</h1><p><code>{INSTALL}</code></p>", 404)
     if request.headers.get("sec-fetch-site") == "cross-site":
-        # The cookie does not come with a link of another site, but with our own.
+        # Browsers don't send the cookie if a user follows a link on another site, but they send it
+        # after
+        # this refresh.
         return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
     try:
         caller = await editor.caller_of(request)
@@ -261,8 +266,9 @@ async def get_index(editor: Editor, request: Request) -> Response:
 
 
 def _policy(index: str) -> str:
-    """The editor talks to us alone; it draws styles and pictures of its own making."""
-    scripts = " ".join(_source(each) for each in _INLINE_SCRIPT.findall(index))
+    """Returns the content security policy. The editor only connects to this server, but creates
+    inline styles and images itself."""
+    scripts = " ".join(_source(script) for script in _INLINE_SCRIPT.findall(index))
     return (
         f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' {scripts};"
         " style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:;"
@@ -284,8 +290,8 @@ def _security_headers(policy: str) -> dict[str, str]:
 
 
 async def get_file(editor: Editor, request: Request) -> Response:
-    found = await asyncio.to_thread(editor.read, request.path_params["path"])
-    return empty_reply(404) if found is None else _sent(found, request)
+    file = await asyncio.to_thread(editor.read, request.path_params["path"])
+    return empty_reply(404) if file is None else _sent(file, request)
 
 
 def _sent(file: EditorFile, request: Request) -> Response:
@@ -314,10 +320,11 @@ async def get_template(editor: Editor, request: Request) -> Response:
     if INDEX.fullmatch(name):
         caller = await editor.caller_of(request)
         offer = await offer_to(editor.plane, caller)
-        found = await asyncio.to_thread(editor.templates.index, name, offer.object_info.keys())
-        return json_reply(found)
+        index = await asyncio.to_thread(editor.templates.index, name, offer.object_info.keys())
+        return json_reply(index)
     if not name.endswith(".json"):
-        # Their pictures are in packages of hundreds of megabytes.
+        # The templates' thumbnails are in packages of hundreds of megabytes, so a placeholder is
+        # sent.
         request.scope["path_params"] = {"path": NO_PICTURE}
         return await get_file(editor, request)
     document = await asyncio.to_thread(editor.templates.document, name)
@@ -335,7 +342,8 @@ async def get_settings(editor: Editor, request: Request) -> Response:
 
 
 async def get_user_file(editor: Editor, request: Request) -> Response:
-    """Nothing where there is nothing yet: the editor looks for these before it has made them."""
+    """Returns a user file, or empty content if it doesn't exist yet, because the editor requests
+    these files before it creates them."""
     answer = await editor.comfyui_answer(request)
     if answer.status_code != 404:
         return answer
@@ -348,7 +356,7 @@ async def get_extensions(editor: Editor, request: Request) -> Response:
 
 
 async def get_session(editor: Editor, request: Request) -> Response:
-    """Whether somebody is signed in here, and so can sign out."""
+    """Returns whether the browser is signed in with a session, and so can sign out."""
     session = await session_of(editor.plane, request)
     return json_reply({"by_cookie": session is not None})
 
@@ -380,7 +388,7 @@ def _are_drafts_of(caller: Caller, request: Request) -> bool:
 
 
 def _without_drafts_of_others(editor: Editor, request: Request, caller: Caller) -> Response:
-    """Leads to the editor, once the browser has forgotten what others have not saved."""
+    """Redirects to the editor after clearing other users' unsaved drafts from the browser."""
     response = _cleared('<meta http-equiv="refresh" content="0;url=./"><p>One moment…</p>')
     response.set_cookie(
         DRAFTS_COOKIE,
@@ -428,7 +436,7 @@ button { margin-top: 1rem; border: 0; background: #0b8ce9; color: #fff; cursor: 
 :focus-visible { outline: 2px solid #8cf; outline-offset: 2px }
 [role=alert] { color: #ffb4a9 }
 """
-# What browsers on plain HTTP do not do for `Clear-Site-Data`.
+# Clears the storage in browsers on plain HTTP, which ignore `Clear-Site-Data`.
 _CLEAR = "localStorage.clear(); sessionStorage.clear()"
 
 
@@ -449,7 +457,7 @@ def _page(body: str, status: int = 200, script: str = "") -> Response:
 
 
 def _cleared(body: str) -> Response:
-    """A page after which the browser keeps nothing of whoever was here before."""
+    """Returns a page that clears the browser's storage of the previous user's data."""
     response = _page(body, script=_CLEAR)
     response.headers["clear-site-data"] = '"storage"'
     return response
@@ -470,7 +478,7 @@ def _login_form(said: str = "") -> str:
 
 
 def _redirect(to: str) -> Response:
-    """Relative: a proxy, or a key in the path, may stand before our own paths."""
+    """Redirects to a relative path, because a proxy's prefix or a key may precede our own paths."""
     return Response(status_code=303, headers={"location": to, "cache-control": "no-store"})
 
 

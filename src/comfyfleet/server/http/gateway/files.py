@@ -1,4 +1,4 @@
-"""ComfyUI's routes of files: uploads, and views of what was uploaded or made."""
+"""ComfyUI's file routes: uploads, and views of uploaded files and outputs."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import UserFile
 from comfyfleet.server.storage.outage import system_scratch
 
-# Larger ones are sent as they are: a preview would cost more than it saves.
+# Larger images are sent unchanged, because creating a preview would cost more than it saves.
 SHOWN_BYTES_MAX = 100 * 1024**2
 NEEDS_PILLOW = "pictures are changed only where Pillow is installed: comfyfleet[engine]"
 TRUE = ("true", "1")
@@ -103,16 +103,16 @@ async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Respons
         local = folder / "upload"
         await asyncio.to_thread(_save, upload.image.file, local)
         if is_mask:
-            kept = await _store_masked(call, local, named, original, upload)
+            stored = await _store_masked(call, local, named, original, upload)
         else:
-            kept = await files.store_upload(
+            stored = await files.store_upload(
                 call.plane, call.caller, local, named, overwrites=upload.overwrites
             )
-    return _told(upload, named, kept)
+    return _told(upload, named, stored)
 
 
 def _told(upload: UploadForm, named: UserFile, kept: UserFile) -> Response:
-    """As the client named it, but for a number that was added."""
+    """Returns the file's name as the client sent it, or with a number added if the name was taken."""
     folder, slash, _ = upload.name.rpartition("/")
     name = upload.name if kept.path == named.path else f"{folder}{slash}{kept.filename}"
     return json_reply({"name": name, "subfolder": upload.subfolder, "type": upload.folder})
@@ -130,16 +130,17 @@ async def _store_masked(
     original: ViewedFile | None,
     upload: UploadForm,
 ) -> UserFile:
-    """Without the original nothing is stored, and a name is answered all the same, as ComfyUI does."""
-    found = await _find_viewed(call, original) if original else None
-    if found is None:
+    """Stores an image with a mask. If the original doesn't exist, nothing is stored, but a name is
+    returned anyway, like in ComfyUI."""
+    file = await _find_viewed(call, original) if original else None
+    if file is None:
         return (await files.choose_name(call.plane, call.caller, named, "")).named
-    if max(found.size or 0, upload.image.size or 0) > SHOWN_BYTES_MAX:
+    if max(file.size or 0, upload.image.size or 0) > SHOWN_BYTES_MAX:
         raise UnforeseenInput("the picture is too large for a mask")
     source = mask.with_name("original")
     combined = mask.with_name(f"combined{Path(named.filename).suffix}")
     async with call.plane.pictures.turn(str(call.caller.tenant.id)):
-        await files.fetch(call.plane, found, source)
+        await files.fetch(call.plane, file, source)
         pixels = str(call.plane.settings.max_picture_pixels)
         words = str(mask), str(source), str(combined), pixels
         if await call.plane.pictures.run(PICTURE_MODULE, "mask", *words) is None:
@@ -206,7 +207,8 @@ async def _reply_with(call: GatewayCall, file: File, name: str, request: Request
 
 
 async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
-    """For clients that ask for it: the bytes come from the store, not through the control plane."""
+    """Redirects clients that request it to the store, so that the file isn't sent through the
+    control plane."""
     seconds = call.plane.settings.url_seconds
     url = await call.plane.store.url_to_get(file.path, seconds=seconds, filename=name)
     return Response(status_code=302, headers={"location": url, "cache-control": "no-store"})
@@ -215,25 +217,25 @@ async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
 async def _shown_picture(
     call: GatewayCall, file: File, name: str, query: Mapping[str, str]
 ) -> Response | None:
-    """None: the file itself is to be sent."""
+    """Returns the converted image, or None if the file itself must be sent."""
     is_large = (file.size or 0) > SHOWN_BYTES_MAX
     if is_large or not has_pillow():
         return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
-    # The turn comes first: those who wait hold no copies.
+    # Waits for a turn before copying the file, so that waiting requests hold no copies.
     async with call.plane.pictures.turn(str(call.caller.tenant.id)):
         with system_scratch().opened() as folder:
-            local, made = folder / "picture", folder / "shown"
+            local, shown = folder / "picture", folder / "shown"
             await files.fetch(call.plane, file, local)
             pixels = str(call.plane.settings.max_picture_pixels)
             wanted = (
                 query.get("preview", "")[:PREVIEW_CHARACTERS_MAX],
                 query.get("channel", "")[:10],
             )
-            words = str(local), str(made), pixels, "preview" if "preview" in query else "", *wanted
+            words = str(local), str(shown), pixels, "preview" if "preview" in query else "", *wanted
             kind = await call.plane.pictures.run(PICTURE_MODULE, "show", *words)
             if kind is None:
                 raise UnforeseenInput(f"{name} can't be shown as a picture")
-            content = await asyncio.to_thread(made.read_bytes)
+            content = await asyncio.to_thread(shown.read_bytes)
     headers = {"content-type": kind, "content-disposition": disposition_of(name)}
     return Response(content, headers={**headers, "content-security-policy": CONTENT_POLICY})
 

@@ -1,4 +1,4 @@
-"""ComfyUI's routes about the server: node types, features, figures."""
+"""ComfyUI's routes about the server: node types, features and system statistics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,26 +32,26 @@ from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
 
-# Private: it lists the caller's files. It is asked for each time, and mostly answered without a body.
+# Private, because it lists the caller's files. Clients revalidate it each time, and mostly get 304.
 CACHING = {"cache-control": "private, no-cache", "vary": "Accept-Encoding"}
 
 
 async def get_object_info(call: GatewayCall, request: Request) -> Response:
-    found = await object_info_body(call.plane, call.caller)
-    etag = f'"{found.etag}"'
+    body = await object_info_body(call.plane, call.caller)
+    etag = f'"{body.etag}"'
     headers = {**CACHING, "etag": etag}
     if names_etag(request.headers.get("if-none-match", ""), etag):
         return Response(b"", 304, headers)
     headers["content-type"] = JSON
     if "gzip" in request.headers.get("accept-encoding", "").lower():
-        return Response(await found.zipped(), 200, {**headers, "content-encoding": "gzip"})
-    return Response(await found.plain(), 200, headers)
+        return Response(await body.zipped(), 200, {**headers, "content-encoding": "gzip"})
+    return Response(await body.plain(), 200, headers)
 
 
 async def get_object_info_of(call: GatewayCall, request: Request) -> Response:
     name = request.path_params["node_class"]
-    found = await object_info_of(call.plane, call.caller, name)
-    return json_reply({name: found} if found else {})
+    info = await object_info_of(call.plane, call.caller, name)
+    return json_reply({name: info} if info else {})
 
 
 def features_of(plane: ControlPlane) -> dict[str, Any]:
@@ -69,8 +69,8 @@ async def _inventory(call: GatewayCall) -> Inventory:
 
 
 async def get_system_stats(call: GatewayCall, request: Request) -> Response:
-    found = await _inventory(call)
-    shown = found.devices
+    inventory = await _inventory(call)
+    shown = inventory.devices
     if not sees_backends(call.plane, call.caller.tenant):
         shown = largest_device(shown)
     devices = [_device(index, device) for index, device in enumerate(shown)]
@@ -78,7 +78,7 @@ async def get_system_stats(call: GatewayCall, request: Request) -> Response:
 
 
 def _system(devices: Sequence[WorkerDevice]) -> dict[str, Any]:
-    """Returns the versions and the memory of the machine with the largest device."""
+    """Returns the versions and memory of the machine with the largest device."""
     system = describe_system([f"comfyfleet {__version__}"], 0, 0)
     for device in largest_device(devices):
         system |= {"ram_total": device.ram_bytes, "ram_free": device.ram_free_bytes}
@@ -107,8 +107,8 @@ def _device(index: int, device: WorkerDevice) -> dict[str, Any]:
 
 async def _models_in(call: GatewayCall, folder: str) -> Sequence[str]:
     offer = await fresh_offer_to(call.plane, call.caller)
-    found = await call.gateway.inventories.get(call.plane, offer.fleets, fresh=True)
-    return found.models.get(folder, [])
+    inventory = await call.gateway.inventories.get(call.plane, offer.fleets, fresh=True)
+    return inventory.models.get(folder, [])
 
 
 async def get_models_in(call: GatewayCall, request: Request) -> Response:
@@ -122,8 +122,8 @@ async def get_described_models(call: GatewayCall, request: Request) -> Response:
     folder = request.path_params["folder"]
     if folder not in MODEL_FOLDERS:
         return empty_reply(404)
-    found = await _models_in(call, folder)
-    return json_reply([{"name": name, "pathIndex": 0} for name in found])
+    names = await _models_in(call, folder)
+    return json_reply([{"name": name, "pathIndex": 0} for name in names])
 
 
 async def get_metadata(call: GatewayCall, request: Request) -> Response:
@@ -160,7 +160,10 @@ ROUTES = (
     *LOG_ROUTES,
     *ASSET_ROUTES,
     Route(
-        "GET", "/internal/folder_paths", constant_reply({each: [] for each in MODEL_FOLDERS}), ALONE
+        "GET",
+        "/internal/folder_paths",
+        constant_reply({folder: [] for folder in MODEL_FOLDERS}),
+        ALONE,
     ),
     Route("GET", "/internal/files/{kind}", get_files, ALONE),
     Route("GET", "/internal/{rest:path}", not_found, ALONE),

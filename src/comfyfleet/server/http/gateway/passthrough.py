@@ -1,7 +1,8 @@
 """Routes of custom nodes, passed on to a backend where operators allow their prefix.
 
-`comfyfleet up` reaches its own backends. All others are reached by a worker, which asks for such calls.
-What stands behind such a route is one backend's, not one user's: whoever may use the fleet shares it."""
+`comfyfleet up` reaches its own backends directly. All other backends are reached by their workers,
+which poll for such calls. The state behind such a route belongs to a backend and not to a user. It
+is shared by everyone who may use the fleet."""
 
 import asyncio
 import contextlib
@@ -55,13 +56,16 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger(__name__)
-# What a browser may show; anything else, as a page, a drawing or a script, it may only save.
+# Content types that browsers may display. Everything else, such as pages, SVG images and scripts,
+# can
+# only be downloaded.
 SHOWN_TYPES = ("application/json", "text/plain", "application/octet-stream")
 SHOWN_KINDS = ("image/", "audio/", "video/")
 DRAWINGS = "image/svg"
 PREFIXES_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
-# A worker that passes routes on takes a call at once. One that doesn't is not waited for.
+# Seconds to wait until a given worker takes a call. A worker that passes on routes takes it
+# immediately.
 TARGET_PICKUP_SECONDS = 1.0
 OTHERS_SECONDS = 5.0
 NOT_FOUND = 404
@@ -69,14 +73,15 @@ ERRORS_FROM = 400
 
 
 class OpenPrefix(NamedTuple):
-    """A prefix that a fleet passes on."""
+    """A route prefix that a fleet passes on."""
 
     prefix: str
     fleet: Fleet
 
 
 class PassThrough:
-    """ASGI middleware. `backends`: URLs that this process can reach itself, by their workers' ids."""
+    """ASGI middleware that passes on routes of custom nodes. `backends` maps worker ids to the URLs
+    that this process can reach itself."""
 
     def __init__(
         self,
@@ -94,28 +99,29 @@ class PassThrough:
         self._read_at = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Most calls are of our own routes: nothing is read for them.
+        # Most calls are for our own routes. Nothing is read from the database for them.
         if scope["type"] != "http" or _head(scope["path"]) in self._own_heads:
             await self._app(scope, receive, send)
             return
-        found = await self._open_for(scope["path"])
-        if not found or any(each.matches(scope)[0] is not Match.NONE for each in self._own):
+        prefixes = await self._open_for(scope["path"])
+        if not prefixes or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
             await self._app(scope, receive, send)
             return
-        scope["route"] = NamedRoute(f"{found[0].prefix}/…")
+        scope["route"] = NamedRoute(f"{prefixes[0].prefix}/…")
         most = min(self._gateway.plane.settings.max_body_bytes, ROUTE_BYTES_MAX)
         body = limited(receive, declared=content_length(scope), bytes_max=most, is_file=False)
-        response = await self._answer(Request(scope, body), found)
+        response = await self._answer(Request(scope, body), prefixes)
         await response(scope, receive, send)
 
     async def _open_for(self, path: str) -> list[OpenPrefix]:
         if monotonic() - self._read_at > PREFIXES_SECONDS:
             self._read_at = monotonic()
-            # Without the database the last terms go on for a while; nobody is known then anyway.
+            # Without the database, the last known prefixes are used. No caller can be authenticated
+            # then anyway.
             with contextlib.suppress(Unavailable):
                 async with self._gateway.plane.central.read() as tx:
                     self._open = open_prefixes(await fleets.list_fleets(tx))
-        return [each for each in self._open if is_below(each.prefix, path)]
+        return [prefix for prefix in self._open if is_below(prefix.prefix, path)]
 
     async def _answer(self, request: Request, found: Sequence[OpenPrefix]) -> Response:
         path = request.scope["path"]
@@ -140,7 +146,7 @@ class PassThrough:
 
 @dataclass(frozen=True)
 class RoutedCall:
-    """A call, and the backends that may get it: by their workers, or by their URLs (`backends`)."""
+    """A call and the backends that may get it, by their workers or by their URLs (`backends`)."""
 
     plane: ControlPlane
     backends: Mapping[str, str]
@@ -155,7 +161,7 @@ class RoutedCall:
         return await self._change(targets.to_change)
 
     async def _read(self, worker_ids: Sequence[str]) -> Response:
-        """Asks one backend after the other, as long as the answer is 404."""
+        """Sends the call to one backend after the other, until a response isn't 404."""
         missing: Response | None = None
         for worker_id in worker_ids:
             response = await self._ask(worker_id)
@@ -165,21 +171,23 @@ class RoutedCall:
         return missing or (await self._ask_any())[1]
 
     async def _change(self, worker_ids: Sequence[str]) -> Response:
-        """Asks all of these backends. Returns the response of the first one that took the call."""
-        taken = await self._ask_all(worker_ids)
-        if not taken:
+        """Sends the call to all of these backends. Returns the response of the first one that took
+        the call."""
+        results = await self._ask_all(worker_ids)
+        if not results:
             worker_id, response = await self._ask_any()
-            taken = {worker_id: response}
-        await self._note_accepted(taken)
-        first = next(iter(taken.values()))
+            results = {worker_id: response}
+        await self._note_accepted(results)
+        first = next(iter(results.values()))
         if isinstance(first, BaseException):
             raise first
         return first
 
     async def _ask_all(self, worker_ids: Sequence[str]) -> dict[str, Response | BaseException]:
-        """Asks several backends at the same time. Returns what became of the calls that were taken.
+        """Sends the call to several backends at the same time. Returns the results of the calls
+        that were taken.
 
-        When the first of them has answered, the others are waited for a few seconds more.
+        After the first response, waits a few more seconds for the others.
         """
         asking = {
             worker_id: asyncio.create_task(self._ask(worker_id, is_copy=place > 0))
@@ -213,7 +221,8 @@ class RoutedCall:
             await self.plane.routes.note_upload(tenant_id, user_id, accepted)
 
     async def _ask(self, worker_id: str, *, is_copy: bool = False) -> Response | None:
-        """Returns the answer of a worker's backend; None if the backend certainly hasn't got the call."""
+        """Returns the response of a worker's backend, or None if the backend certainly hasn't
+        received the call."""
         url = self.backends.get(worker_id)
         if url is not None:
             return await self._ask_directly(url)
@@ -230,7 +239,8 @@ class RoutedCall:
             return None
 
     async def _ask_any(self) -> tuple[str, Response]:
-        """Asks the first backend that this process reaches, or else any worker that passes the route on."""
+        """Sends the call to the first backend that this process can reach, otherwise to any worker
+        that passes on the route."""
         if self.backends and any(fleet.name == f"{FLEET}/{STAGE}" for fleet in self.usable):
             for worker_id, url in self.backends.items():
                 response = await self._ask_directly(url)
@@ -290,25 +300,26 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 
 def _head(path: str) -> tuple[str, ...]:
-    """By which our own routes are told from others: the first part, or the one after /api."""
+    """Returns the part of a path that identifies our own routes: its first part, or the first two
+    below /api."""
     parts = path.split("/", 3)[1:3]
     return tuple(parts) if parts[:1] == ["api"] else tuple(parts[:1])
 
 
 def _usable(caller: Caller, found: Sequence[OpenPrefix]) -> list[Fleet]:
-    """The fleets that the caller may use. Raises NotFound if there is none."""
+    """Returns the fleets that the caller may use. Raises NotFound if there are none."""
     allowed = caller.tenant.prompts.fleets
-    usable = [each.fleet for each in found if allowed is None or each.fleet.name in allowed]
+    usable = [prefix.fleet for prefix in found if allowed is None or prefix.fleet.name in allowed]
     if not usable:
         raise NotFound("there is no such route")
     return usable
 
 
 def _query(request: Request) -> str:
-    """Without a key."""
+    """Returns the query string without the caller's key."""
     text = request.scope.get("query_string", b"").decode("latin-1")
-    kept = [(name, value) for name, value in parse_qsl(text, keep_blank_values=True) if name != "token"]  # fmt: skip
-    return f"?{urlencode(kept)}" if kept else ""
+    parameters = [(name, value) for name, value in parse_qsl(text, keep_blank_values=True) if name != "token"]  # fmt: skip
+    return f"?{urlencode(parameters)}" if parameters else ""
 
 
 def _route_call(
@@ -317,7 +328,7 @@ def _route_call(
     return NewRouteCall(
         id=uuid4(),
         tenant_id=caller.tenant.id,
-        fleet_ids=sorted({each.id for each in usable}),
+        fleet_ids=sorted({fleet.id for fleet in usable}),
         method=request.method,
         path=request.scope["path"],
         target=target,
@@ -327,16 +338,17 @@ def _route_call(
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
-    """None: the caller has hung up; a call that no worker has taken is not sent then."""
+    """Runs work, or returns None if the caller disconnects first. In that case, a call that no
+    worker has taken isn't sent."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_until_gone(request))
+    disconnected = asyncio.ensure_future(_wait_until_gone(request))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
-        gone.cancel()
+        disconnected.cancel()
         working.cancel()
-        await asyncio.wait({working, gone})
+        await asyncio.wait({working, disconnected})
 
 
 async def _wait_until_gone(request: Request) -> None:
@@ -345,14 +357,15 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 def confined(given: Mapping[str, str]) -> dict[str, str]:
-    """The headers of an answer, so that no browser takes it for a page of ours."""
-    kept = passed_headers(given, RESPONSE_HEADERS)
-    media_type = kept.get("content-type", "").partition(";")[0].strip().lower()
+    """Returns the headers of a response, restricted so that browsers don't treat it as one of our
+    pages."""
+    passed = passed_headers(given, RESPONSE_HEADERS)
+    media_type = passed.get("content-type", "").partition(";")[0].strip().lower()
     is_shown = media_type in SHOWN_TYPES or media_type.startswith(SHOWN_KINDS)
     headers = {
         **SAFE_HEADERS,
         "content-type": "application/octet-stream",
-        **kept,
+        **passed,
         "content-security-policy": CONTENT_POLICY,
         "cache-control": "private, no-cache",
     }
@@ -362,7 +375,7 @@ def confined(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _status(status: int) -> int:
-    """A redirect would lead to a backend, or anywhere."""
+    """Turns redirects into 502, so that a client is never sent to a backend or an arbitrary host."""
     return 502 if 300 <= status < 400 and status != 304 else status
 
 
@@ -374,7 +387,8 @@ def _reply_of(answer: RouteAnswer) -> Response:
 
 
 async def _whole(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
-    """Reads a backend's answer. Other backends are asked, too, so that it can't be streamed."""
+    """Reads a backend's whole response. It can't be streamed, because other backends may be called
+    as well."""
     import httpx
 
     body = bytearray()

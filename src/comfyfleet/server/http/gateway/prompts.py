@@ -1,4 +1,4 @@
-"""ComfyUI's routes of prompts: submit, queue, history, jobs, interrupt."""
+"""ComfyUI's routes for prompts: submission, queue, history, jobs and interrupt."""
 
 import contextlib
 import hashlib
@@ -69,7 +69,7 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
 
 @contextlib.asynccontextmanager
 async def released_if_refused(call: GatewayCall) -> AsyncIterator[Callable[[UUID], None]]:
-    """Yields what holds a job; one that was not submitted is held no longer."""
+    """Yields a function that holds a job. If the submission fails, held jobs are released."""
     feeds, held = call.gateway.feeds, list[UUID]()
 
     def hold(job_id: UUID) -> None:
@@ -85,14 +85,14 @@ async def released_if_refused(call: GatewayCall) -> AsyncIterator[Callable[[UUID
 
 
 def _busy_reply(error: QueueFull) -> Response:
-    """Nothing was queued: the client may come again."""
+    """Responds that nothing was queued and the client can retry."""
     reply = json_reply({"error": fault(error.code, error.message), "node_errors": {}}, 429)
     reply.headers["retry-after"] = str(error.details.get("retry_after_seconds", 1))
     return reply
 
 
 async def _number(call: GatewayCall, body: object) -> float:
-    """A refused prompt uses up its number, too."""
+    """Returns the number of a prompt. A rejected prompt uses up its number as well."""
     wanted, front = read_number(body)
     if wanted is not None:
         if not math.isfinite(wanted):
@@ -106,12 +106,13 @@ ID_CHARACTERS, IDS_MAX = 36, 10_000
 INVALID_IDS_SHOWN_MAX = 100
 Handler: TypeAlias = Callable[[GatewayCall, Request], Awaitable[Response]]
 Polled: TypeAlias = Callable[[GatewayCall, Request], Awaitable[bytes]]
-# Whoever keeps an answer asks each time whether it still holds.
+# Clients that cache a response must revalidate it each time.
 CACHING = {"cache-control": "private, no-cache"}
 
 
 def polled(body: Polled) -> Handler:
-    """Replies with JSON that is made once, however often it is asked for, until something of the caller changes."""
+    """Wraps a route whose JSON is created once and reused for all requests until the caller's data
+    changes."""
 
     @wraps(body)
     async def answer(call: GatewayCall, request: Request) -> Response:
@@ -119,22 +120,23 @@ def polled(body: Polled) -> Handler:
         what = body.__name__, _hash_of_target(request), sees
 
         async def made() -> bytes:
-            found = await body(call, request)
-            # A client that sees a prompt gone has heard of its run.
+            reply = await body(call, request)
+            # When a client sees that a prompt is gone, it must already have received the events of
+            # its run.
             await call.gateway.feeds.told(call.caller)
-            return found
+            return reply
 
-        found = await call.gateway.polls.get(call.caller.user_id, what, made)
-        headers = {**CACHING, "etag": found.etag}
-        if names_etag(request.headers.get("if-none-match", ""), found.etag):
+        reply = await call.gateway.polls.get(call.caller.user_id, what, made)
+        headers = {**CACHING, "etag": reply.etag}
+        if names_etag(request.headers.get("if-none-match", ""), reply.etag):
             return Response(b"", 304, headers)
-        return Response(found.body, 200, {**headers, "content-type": JSON})
+        return Response(reply.body, 200, {**headers, "content-type": JSON})
 
     return answer
 
 
 def _hash_of_target(request: Request) -> bytes:
-    """Hashes path and query, which may be long, and may contain a key."""
+    """Hashes the path and query, which may be long and may contain a key."""
     path = request.scope["path"].removeprefix("/api").encode("utf-8", "surrogateescape")
     query: bytes = request.scope.get("query_string", b"")
     return hashlib.sha256(b"%d %b%b" % (len(path), path, query)).digest()
@@ -197,7 +199,7 @@ async def post_history(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_interrupt(call: GatewayCall, request: Request) -> Response:
-    """A body that is no JSON means whatever runs."""
+    """Interrupts a prompt. A body that isn't JSON interrupts whatever is running."""
     body: object = {}
     with contextlib.suppress(MalformedBody):
         body = await read_json(request)
@@ -207,7 +209,7 @@ async def post_interrupt(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_free(call: GatewayCall, request: Request) -> Response:
-    """A fleet's memory is not one client's to free."""
+    """Has no effect, because a client must not free the memory of a shared fleet."""
     return empty_reply()
 
 
@@ -218,8 +220,8 @@ async def get_jobs(call: GatewayCall, request: Request) -> bytes:
 
 
 async def get_job(call: GatewayCall, request: Request) -> Response:
-    found = await find_job(call, request.path_params["job_id"])
-    return json_reply({"error": "Job not found"}, 404) if found is None else json_reply(found)
+    job = await find_job(call, request.path_params["job_id"])
+    return json_reply({"error": "Job not found"}, 404) if job is None else json_reply(job)
 
 
 async def find_job(call: GatewayCall, prompt_id: str) -> dict[str, Any] | None:
@@ -249,12 +251,12 @@ async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
         return json_reply({"error": "job_ids must be a list"}, 400)
     if len(job_ids) > IDS_MAX:
         return json_reply({"error": f"job_ids has at most {IDS_MAX:,} ids"}, 400)
-    invalid = [each for each in job_ids if not is_canonical_id(each)]
+    invalid = [job_id for job_id in job_ids if not is_canonical_id(job_id)]
     if invalid:
         shown = invalid[:INVALID_IDS_SHOWN_MAX]
         return json_reply({"error": "Invalid job ids", "invalid_ids": shown}, 400)
     active = await prompts.still_active(call.plane, call.caller, job_ids)
-    cancelled = [await prompts.cancel_prompt(call.plane, call.caller, each) for each in active]
+    cancelled = [await prompts.cancel_prompt(call.plane, call.caller, job_id) for job_id in active]
     return json_reply({"cancelled": any(cancelled)})
 
 
@@ -264,7 +266,8 @@ def _is_asked(body: object, name: str) -> bool:
 
 
 def _ids_to_delete(body: object) -> Iterable[str]:
-    """Any sequence will do, even a text: its letters are ids of nothing, and no id is looked for twice."""
+    """Returns the valid ids without duplicates. Like ComfyUI, accepts any sequence, even a string,
+    whose letters match no prompt."""
     ids = body_field(body, "delete")
     if ids is ABSENT:
         return ()
@@ -275,8 +278,8 @@ def _ids_to_delete(body: object) -> Iterable[str]:
     if len(ids) > IDS_MAX:
         says = f"At most {IDS_MAX:,} ids can be deleted at once"
         raise RefusedPrompt(fault("too_many_ids", says, f"{len(ids):,} ids"))
-    named = (each for each in ids if isinstance(each, str) and len(each) == ID_CHARACTERS)
-    return list(dict.fromkeys(each for each in named if is_canonical_id(each)))
+    named = (item for item in ids if isinstance(item, str) and len(item) == ID_CHARACTERS)
+    return list(dict.fromkeys(item for item in named if is_canonical_id(item)))
 
 
 ROUTES = (

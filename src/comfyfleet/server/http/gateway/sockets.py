@@ -1,4 +1,4 @@
-"""ComfyUI's websocket: a client hears of its own prompts."""
+"""ComfyUI's websocket, which sends events about the client's own prompts."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ TRY_AGAIN_LATER = 1013
 
 async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     await websocket.accept()
-    given = websocket.query_params.get("clientId") or uuid.uuid4().hex
-    client_id = given[:CLIENT_ID_CHARACTERS_MAX]
+    client_id_sent = websocket.query_params.get("clientId") or uuid.uuid4().hex
+    client_id = client_id_sent[:CLIENT_ID_CHARACTERS_MAX]
     feeds = call.gateway.feeds
     try:
         socket = await feeds.join(call.caller, client_id)
@@ -52,7 +52,8 @@ async def pump(
     key: StreamKeyCheck,
     count_sent: Callable[[], None],
 ) -> None:
-    """Writes and listens until the client goes, has stopped reading for too long, or its key ends."""
+    """Sends and receives messages until the client disconnects, stops reading for too long, or its
+    key becomes invalid."""
     parts: tuple[Coroutine[Any, Any, object], ...] = (
         _write(websocket, socket, count_sent),
         _listen(websocket, socket, features),
@@ -94,7 +95,8 @@ async def _watch(key: StreamKeyCheck) -> None:
 
 
 async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
-    """Only the first text is parsed, and only `feature_flags` has an effect."""
+    """Receives messages until the client disconnects. Only the first text is parsed, and only
+    `feature_flags` has an effect."""
     is_first = True
     while True:
         message = await websocket.receive()
@@ -104,7 +106,7 @@ async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping
         if is_first and text is not None:
             is_first = False
             _take_features(socket, text, features)
-        # Waiting frames are received without a turn of the loop.
+        # Gives other tasks a turn, because buffered frames are received without suspending.
         await asyncio.sleep(0)
 
 

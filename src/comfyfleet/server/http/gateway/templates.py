@@ -1,4 +1,4 @@
-"""Workflows to begin with, in ComfyUI's editor: of all that are known, those that the caller's fleets can run."""
+"""Workflow templates in ComfyUI's editor, limited to those that the caller's fleets can run."""
 
 import json
 import re
@@ -15,29 +15,30 @@ INDEX = re.compile(r"index(?:\.[A-Za-z-]{2,10})?\.json")
 OF_THE_EDITOR = frozenset({"MarkdownNote", "Note", "PrimitiveNode", "Reroute"})
 # How LiteGraph marks nodes that don't run: muted, and bypassed.
 NOT_RUN = (2, 4)
-# They name files on hosts of others.
+# Fields that are left out because they name files on third-party hosts.
 _LEFT_OUT = ("io", "thumbnail", "logos")
 
 
 @dataclass
 class Templates:
-    """In `folders`, each with an index; what the first has counts."""
+    """Templates in `folders`, each with an index. The first folder with a template takes
+    precedence."""
 
     folders: tuple[Path, ...]
     _types: dict[str, frozenset[str] | None] = field(default_factory=dict)
 
     def index(self, name: str, offered: Collection[str]) -> list[dict[str, Any]]:
-        """By category, as the editor shows them."""
-        found = []
+        """Returns the templates by category, in the format of the editor."""
+        categories = []
         for folder in self.folders:
             for category in _read(folder / name) or _read(folder / "index.json") or ():
                 entries = [*self._runnable(category.get("templates", ()), offered)]
                 if entries:
-                    found.append({**category, "templates": entries})
-        return found
+                    categories.append({**category, "templates": entries})
+        return categories
 
     def document(self, name: str) -> bytes | None:
-        """`name` is a file's name alone: it has no slash."""
+        """Returns a template's content. `name` is a plain file name without a slash."""
         paths = (folder / name for folder in self.folders)
         return next((path.read_bytes() for path in paths if path.is_file()), None)
 
@@ -46,7 +47,7 @@ class Templates:
     ) -> Iterator[dict[str, Any]]:
         for entry in entries:
             needed = self._needed(str(entry.get("name")))
-            if needed is not None and all(each in offered for each in needed):
+            if needed is not None and all(node_type in offered for node_type in needed):
                 yield {key: value for key, value in entry.items() if key not in _LEFT_OUT}
 
     def _needed(self, name: str) -> frozenset[str] | None:
@@ -57,14 +58,15 @@ class Templates:
 
 
 def installed_templates() -> Templates:
-    found = util.find_spec(PACKAGE)
-    locations = found.submodule_search_locations if found else None
+    spec = util.find_spec(PACKAGE)
+    locations = spec.submodule_search_locations if spec else None
     theirs = (Path(locations[0]) / "templates",) if locations else ()
     return Templates((OWN_FOLDER, *theirs))
 
 
 def node_types(workflow: Mapping[str, Any]) -> frozenset[str]:
-    """The node types that a workflow in the editor's format runs, in its subgraphs too."""
+    """Returns the node types that a workflow in the editor's format runs, including those in its
+    subgraphs."""
     subgraphs = (workflow.get("definitions") or {}).get("subgraphs") or ()
     used = {
         node["type"]
@@ -72,12 +74,12 @@ def node_types(workflow: Mapping[str, Any]) -> frozenset[str]:
         for node in graph.get("nodes") or ()
         if node.get("mode") not in NOT_RUN
     }
-    return frozenset(used) - OF_THE_EDITOR - {each["id"] for each in subgraphs}
+    return frozenset(used) - OF_THE_EDITOR - {subgraph["id"] for subgraph in subgraphs}
 
 
 def _read(path: Path) -> list[dict[str, Any]] | None:
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        content: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return found
+    return content

@@ -1,4 +1,4 @@
-"""ComfyUI's routes of what an editor stores on its server: users, settings, files."""
+"""ComfyUI's routes for data that an editor stores on its server: users, settings and files."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -65,17 +65,17 @@ async def list_files(call: GatewayCall, request: Request) -> Response:
         folder = path_inside("", unquote(query["dir"]))
     except OutsideFolder:
         return text_reply("Invalid directory", 403)
-    found = await userdata.list_files(call.plane, call.caller, folder)
-    if not found:
+    entries = await userdata.list_files(call.plane, call.caller, folder)
+    if not entries:
         return text_reply("Directory not found", 404)
-    return await _listing(call, lambda: _entries(found, folder, query))
+    return await _listing(call, lambda: _entries(entries, folder, query))
 
 
 def _entries(
     found: Iterable[UserdataEntry], folder: str, query: Mapping[str, str]
 ) -> Iterator[Any]:
-    for each in found:
-        entry = each._replace(path=_relative(each.path, folder))
+    for file in found:
+        entry = file._replace(path=_relative(file.path, folder))
         if _is_true(query, "recurse") or "/" not in entry.path:
             yield _listed(entry, query)
 
@@ -105,10 +105,10 @@ async def list_tree(call: GatewayCall, request: Request) -> Response:
         folder = path_inside("", unquote(wanted))
     except OutsideFolder:
         return text_reply("Invalid path requested", 400)
-    found = await userdata.list_files(call.plane, call.caller, folder)
-    if not found:
+    entries = await userdata.list_files(call.plane, call.caller, folder)
+    if not entries:
         return await _no_tree(call, wanted, folder)
-    return await _listing(call, lambda: _tree(found, folder))
+    return await _listing(call, lambda: _tree(entries, folder))
 
 
 LISTED_MAX, LISTED_BYTES_MAX = 10_000, 4 * 1024**2
@@ -116,7 +116,7 @@ RENDERED_AT_ONCE = 500
 
 
 async def _listing(call: GatewayCall, entries: Callable[[], Iterable[Any]]) -> Response:
-    """Renders a list in a thread, in parts. Raises LimitExceeded for one that is too long."""
+    """Renders a list in a thread, in parts. Raises LimitExceeded if it is too long."""
     text = await call.gateway.listings.run(call.caller.tenant.id, lambda: _rendered(entries()))
     return Response(text, 200, {"content-type": JSON})
 
@@ -124,8 +124,8 @@ async def _listing(call: GatewayCall, entries: Callable[[], Iterable[Any]]) -> R
 def _rendered(entries: Iterable[Any]) -> bytes:
     parts: list[str] = []
     count = size = 0
-    left = iter(entries)
-    while some := list(islice(left, RENDERED_AT_ONCE)):
+    remaining = iter(entries)
+    while some := list(islice(remaining, RENDERED_AT_ONCE)):
         parts.append(json_text(some)[1:-1])
         count, size = count + len(some), size + len(parts[-1])
         if count > LISTED_MAX or size > LISTED_BYTES_MAX:
@@ -151,7 +151,7 @@ async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
 
 
 def _folders(entries: Iterable[UserdataEntry], folder: str) -> Iterator[dict[str, Any]]:
-    """Each folder once, however many files are in it."""
+    """Yields each folder once, regardless of the number of files in it."""
     known = {"", folder}
     for entry in entries:
         path = entry.path.rpartition("/")[0]
@@ -183,7 +183,7 @@ async def get_file(call: GatewayCall, request: Request) -> Response:
         return empty_reply(404)
     stamp = FileStamp(entry.size, int(entry.modified_at.timestamp() * 1_000_000) * 1000)
     plan = plan_reply(request.headers, stamp)
-    # Whatever it is, it is not for showing in the editor's own origin.
+    # A user's file must never be displayed in the editor's own origin.
     headers = {
         **file_headers(path.rpartition("/")[2]),
         "content-disposition": "attachment",

@@ -62,7 +62,7 @@ _LABEL = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 def in_v2(handler: Handler) -> Handler:
-    """The handler, with its errors told as this API tells them."""
+    """Wraps a handler so that its errors have the format of this API."""
 
     @wraps(handler)
     async def answer(call: GatewayCall, request: Request) -> Response:
@@ -79,7 +79,8 @@ def in_v2(handler: Handler) -> Handler:
 
 
 def reader_of(call: GatewayCall, request: Request) -> Reader:
-    """Links lead back to where the client reached us, with the key that its address has in it."""
+    """Returns the reader of a request. Its links use the address and the path key that the client
+    used."""
     settings = call.plane.settings
     host = request.headers.get("host") or urlsplit(settings.public_url).netloc
     public = urlsplit(settings.public_url)
@@ -99,15 +100,15 @@ async def read_object(request: Request) -> dict[str, Any]:
 @in_v2
 async def post_job(call: GatewayCall, request: Request) -> Response:
     sent = await read_object(request)
-    asked = replace(
+    order = replace(
         _parse_job(sent, request.headers.get("idempotency-key")),
         max_tokens=max_tokens_of(request.headers, request.query_params, sent),
     )
     number = await call.gateway.numbers.next(call.caller)
     async with released_if_refused(call) as hold:
-        job = await v2_jobs.submit_job(call.plane, call.caller, asked, number, at_id=hold)
+        job = await v2_jobs.submit_job(call.plane, call.caller, order, number, at_id=hold)
         body = await _body(call, request, job)
-    if asked.webhook_url is not None:
+    if order.webhook_url is not None:
         body["webhook"] = _signing(call)
     reply = json_reply(body, 201)
     reply.background = BackgroundTask(call.gateway.feeds.release, call.caller, job.id)
@@ -115,7 +116,8 @@ async def post_job(call: GatewayCall, request: Request) -> Response:
 
 
 def _signing(call: GatewayCall) -> dict[str, str]:
-    """With what deliveries to `webhook_url` are signed: one secret for all jobs of a user."""
+    """Returns the id and the secret for signing deliveries to `webhook_url`. All of a user's jobs
+    share them."""
     caller = call.caller
     webhook = webhook_for_jobs(caller.tenant.id, caller.user_id, now=call.plane.clock())
     return {"id": str(webhook.id), "secret": webhook.secret_with(call.plane.webhook_key)}
@@ -143,11 +145,11 @@ def _parse_job(body: Mapping[str, Any], key: str | None) -> WorkflowJob:
 
 
 def _check_extra_data(value: object) -> None:
-    """The caller's key for partner nodes."""
+    """Checks `extra_data`, which may only contain the caller's key for partner nodes."""
     if value is None:
         return
     is_known = isinstance(value, dict) and not value.keys() - EXTRA_DATA_KEYS
-    if not is_known or not all(isinstance(each, str) for each in dict(value).values()):  # type: ignore[call-overload]
+    if not is_known or not all(isinstance(item, str) for item in dict(value).values()):  # type: ignore[call-overload]
         raise UnforeseenInput("'extra_data' takes 'api_key_comfy_org', a text, and nothing else")
 
 
@@ -161,7 +163,7 @@ def _parse_metadata(value: object) -> Mapping[str, str] | str | None:
             field="metadata",
         )
     texts = (*value, *value.values())
-    if not all(isinstance(each, str) and 0 < len(each) <= LABEL_CHARACTERS_MAX for each in texts):
+    if not all(isinstance(item, str) and 0 < len(item) <= LABEL_CHARACTERS_MAX for item in texts):
         raise InvalidRequest(
             f"labels are texts of 1 to {LABEL_CHARACTERS_MAX} characters", field="metadata"
         )
@@ -204,7 +206,7 @@ async def get_jobs(call: GatewayCall, request: Request) -> Response:
 
 
 def _parse_query(params: QueryParams) -> WorkflowJobQuery:
-    statuses = {each.strip() for each in params.get("status", "").split(",") if each.strip()}
+    statuses = {part.strip() for part in params.get("status", "").split(",") if part.strip()}
     if unknown := statuses - OWN_STATUSES.keys():
         raise UnforeseenInput(f"no such status: {', '.join(sorted(unknown))}")
     limit = params.get("limit", str(JOBS_PER_PAGE))
@@ -228,7 +230,7 @@ class InvalidFilter(InvalidInput):
 
 def _labels(params: QueryParams) -> Iterator[tuple[str, str]]:
     labels = [
-        (found[1], value) for name, value in params.multi_items() if (found := _LABEL.match(name))
+        (match[1], value) for name, value in params.multi_items() if (match := _LABEL.match(name))
     ]
     if len(labels) > LABELS_MAX:
         raise InvalidFilter(f"a filter has at most {LABELS_MAX} labels")
@@ -244,10 +246,10 @@ async def get_job(call: GatewayCall, request: Request) -> Response:
 @in_v2
 async def get_workflow(call: GatewayCall, request: Request) -> Response:
     job = await v2_jobs.find_job(call.plane, call.caller, request.path_params["id"])
-    found = v2_jobs.workflow_of(job)
-    if not found["workflow"]:
+    content = v2_jobs.workflow_of(job)
+    if not content["workflow"]:
         raise NotFound("the workflow of this job is no longer kept")
-    return json_reply(found)
+    return json_reply(content)
 
 
 @in_v2
@@ -271,16 +273,18 @@ async def get_events(call: GatewayCall, request: Request) -> Response:
         raise TooManyStreams(error.message, **error.details) from error
 
 
-# Another control plane may have written the messages, of which this one gets no hint.
+# Seconds between reads. Another control plane may have written messages without a notification
+# here.
 REREAD_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 STREAM_SECONDS_MAX = 3600.0
-# Progress and previews come at most twice a second; each snapshot is complete.
+# Seconds between events, so that progress and previews are sent at most twice a second. Each
+# snapshot is complete.
 PAUSE_SECONDS = 0.5
 
 
 class WorkflowJobEvents:
-    """The events of one job from a place on; their ids tell the place after them."""
+    """A job's events after a given place. Each event's id is the place that follows it."""
 
     def __init__(self, call: GatewayCall, reader: Reader, job: Job, place: EventPlace) -> None:
         self._call = call
@@ -297,15 +301,16 @@ class WorkflowJobEvents:
         self._preview: RunPreview | None = None
 
     async def lines(self) -> AsyncIterator[str]:
-        """Ends with the job, or after an hour; then the client comes again with its last id."""
+        """Yields events until the job ends, or for an hour. The client then reconnects with its
+        last event id."""
         woken = asyncio.Event()
         notifier = self._call.plane.context.notifier
         unsubscribe = notifier.subscribe_user(self._call.caller.user_id, woken.set)
         previews = self._call.plane.context.previews
         try:
             with previews.watch(self._job.tenant_id, self._job.id, woken.set) as self._watch:
-                async for each in self._until_end(woken):
-                    yield each
+                async for line in self._until_end(woken):
+                    yield line
         finally:
             unsubscribe()
 
@@ -314,10 +319,10 @@ class WorkflowJobEvents:
         begun = said_at = self._clock()
         while self._clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
             woken.clear()
-            told = await run_shielded(self._read())
-            if told:
+            lines = await run_shielded(self._read())
+            if lines:
                 said_at = self._clock()
-                yield "".join(told)
+                yield "".join(lines)
             elif self._clock() - said_at >= HEARTBEAT_SECONDS:
                 said_at = self._clock()
                 yield ": still there\n\n"
@@ -329,29 +334,30 @@ class WorkflowJobEvents:
             await _wait(woken, PAUSE_SECONDS if self._is_behind() else REREAD_SECONDS)
 
     async def _read(self) -> list[str]:
-        """What is new."""
+        """Reads the new events."""
         plane, caller = self._call.plane, self._call.caller
         self._job, page = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
         rows, self._has_more = page
-        told: list[str] = []
+        lines: list[str] = []
         facts = JobFacts()
         if self._job.status.is_active or any(map(names_files, rows)):
             facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.kept)
         if self._job.status.is_active:
-            told += self._status_lines(facts)
+            lines += self._status_lines(facts)
         for row in rows:
-            told += self._row_lines(row, facts)
+            lines += self._row_lines(row, facts)
             self._row = row.id
-        return [*told, *self._preview_lines()]
+        return [*lines, *self._preview_lines()]
 
     def _preview_lines(self) -> Iterator[str]:
-        """The newest picture of the sampler, which is not kept: a late reader gets the next one."""
-        told = self._watch.latest if self._watch else None
-        if told is None or told is self._preview:
+        """Yields the sampler's newest preview. Previews aren't stored, so a late client gets the
+        next one."""
+        latest = self._watch.latest if self._watch else None
+        if latest is None or latest is self._preview:
             return
         if self._may_tell("preview"):
-            self._preview = told
-            yield format_event("preview", preview_body(told))
+            self._preview = latest
+            yield format_event("preview", preview_body(latest))
 
     def _status_lines(self, facts: JobFacts) -> Iterator[str]:
         status = status_of(self._job, is_cancelling=facts.is_cancelling)
@@ -363,9 +369,10 @@ class WorkflowJobEvents:
         yield format_event("status", {"status": status, **place})
 
     def _row_lines(self, row: LoggedEvents, facts: JobFacts) -> Iterator[str]:
-        """Of a report. What the reader has seen before counts for the progress only."""
+        """Yields the events of a stored report. Events that the client has already received only
+        update the progress."""
         is_new = row.id > self._place.row and not self._place.outputs
-        if not row.is_last:  # what comes with the last one is told with the end
+        if not row.is_last:  # outputs of the last report are sent with the end of the job
             yield from self._output_lines(row, facts, is_new=is_new)
         has_progress = False
         for event in row.events:
@@ -382,8 +389,8 @@ class WorkflowJobEvents:
             self._told_at["behind"] = self._clock()
 
     def _output_lines(self, row: LoggedEvents, facts: JobFacts, *, is_new: bool) -> Iterator[str]:
-        """The files of nodes that have ended. They have the id of the report before: a reader who is cut off
-        between them gets all of them again."""
+        """Yields the files of finished nodes. Their events have the id of the previous report, so a
+        client that is disconnected between them gets all of them again."""
         shown = facts._replace(record=record_from(row.events, None, is_success=False))
         for output in outputs_of(self._job, shown, self._reader):
             if output["id"] not in self._outputs_told and is_new:
@@ -401,22 +408,22 @@ class WorkflowJobEvents:
         return "behind" in self._told_at
 
     async def _end(self) -> list[str]:
-        """The outputs, then the status: clients stop listening at that."""
+        """Returns the outputs and then the status, because clients stop listening at the status."""
         call, job = self._call, self._job
         facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.kept)
-        left = [
+        remaining = [
             output
             for output in outputs_of(job, facts, self._reader)
             if output["id"] not in self._outputs_told
         ]
-        told = [
+        lines = [
             format_event("output", output, f"{END}.{number}")
-            for number, output in enumerate(left, start=1)
+            for number, output in enumerate(remaining, start=1)
             if number > self._place.outputs
         ]
         status = status_of(job)
         assert status in ENDED  # noqa: S101
-        return [*told, format_event("status", {"status": status}, END)]
+        return [*lines, format_event("status", {"status": status}, END)]
 
 
 async def _wait(woken: asyncio.Event, seconds: float) -> None:
@@ -428,7 +435,7 @@ async def _wait(woken: asyncio.Event, seconds: float) -> None:
 
 
 def format_event(kind: str, data: Mapping[str, Any], event_id: str | None = None) -> str:
-    """With its data on one line: JSON escapes line breaks."""
+    """Formats an event with its data on one line. JSON escapes line breaks."""
     named = f"id: {event_id}\n" if event_id else ""
     return f"{named}event: {kind}\ndata: {json.dumps(data)}\n\n"
 

@@ -1,4 +1,4 @@
-"""Comfy API v2: assets, which are uploads and outputs by id and by content."""
+"""Comfy API v2: assets, which are uploads and outputs addressed by id or content."""
 
 import asyncio
 import contextlib
@@ -32,13 +32,13 @@ EXPIRES_SECONDS_MIN, EXPIRES_SECONDS_MAX = 60, 604_800
 async def post_asset(call: GatewayCall, request: Request) -> Response:
     async with opened_upload(call, request) as form, saved_upload(call, form) as (upload, local):
         wanted = _parse_upload(form, upload)
-        kept = await assets.store_asset(call.plane, call.caller, local, wanted)
-    return _created(call, request, kept)
+        stored = await assets.store_asset(call.plane, call.caller, local, wanted)
+    return _created(call, request, stored)
 
 
 @contextlib.asynccontextmanager
 async def saved_upload(call: GatewayCall, form: FormData) -> AsyncIterator[tuple[UploadFile, Path]]:
-    """The part `file`, also as a file on this machine."""
+    """Yields the form's part `file`, and the same content as a local file."""
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         raise InvalidRequest("the part 'file' is missing", field="file")
@@ -55,14 +55,14 @@ def _save(source: BinaryIO, to: Path) -> None:
 
 def _parse_upload(form: FormData, upload: UploadFile) -> NewAsset:
     path = assets.check_path(_field(form, "file_path") or upload.filename or "")
-    told = _field(form, "content_type") or upload.content_type
+    declared_type = _field(form, "content_type") or upload.content_type
     expected = _field(form, "expected_hash")
     seconds = _field(form, "expires_in")
     return NewAsset(
         path=path,
-        content_type=_content_type(path, told),
+        content_type=_content_type(path, declared_type),
         expected_hash=None if expected is None else assets.parse_hash(expected),
-        tags=_tags([each for each in form.getlist("tags") if isinstance(each, str)]),
+        tags=_tags([tag for tag in form.getlist("tags") if isinstance(tag, str)]),
         expires_in=None if seconds is None else _seconds(seconds),
     )
 
@@ -80,7 +80,7 @@ def _content_type(path: str, told: str | None) -> str:
 
 
 def _tags(tags: list[str]) -> tuple[str, ...]:
-    if len(tags) > assets.TAGS_MAX or any(len(each) > assets.TAG_CHARACTERS_MAX for each in tags):
+    if len(tags) > assets.TAGS_MAX or any(len(tag) > assets.TAG_CHARACTERS_MAX for tag in tags):
         raise InvalidRequest(
             f"an asset has at most {assets.TAGS_MAX} tags of {assets.TAG_CHARACTERS_MAX} characters",
             field="tags",
@@ -115,7 +115,7 @@ async def post_from_hash(call: GatewayCall, request: Request) -> Response:
     wanted = NewAsset(
         path=assets.check_path(path) if path else "",
         content_type="",
-        tags=_tags([each for each in listed if isinstance(each, str)]),
+        tags=_tags([tag for tag in listed if isinstance(tag, str)]),
         expires_in=None if seconds is None else _seconds(seconds),
     )
     return _created(call, request, await assets.mint_asset(call.plane, call.caller, digest, wanted))
@@ -123,7 +123,7 @@ async def post_from_hash(call: GatewayCall, request: Request) -> Response:
 
 @in_v2
 async def head_by_hash(call: GatewayCall, request: Request) -> Response:
-    """Only whether it is there."""
+    """Returns 200 if the caller has an asset with this content."""
     digest = assets.parse_hash(request.path_params["hash"])
     if not await assets.has_bytes(call.plane, call.caller, digest):
         raise NotFound("none of your assets has these bytes")
@@ -145,7 +145,7 @@ async def delete_asset(call: GatewayCall, request: Request) -> Response:
 
 @in_v2
 async def get_content(call: GatewayCall, request: Request) -> Response:
-    """From a folder of ours at once; from a bucket by a URL that is valid for a while."""
+    """Sends an asset's content from a local folder, or redirects to a temporary URL of the bucket."""
     file = (await assets.find_asset(call.plane, call.caller, request.path_params["id"])).file
     store = call.plane.store
     if isinstance(store, LocalStore):

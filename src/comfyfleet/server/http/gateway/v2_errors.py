@@ -1,4 +1,4 @@
-"""Errors in the words of Comfy API v2: `{"error": {"code", "message", "details"}}` with its codes."""
+"""Errors in the format of Comfy API v2: `{"error": {"code", "message", "details"}}` with its codes."""
 
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from comfyfleet.errors import (
 from comfyfleet.protocol.payloads import RefusedPrompt, UnforeseenInput
 from comfyfleet.server.http.errors import error_response, headers_of, status_of
 
-# By class, the first that fits.
+# Error codes by class. The first match wins.
 CODES: tuple[tuple[type[FleetError], str], ...] = (
     (Unauthenticated, "unauthorized"),
     (Forbidden, "forbidden"),
@@ -37,15 +37,15 @@ class TooManyStreams(TooManyCalls):
 
 
 def error_reply(error: FleetError) -> Response:
-    """In this API's words; what is none of the client's business is only logged."""
+    """Formats an error for this API. Internal details are only logged."""
     status, code = status_of(error), error.code
     if isinstance(error, UnforeseenInput | RefusedPrompt):
         status, code = 400, InvalidRequest.code
     elif isinstance(error, InsufficientTokens) or code == "insufficient_tokens":
         status, code = PAYMENT_REQUIRED, "insufficient_credits"
     elif not isinstance(error, TooManyStreams):
-        code = next((said for kind, said in CODES if isinstance(error, kind)), code)
+        code = next((name for kind, name in CODES if isinstance(error, kind)), code)
     code = InvalidRequest.code if code == InvalidInput.code else code
-    said = said_to_customers(error)
-    details = error.details if said == error.message else {}
-    return error_response(status, code, said, details, headers=headers_of(error))
+    message = said_to_customers(error)
+    details = error.details if message == error.message else {}
+    return error_response(status, code, message, details, headers=headers_of(error))
