@@ -1,6 +1,7 @@
-"""Operators' lists of jobs of all tenants: filtered, counted, found by ids; and acts on many of them at once.
+"""Operators' lists of jobs of all tenants, and bulk operations on them.
 
-Each job is acted on by itself, so that one that can't be changed holds up no other; the caller is told which.
+Lists can be filtered, counted and looked up by ids. A bulk operation handles each job separately,
+so that a job that can't be changed doesn't stop the others. The caller learns which ones failed.
 """
 
 import asyncio
@@ -39,9 +40,11 @@ T = TypeVar("T")
 
 
 async def find_job(context: JobContext, job_id: UUID) -> Job:
-    """Finds a job of any tenant. If a pool is down the job may be in it, and the error says so."""
-    found, down = await _in_pools(context, lambda tx: store.find_in_pool(tx, job_id))
-    for job in found:
+    """Finds a job of any tenant. If the job isn't found and a pool is down, raises Unavailable,
+    because the job may be in that pool.
+    """
+    results, down = await _in_pools(context, lambda tx: store.find_in_pool(tx, job_id))
+    for job in results:
         if job is not None:
             return job
     if down:
@@ -52,9 +55,9 @@ async def find_job(context: JobContext, job_id: UUID) -> Job:
 
 
 async def find_listed(context: JobContext, job_ids: Sequence[UUID]) -> dict[UUID, ListedJob]:
-    """Returns those that exist in pools that can be reached, in the order asked for."""
-    found, _ = await _in_pools(context, lambda tx: store_lists.find_listed(tx, job_ids))
-    known = {job.id: job for some in found for job in some}
+    """Returns the jobs that exist in reachable pools, in the order of `job_ids`."""
+    results, _ = await _in_pools(context, lambda tx: store_lists.find_listed(tx, job_ids))
+    known = {job.id: job for some in results for job in some}
     return {job_id: known[job_id] for job_id in dict.fromkeys(job_ids) if job_id in known}
 
 
@@ -70,20 +73,20 @@ class StatusCounts(NamedTuple):
 
 
 async def count_by_status(context: JobContext, wanted: JobFilter) -> StatusCounts:
-    found, down = await _in_pools(context, lambda tx: store_lists.count_by_status(tx, wanted))
+    results, down = await _in_pools(context, lambda tx: store_lists.count_by_status(tx, wanted))
     sums: defaultdict[JobStatus, int] = defaultdict(int)
-    for counts in found:
+    for counts in results:
         for status, count in counts.items():
             sums[status] = min(sums[status] + count, COUNTED_MAX)
     return StatusCounts(dict(sums), down)
 
 
 class FoundJobs(NamedTuple):
-    """A page of jobs, the newest first; `following` is the next cursor, None at the end."""
+    """A page of jobs, the newest first. `following` is the next cursor, or None at the end."""
 
     jobs: Sequence[ListedJob]
     following: str | None
-    pools_left_out: Sequence[str] = ()  # they are down: there may be more
+    pools_left_out: Sequence[str] = ()  # pools that are down and may contain more jobs
 
 
 async def list_newest(
@@ -92,26 +95,26 @@ async def list_newest(
     if wanted.worker_id is not None:
         return await _of_worker(context, wanted, after=after, limit=limit)
     before = _parse_cursor(after) if after else None
-    found, down = await _in_pools(
+    parts, down = await _in_pools(
         context, lambda tx: store_lists.list_newest(tx, wanted, before=before, limit=limit)
     )
-    page = merge_found(found, limit)
+    page = merge_found(parts, limit)
     return FoundJobs(page.jobs, page.complete_to and _cursor_of(page.complete_to), down)
 
 
 async def _in_pools(
     context: JobContext, read: Callable[[Tx], Awaitable[T]]
 ) -> tuple[list[T], list[str]]:
-    """Reads from each pool; returns what was found, and the names of pools that are down."""
-    found, down = [], []
+    """Reads from each pool. Returns the results and the names of pools that are down."""
+    results, down = [], []
     for name, pool in context.pools.items():
         try:
             async with pool.read() as tx:
-                found.append(await read(tx))
+                results.append(await read(tx))
         except FleetError as error:
             log.warning("jobs of pool %s are left out: %s", name, error.message)
             down.append(name)
-    return found, down
+    return results, down
 
 
 def _cursor_of(place: Place) -> str:
@@ -136,9 +139,7 @@ def _bad_cursor() -> InvalidInput:
 async def _of_worker(
     context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
 ) -> FoundJobs:
-    """Lists a worker's jobs by their dispatches, which know the worker for as long as they are
-    kept.
-    """
+    """Lists a worker's jobs by their dispatches, which contain the worker until they are deleted."""
     if after is not None and not after.isdecimal():
         raise _bad_cursor()
     async with context.central.read() as tx:
@@ -157,7 +158,7 @@ async def _of_worker(
 async def _jobs_of(
     context: JobContext, rows: Sequence[Dispatch], wanted: JobFilter
 ) -> tuple[dict[UUID, ListedJob], set[str]]:
-    """Returns the jobs of these dispatches that match, by id, and the pools that are down."""
+    """Returns the matching jobs of these dispatches by id, and the pools that are down."""
     of_tenants: defaultdict[UUID, list[UUID]] = defaultdict(list)
     for row in rows:
         of_tenants[row.tenant_id].append(row.job_id)
@@ -187,10 +188,10 @@ async def _matching(
 
 
 JOBS_PER_BULK_MAX = 500
-# Each holds a connection of a database for a moment.
+# Jobs that are handled at the same time. Each one holds a database connection for a moment.
 AT_ONCE_MAX = 4
 NAMED_IN_AUDIT_MAX = 10
-# Without a status, a filter means the jobs that can be acted on.
+# Statuses that a filter without statuses selects: the jobs to which the operation applies.
 APPLIES_TO = {
     BulkAct.CANCEL: (JobStatus.QUEUED, JobStatus.PROCESSING),
     BulkAct.RETRY: (JobStatus.FAILED,),
@@ -207,7 +208,7 @@ MAY_BE_FILTERED = {
 class BulkOrder:
     act: BulkAct
     actor: str
-    priority: int = 0  # of a reprioritisation
+    priority: int = 0  # the new priority for REPRIORITISE
 
 
 class BulkFailure(NamedTuple):
@@ -219,26 +220,26 @@ class BulkFailure(NamedTuple):
 class BulkOutcome(NamedTuple):
     done: Sequence[UUID]
     failed: Sequence[BulkFailure]
-    retries: dict[UUID, UUID]  # the new job of each that was retried
+    retries: dict[UUID, UUID]  # the new jobs by the ids of the retried ones
 
 
 class BulkSelection(NamedTuple):
     jobs: Sequence[ListedJob]
-    missing: Sequence[UUID] = ()  # asked for by id, and not there
-    following: str | None = None  # more match the filter
+    missing: Sequence[UUID] = ()  # requested ids that don't exist
+    following: str | None = None  # the cursor for more matching jobs
     pools_left_out: Sequence[str] = ()
 
 
 async def select_by_ids(context: JobContext, job_ids: Sequence[UUID]) -> BulkSelection:
-    found = await find_listed(context, job_ids)
-    missing = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in found]
-    return BulkSelection(list(found.values()), missing)
+    jobs_by_id = await find_listed(context, job_ids)
+    missing = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in jobs_by_id]
+    return BulkSelection(list(jobs_by_id.values()), missing)
 
 
 async def select_by_filter(
     context: JobContext, act: BulkAct, wanted: JobFilter, *, after: str | None, limit: int
 ) -> BulkSelection:
-    """Selects a page of the jobs that match, the newest first."""
+    """Selects a page of the matching jobs, the newest first."""
     for status in wanted.statuses:
         if status not in MAY_BE_FILTERED[act]:
             raise InvalidInput(f"jobs that are {status} can't be meant by {act}", field="status")
@@ -248,7 +249,9 @@ async def select_by_filter(
 
 
 async def act_on_all(context: JobContext, order: BulkOrder, chosen: BulkSelection) -> BulkOutcome:
-    """Acts on each job; the audit has one entry for the order, and one for each job that it changed."""
+    """Performs the operation on each job. Writes one audit entry for the order, and one for each
+    job that it changed.
+    """
     await context.audit(
         order.actor,
         f"bulk_{order.act}",
@@ -309,7 +312,9 @@ async def _audit(
     jobs: Sequence[ListedJob],
     results: dict[UUID, UUID | None],
 ) -> None:
-    """A reprioritisation is audited with the dispatch, in the transaction that changes it."""
+    """Audits the changed jobs. A change of priority is already audited in the transaction that
+    changes the dispatch.
+    """
     if order.act is BulkAct.REPRIORITISE or not jobs:
         return
     now = context.clock()
@@ -328,7 +333,9 @@ async def replay_job(
     backend_affinity: str | None,
     priority: int,
 ) -> Job:
-    """Runs the prompt and files of any job once more, for nobody's tokens; its media and its run see nothing."""
+    """Runs the prompt and files of any job again for an operator. No user pays for it, and the
+    job's media item and run are not affected.
+    """
     if job.status.is_active:
         raise Conflict("the job has not ended: wait for it, or cancel it")
     spec = replay_spec(job, backend_affinity, priority)

@@ -1,7 +1,9 @@
-"""Callers' keys for nodes that call paid services, for one run each.
+"""Stores callers' keys for nodes that call paid services. Each key is used for one run.
 
-They are in the memory of the control plane that took the prompt, and nowhere else. If the worker of the run is at
-another control plane, that one asks for them; they are encrypted on the way, because the message passes the database."""
+The keys are only in the memory of the control plane that received the prompt. If the run's worker
+is connected to another control plane, that one requests them. They are encrypted in transit,
+because the message passes through the database.
+"""
 
 import asyncio
 import base64
@@ -18,11 +20,11 @@ KEPT_MAX = 10_000
 KEPT_SECONDS = 24 * 3600.0
 ANSWER_SECONDS = 3.0
 NONCE_BYTES = 12
-# In one message to other control planes, which has at most 8,000 characters.
+# Job ids in one message to other control planes, which has at most 8,000 characters.
 DROPPED_MAX = 100
 WANTED, FOUND, DROPPED = "partner_keys_wanted", "partner_keys_found", "partner_keys_dropped"
 
-Keys = Mapping[str, str]  # by the field of extra_data that had them
+Keys = Mapping[str, str]  # by the field of extra_data that contained them
 
 
 class _Kept(NamedTuple):
@@ -37,7 +39,7 @@ class _Asking(NamedTuple):
 
 
 class PartnerKeys:
-    """`announce` sends a message to all other control planes."""
+    """Holds the keys. `announce` sends a message to all other control planes."""
 
     def __init__(
         self, announce: Callable[[dict[str, Any]], None], *, has_others: bool = True
@@ -45,13 +47,14 @@ class PartnerKeys:
         self._announce = announce
         self._has_others = has_others
         self._kept: dict[UUID, _Kept] = {}  # the oldest first
-        self._counts: Counter[UUID] = Counter()  # by tenant
+        self._counts: Counter[UUID] = Counter()  # number of jobs with keys by tenant
         self._asking: dict[UUID, _Asking] = {}
 
     def keep(self, tenant_id: UUID, job_id: UUID, keys: Keys) -> bool:
-        """Keeps the keys until the job has ended, a day at most. Returns whether it had none here.
+        """Stores the keys until the job has ended, for a day at most. Returns whether the job had
+        no keys here before.
 
-        If there are too many, the tenant with the most of them loses its oldest.
+        If there are too many, the tenant with the most of them loses its oldest one.
         """
         now, is_new = monotonic(), self._take_out(job_id) is None
         self._kept[job_id] = _Kept(now + KEPT_SECONDS, dict(keys), tenant_id)
@@ -66,28 +69,28 @@ class PartnerKeys:
         return is_new
 
     def _take_out(self, job_id: UUID) -> _Kept | None:
-        kept = self._kept.pop(job_id, None)
-        if kept is not None:
-            self._counts[kept.tenant_id] -= 1
-            if not self._counts[kept.tenant_id]:
-                del self._counts[kept.tenant_id]
-        return kept
+        removed = self._kept.pop(job_id, None)
+        if removed is not None:
+            self._counts[removed.tenant_id] -= 1
+            if not self._counts[removed.tenant_id]:
+                del self._counts[removed.tenant_id]
+        return removed
 
     def forget(self, job_id: UUID) -> None:
-        """Forgets keys that were kept here for a job that was not submitted."""
+        """Removes keys that were stored here for a job that was not submitted."""
         self._take_out(job_id)
 
     def drop(self, *job_ids: UUID) -> None:
-        """Forgets the keys of jobs that have ended, at whichever control plane they are."""
+        """Removes the keys of jobs that have ended, on whichever control plane they are stored."""
         elsewhere = [str(job_id) for job_id in job_ids if self._take_out(job_id) is None]
         for start in range(0, len(elsewhere), DROPPED_MAX):
             self._announce({DROPPED: elsewhere[start : start + DROPPED_MAX]})
 
     async def get(self, job_id: UUID) -> Keys | None:
-        """Returns the keys of a job; None if no control plane has them any more."""
-        kept = self._kept.get(job_id)
-        if kept is not None or not self._has_others:
-            return None if kept is None or kept.until < monotonic() else kept.keys
+        """Returns the keys of a job, or None if no control plane has them any more."""
+        stored = self._kept.get(job_id)
+        if stored is not None or not self._has_others:
+            return None if stored is None or stored.until < monotonic() else stored.keys
         return await self._ask_others(job_id)
 
     async def _ask_others(self, job_id: UUID) -> Keys | None:
@@ -109,7 +112,7 @@ class PartnerKeys:
             self._asking.pop(job_id, None)
 
     def heard(self, message: Mapping[str, Any]) -> None:
-        """Handles a message of another control plane."""
+        """Handles a message from another control plane."""
         if DROPPED in message:
             for job_id in message[DROPPED]:
                 self._take_out(UUID(job_id))
@@ -119,9 +122,9 @@ class PartnerKeys:
             self._take(message[FOUND])
 
     def _answer(self, wanted: Mapping[str, str]) -> None:
-        kept = self._kept.get(UUID(wanted["job"]))
-        if kept is not None and kept.until >= monotonic():
-            sealed = _sealed(json.dumps(kept.keys).encode(), _bytes(wanted["public"]))
+        stored = self._kept.get(UUID(wanted["job"]))
+        if stored is not None and stored.until >= monotonic():
+            sealed = _sealed(json.dumps(stored.keys).encode(), _bytes(wanted["public"]))
             self._announce({FOUND: {"job": wanted["job"], **sealed}})
 
     def _take(self, found: Mapping[str, str]) -> None:

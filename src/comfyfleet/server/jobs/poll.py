@@ -1,4 +1,4 @@
-"""A worker's long poll for a job: what it may run, what it holds, and the wait."""
+"""A worker's long poll for a job: reads what the worker may run and what it holds, and waits."""
 
 import asyncio
 import logging
@@ -35,12 +35,14 @@ from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, Re
 
 HELD_BACK_SECONDS = 2.0
 MAINTENANCE_REASON = "maintenance: no new leases are given"
-# A wait ends by up to so much of it earlier: workers that came at one moment don't come back at one.
+# A wait ends up to this fraction earlier, so that workers that connected at the same moment don't
+# return at the same moment.
 WAIT_SPREAD = 0.1
 _dice = Random()  # noqa: S311 - not for secrets
-# A worker has one that waits, and a few more while lost connections are not noticed as such.
+# A worker normally has one waiting poll, and a few more until lost connections are detected.
 WAITING_PER_WORKER_MAX = 8
-# What a poll has said is kept while it waits; one that said more, of a large backend, does not wait.
+# Bytes of a poll's message that are kept while it waits. A poll with a larger message, from a large
+# backend, does not wait.
 KEPT_BYTES_MAX = 1024**2
 
 
@@ -51,19 +53,23 @@ class WorkerSnapshot:
     worker: FleetWorker
     lanes: frozenset[QueueLane]
     offer: BackendOffer | None
-    held: tuple[int, ...]  # ids of dispatches
-    load: int  # how many jobs it has before it
+    held: tuple[int, ...]  # dispatch ids
+    load: int  # number of jobs that it has to run
     is_alone: bool
     maintenance: bool
-    no_lanes: str  # why it may run nothing, if so
-    as_of: int  # waits that were ended since then mean that this may have changed
+    no_lanes: str  # the reason why it may not run any job, if so
+    # the count of ended waits before the state was read; if it has grown, the state may have
+    # changed
+    as_of: int
 
 
 class ReadWithKey(NamedTuple):
-    """What was read together with the worker's key, and decides whether it gets a job."""
+    """The state that was read together with the worker's key, and that decides whether the worker
+    gets a job.
+    """
 
     standing: fleet_model.WorkerStanding
-    as_of: int  # as in Standing
+    as_of: int  # as in WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +87,12 @@ async def poll(
     """Returns a job, or none with the reason."""
     polling = PollSession(worker, asked)
     try:
-        found = await polling.begin(context, worker, asked, read)
-        while isinstance(found, PollWait):
-            found = await polling.resume(context, await _wait_for_lease(context, found))
+        result = await polling.begin(context, worker, asked, read)
+        while isinstance(result, PollWait):
+            result = await polling.resume(context, await _wait_for_lease(context, result))
     finally:
         polling.end(context)
-    return found
+    return result
 
 
 async def _wait_for_lease(context: JobContext, wait: PollWait) -> DispatchLease | None:
@@ -97,10 +103,11 @@ async def _wait_for_lease(context: JobContext, wait: PollWait) -> DispatchLease 
 
 
 class PollSession:
-    """A poll and its waits. The worker's rights are read again when a wait ends: at once if this
-    process hears of a change, else by `waiting_workers`.
+    """A poll and its waits. The worker's permissions are read again when a wait ends. That is at
+    once if this process is notified of a change, and otherwise when `WaitingWorkerRefresher` finds
+    it.
 
-    Ten thousand sessions wait while nothing happens, so each holds as little as possible.
+    Ten thousand sessions may wait at the same time, so each one holds as little as possible.
     """
 
     __slots__ = (
@@ -129,17 +136,17 @@ class PollSession:
     async def begin(
         self, context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
     ) -> Polled | PollWait:
-        """Starts the poll with the worker, and with what was read when its key was checked."""
-        found = await self._look(context, worker, asked, read)
-        if not isinstance(found, PollWait):
-            return found
-        # A third of what the message takes, and read again only when the wait is over.
-        said = asked.model_dump_json(exclude_unset=True).encode()
-        if len(said) > KEPT_BYTES_MAX:
+        """Starts the poll with the worker and the state that was read when its key was checked."""
+        result = await self._look(context, worker, asked, read)
+        if not isinstance(result, PollWait):
+            return result
+        # The JSON takes a third of the message's memory, and is only parsed when the wait is over.
+        message = asked.model_dump_json(exclude_unset=True).encode()
+        if len(message) > KEPT_BYTES_MAX:
             return await self._polled(context, asked, None)
         self._count(context)
-        self._said = said
-        return found
+        self._said = message
+        return result
 
     def _count(self, context: JobContext) -> None:
         waiting = context.polls.waiting
@@ -149,7 +156,7 @@ class PollSession:
         self._is_counted = True
 
     def end(self, context: JobContext) -> None:
-        """Ends the waits; must be called after `begin`, however the poll ends."""
+        """Ends the waits. Must be called after `begin`, even if the poll has failed."""
         if not self._is_counted:
             return
         self._is_counted = False
@@ -158,7 +165,7 @@ class PollSession:
             del context.polls.waiting[self._worker_id]
 
     async def resume(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
-        """Continues after a wait."""
+        """Continues the poll after a wait."""
         asked, wait = Poll.model_validate_json(self._said), self._wait
         if wait is None:
             raise ValueError("it did not wait")
@@ -166,13 +173,18 @@ class PollSession:
         if lease is not None:
             tells_leases = wait.waiter is not None and wait.waiter.tells_leases
             job = await build_payload(context, lease, gives_back=not tells_leases)
-        left = self._left()
-        if job is None and lease is not None and left:
-            # It had ended, or can't be run now; the next one may.
-            return self._waits(PollWait(left, wait.as_of, wait.waiter))
-        if job is None and self._reason is None and not left and await _in_maintenance(context):
-            self._reason = MAINTENANCE_REASON  # it began during the wait
-        if job or self._new_key or not left:
+        remaining = self._left()
+        if job is None and lease is not None and remaining:
+            # The leased job had ended or can't be run now, but the next one may.
+            return self._waits(PollWait(remaining, wait.as_of, wait.waiter))
+        if (
+            job is None
+            and self._reason is None
+            and not remaining
+            and await _in_maintenance(context)
+        ):
+            self._reason = MAINTENANCE_REASON  # maintenance began during the wait
+        if job or self._new_key or not remaining:
             return await self._polled(context, asked, job)
         async with context.polls.reads:
             return await self._look(context, await self._worker(context), asked, is_old=True)
@@ -194,26 +206,28 @@ class PollSession:
         is_old: bool = False,
     ) -> Polled | PollWait:
         standing = await _snapshot(context, worker, asked, read, is_old=is_old)
-        worker, left = standing.worker, self._left()
+        worker, remaining = standing.worker, self._left()
         if worker.is_draining and self._wait and not self._is_draining:
-            left = 0.0  # told at once; one that asks while it drains waits
+            # a worker that begins to drain is notified at once; a draining one waits
+            remaining = 0.0
         if context.queue.facts.is_wanted(self._worker_id):
-            left = 0.0
+            remaining = 0.0
         self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
         self._is_draining = worker.is_draining
         if self._new_key is not None:
-            # Soon, but not at once: one that doesn't understand would ask without a pause.
-            left = min(left, HELD_BACK_SECONDS)
+            # Returned soon, but not at once. A worker that ignores the new key would otherwise poll
+            # without a pause.
+            remaining = min(remaining, HELD_BACK_SECONDS)
         job = await _resend_lost_lease(context, standing, asked)
         waiter = None
         if job is None and self._reason is None:
             waiter = _waiter(standing, asked)
-            job = await _lease_at_once(context, waiter, standing.as_of, waits=left > 0)
-        if job or not left:
+            job = await _lease_at_once(context, waiter, standing.as_of, waits=remaining > 0)
+        if job or not remaining:
             return await self._polled(context, asked, job)
         if waiter is None and (standing.maintenance or not standing.lanes):
             waiter = _without_lanes(standing)
-        seconds = left if waiter else min(left, HELD_BACK_SECONDS)
+        seconds = remaining if waiter else min(remaining, HELD_BACK_SECONDS)
         return self._waits(PollWait(seconds, standing.as_of, waiter))
 
     def _waits(self, wait: PollWait) -> PollWait:
@@ -235,7 +249,9 @@ class PollSession:
 
 
 async def note_facts(context: JobContext, worker: FleetWorker, told: FactsReport) -> FactsReported:
-    """Stores what a worker's backend has. Those who wait for it go on when its object_info is there."""
+    """Stores the facts that a worker reports about its backend. Callers that wait for them continue
+    when its object_info is stored.
+    """
     slot = None
     if told.backend is not None:
         await note_sighting(context, worker, Sighting(backend=told.backend), context.clock())
@@ -246,7 +262,9 @@ async def note_facts(context: JobContext, worker: FleetWorker, told: FactsReport
 
 
 async def _in_maintenance(context: JobContext) -> bool:
-    """Reads whether maintenance is on, for all waits that end within a second."""
+    """Returns whether maintenance is on. The value is cached for a second, because many waits may
+    end at once.
+    """
 
     async def read() -> bool:
         async with context.central.read() as tx:
@@ -271,7 +289,7 @@ async def _lease_at_once(
     context: JobContext, waiter: Waiter, as_of: int, *, waits: bool
 ) -> Job | None:
     if waiter.is_prefetch and waits:
-        return None  # it waits in the queue, which looks first
+        return None  # it waits in the queue, which checks for jobs first
     job = await lease_next(context, waiter, wait_seconds=0, as_of=as_of)
     if job is None and waits:
         await _recall_for(context, waiter)
@@ -285,15 +303,15 @@ async def _snapshot(
     known = await note_sighting(context, worker, _sighting(asked), now)
     async with context.central.read() as tx:
         if read is None or read.as_of != as_of:
-            found = await fleets.get_standing(tx, known)
+            current = await fleets.get_standing(tx, known)
         else:
-            found = read.standing
+            current = read.standing
         offer = await context.caches.eligibility.offer(tx, known, now=now)
         lanes = await fleets.lanes_of(
             tx,
             known,
             asked.providers,
-            assigned=found.assigned,
+            assigned=current.assigned,
             abilities=context.caches.eligibility,
             offer=offer,
         )
@@ -302,11 +320,11 @@ async def _snapshot(
         worker=known,
         lanes=frozenset(QueueLane(*lane) for lane in lanes),
         offer=offer,
-        held=found.held,
-        load=load_of(found.held, asked, is_old=is_old),
+        held=current.held,
+        load=load_of(current.held, asked, is_old=is_old),
         is_alone=alone,
-        maintenance=found.in_maintenance,
-        no_lanes="" if lanes else why_no_lanes(known, found.assigned),
+        maintenance=current.in_maintenance,
+        no_lanes="" if lanes else why_no_lanes(known, current.assigned),
         as_of=as_of,
     )
 
@@ -330,7 +348,9 @@ async def is_alone(
 async def note_sighting(
     context: JobContext, worker: FleetWorker, sighting: Sighting, now: datetime
 ) -> FleetWorker:
-    """Stores that the worker was seen, only when that is due: idle workers poll all day."""
+    """Stores that the worker was seen. Writes only when that is due, because idle workers poll all
+    day.
+    """
     every = sighting_interval(context.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
         return apply_sighting(worker, sighting, now)
@@ -363,16 +383,17 @@ def _why_nothing(standing: WorkerSnapshot, asked: Poll) -> str | None:
 
 
 def load_of(held: Collection[int], asked: Poll, *, is_old: bool = False) -> int:
-    """Returns how many jobs the worker has before it; `held` are its leases as known here.
+    """Returns how many jobs the worker has to run. `held` are its leases in the database.
 
-    A lease is held until its outputs are uploaded, but the backend must not wait for that: so a
-    worker that names what it holds is believed which of it is work, but for at most
-    `max_concurrency` + 1 leases that only upload. Leases that it does not name are on their way to
-    it. Some that it named in an old poll may have ended since: only what it still holds counts.
+    A lease is held until its outputs are uploaded, but the backend must not wait for uploads. So a
+    worker that names its leases decides which of them count as work, except that at most
+    `max_concurrency` + 1 leases may be uploads. Leases that it does not name are on their way to
+    the worker. Leases that it named in an old poll may have ended since, so only those that it
+    still holds count.
     """
     if asked.held is None:
         return max(asked.current_load, len(held))
-    named = {each.dispatch_id for each in asked.held}
+    named = {lease.dispatch_id for lease in asked.held}
     delivering_max = asked.max_concurrency + 1
     at_work = min(asked.current_load, len(named & set(held))) if is_old else asked.current_load
     return max(at_work + len(set(held) - named), len(held) - delivering_max)
@@ -402,7 +423,7 @@ def _waiter(standing: WorkerSnapshot, asked: Poll) -> Waiter:
 
 
 def _without_lanes(standing: WorkerSnapshot) -> Waiter:
-    """Returns the waiter of a worker that may run nothing at present."""
+    """Returns the waiter of a worker that may not run any job at present."""
     worker = standing.worker
     return Waiter(worker.worker_id, lanes=frozenset(), key_hash=worker.key_hash)
 
@@ -410,10 +431,10 @@ def _without_lanes(standing: WorkerSnapshot) -> Waiter:
 async def _resend_lost_lease(
     context: JobContext, standing: WorkerSnapshot, asked: Poll
 ) -> Job | None:
-    """Hands out again, unchanged, a lease that the worker does not know and never reported."""
+    """Returns a lease again, unchanged, if the worker neither knows it nor has ever reported it."""
     if asked.held is None:
         return None
-    known = {each.dispatch_id for each in asked.held}
+    known = {lease.dispatch_id for lease in asked.held}
     if known.issuperset(standing.held):
         return None
     async with context.central.read() as tx:
@@ -450,9 +471,7 @@ def _lease_from_row(row: Dispatch) -> DispatchLease:
 
 
 async def _recall_for(context: JobContext, waiter: Waiter) -> None:
-    """Recalls jobs that other workers have only prefetched, for an idle worker when nothing is
-    queued.
-    """
+    """Recalls jobs that other workers have only prefetched, if an idle worker finds no queued job."""
     async with context.central.read() as tx:
         if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
             return
@@ -460,13 +479,13 @@ async def _recall_for(context: JobContext, waiter: Waiter) -> None:
         if not await dispatch.is_any_prefetched(tx, waiter.lanes, not_of=waiter.worker_id):
             return
     async with context.central.transaction() as tx:
-        asked_back = await dispatch.recall(
+        recalled = await dispatch.recall(
             tx,
             waiter.lanes,
             not_of=waiter.worker_id,
             is_wanted=lambda row: _can_run(context, waiter, row),
         )
-    context.queue.push(row.id for row in asked_back)
+    context.queue.push(row.id for row in recalled)
 
 
 def _can_run(context: JobContext, waiter: Waiter, row: Dispatch) -> bool:
@@ -475,7 +494,7 @@ def _can_run(context: JobContext, waiter: Waiter, row: Dispatch) -> bool:
 
 
 logger = logging.getLogger(__name__)
-# A change of which another control plane told us in vain is noticed after so long.
+# Seconds after which a change is noticed whose notification from another control plane was lost.
 REFRESH_SECONDS = 30.0
 WORKERS_PER_READ_MAX = 500
 READS_PER_PASS_MAX = 10
@@ -496,19 +515,23 @@ class WaitingWorkerRefresher:
             await self.look()
 
     async def look(self) -> None:
-        """Refreshes the workers that are due. Keeps no reference to them until the next time: polls
-        that were answered long ago would stay in memory.
+        """Refreshes the workers that are due. No reference to them is kept between passes, because
+        it would keep polls in memory that were answered long ago.
         """
         now = asyncio.get_running_loop().time()
         due = self._context.queue.requests_not_seen_since(now - self._pass_seconds)
         for start in range(0, len(due), WORKERS_PER_READ_MAX):
-            page = [each for each in due[start:][:WORKERS_PER_READ_MAX] if not each.future.done()]
-            await self._look([each.waiter for each in page])
-            for each in page:
-                each.looked_at = now
+            page = [
+                request
+                for request in due[start:][:WORKERS_PER_READ_MAX]
+                if not request.future.done()
+            ]
+            await self._look([request.waiter for request in page])
+            for request in page:
+                request.looked_at = now
 
     async def close(self) -> None:
-        """Does nothing: no resource is held."""
+        """Does nothing, because no resource is held."""
 
     async def _look(self, waiters: Collection[Waiter]) -> None:
         try:
@@ -518,16 +541,16 @@ class WaitingWorkerRefresher:
 
 
 async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> None:
-    """Stores that these workers were seen, and wakes those whose rights have changed."""
-    by_key = {each.key_hash: each for each in waiters if each.key_hash is not None}
+    """Stores that these workers were seen, and wakes those whose permissions have changed."""
+    by_key = {waiter.key_hash: waiter for waiter in waiters if waiter.key_hash is not None}
     if not by_key:
         return
     now = context.clock()
     async with context.central.read() as tx:
-        known = {each.key_hash: each for each in await fleets.with_keys(tx, by_key)}
+        known = {waiter.key_hash: waiter for waiter in await fleets.with_keys(tx, by_key)}
         changed = await _changed_workers(context, tx, by_key, known)
     unseen_since = now - sighting_interval(context.settings.unseen_seconds_max) / 3
-    unseen = [each for each in known.values() if each.last_seen_at < unseen_since]
+    unseen = [waiter for waiter in known.values() if waiter.last_seen_at < unseen_since]
     if unseen:
         async with context.central.transaction() as tx:
             await fleets.note_seen(tx, unseen, now=now)
@@ -538,13 +561,13 @@ async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> Non
 async def _changed_workers(
     context: JobContext, tx: Tx, waiters: Mapping[str, Waiter], known: Mapping[str, FleetWorker]
 ) -> set[str]:
-    """Returns the workers that must poll anew; a worker without a row has a revoked key."""
+    """Returns the workers that must poll again. A worker without a row has a revoked key."""
     lanes: dict[str, frozenset[FleetLane]] = {}
     if not await job_context.in_maintenance(tx):
         lanes = await fleets.lanes_of_all(
             tx, known.values(), abilities=context.caches.eligibility, now=context.clock()
         )
-    found: set[str] = set()
+    changed: set[str] = set()
     for key, waiter in waiters.items():
         worker: FleetWorker | None = known.get(key)
         now_has: frozenset[tuple[int, str, str]] = lanes.get(key, frozenset())
@@ -554,5 +577,5 @@ async def _changed_workers(
             or now_has != waiter.lanes
             or (now_has and waiter.is_alone != await is_alone(context, tx, worker, now_has))
         ):
-            found.add(waiter.worker_id)
-    return found
+            changed.add(waiter.worker_id)
+    return changed

@@ -1,7 +1,8 @@
-"""Repairs: expires leases whose time is up, and compares dispatches with jobs page by page.
+"""Repairs: ends expired leases, and compares dispatches with jobs page by page.
 
-Both databases are compared by sets, with a few queries a page. A pass may end before all is read, and
-returns the cursor where the next one continues. Repairs are audited."""
+Both databases are compared as sets, with a few queries per page. A pass may end before everything
+is read, and returns the cursor at which the next one continues. Repairs are audited.
+"""
 
 import json
 import math
@@ -29,8 +30,9 @@ EXPIRED_PER_PASS_MAX = 200
 
 
 async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) -> int:
-    """Ends expired leases and returns how many. After a long outage of the control plane, all leases
-    are first extended, and none ends. After a short one, they are extended by its length.
+    """Ends expired leases and returns their number. After a long outage of the control plane, all
+    leases are extended first and none ends. After a short outage, leases are extended by its
+    length.
     """
     now, settings = context.clock(), context.settings
     last_pass = last_pass or now
@@ -42,31 +44,33 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
             await _excuse_workers(tx, last_pass, now, settings.grace_seconds)
         return 0
     if is_outage(last_pass, now, settings):
-        # Also those that have expired, and counted from their ends: on a machine that is always too
-        # busy, the leases of dead workers would else be extended for ever.
+        # Expired leases are extended as well, counted from their expiry. Otherwise, on a machine
+        # that is always too busy, leases of dead workers would be extended forever.
         async with context.central.transaction() as tx:
             await dispatch.postpone_all(tx, seconds=math.ceil(missed))
             await _excuse_workers(tx, last_pass, now, 2 * settings.heartbeat_seconds)
     unseen_since = now - timedelta(seconds=settings.lost_after_seconds)
     async with context.central.transaction() as tx:
-        taken = await dispatch.take_expired(
+        expired = await dispatch.take_expired(
             tx,
             token=context.new_id(),
             now=now,
             limit=EXPIRED_PER_PASS_MAX,
             unseen_since=None if await job_context.is_recovering(tx, now) else unseen_since,
         )
-    return sum([await _expire_one(context, row) for row in taken])
+    return sum([await _expire_one(context, row) for row in expired])
 
 
 async def _excuse_workers(tx: Tx, began: datetime, now: datetime, seconds: int) -> None:
-    """Counts no worker as lost for some seconds, because none could send a heartbeat during the outage."""
+    """Counts no worker as lost for some seconds, because none could send heartbeats during the
+    outage.
+    """
     await job_context.recover_until(tx, now + timedelta(seconds=seconds))
     await job_context.note_outage(tx, began, now)
 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:
-    """Ends one lease. If that fails, it is tried again when the sweep's own lease has expired."""
+    """Ends one lease. If that fails, it is retried when the sweep's own lease has expired."""
     with errors_logged(f"expired dispatch {row.id} waits"):
         await _end_or_requeue(context, row)
         return True
@@ -114,10 +118,10 @@ async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
 
 
 PAGE = 2000
-# What is younger is still on its way between the two databases.
+# Younger rows are skipped, because they may not have reached the other database yet.
 MIN_AGE = timedelta(seconds=30)
 LEASED, QUEUED, POOL = "leased", "queued", "pool"
-Keys: TypeAlias = tuple[UUID, UUID]  # of a job: its tenant, and its own
+Keys: TypeAlias = tuple[UUID, UUID]  # a job's tenant id and its own id
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Repairs:
     dispatches_made: int = 0
     pools_skipped: int = 0
     rows_read: int = 0
-    next: str | None = None  # where to go on; None: all was read
+    next: str | None = None  # the cursor to continue at; None means that everything was read
 
     def __add__(self, other: "Repairs") -> "Repairs":
         return Repairs(
@@ -172,14 +176,14 @@ def _share(
 async def reconcile(
     context: JobContext, *, after: str | None = None, rows_max: int | None = None
 ) -> Repairs:
-    """Compares about so many rows, from where the last pass ended; without a limit all of them."""
+    """Compares about `rows_max` rows, starting where the last pass ended. None means no limit."""
     place: ReconcileCursor | None = parse_cursor(after) if after else ReconcileCursor()
     repairs = Repairs()
     while place is not None:
         if rows_max is not None and repairs.rows_read >= rows_max:
             return replace(repairs, next=place.as_text())
-        found, place = await _page_at(context, place)
-        repairs += found
+        page_repairs, place = await _page_at(context, place)
+        repairs += page_repairs
     return repairs
 
 
@@ -213,14 +217,14 @@ async def _page_at(
 
 
 def _pool_after(context: JobContext, name: str) -> ReconcileCursor | None:
-    following = sorted(each for each in context.pools if each > name)
+    following = sorted(name_of_pool for name_of_pool in context.pools if name_of_pool > name)
     return ReconcileCursor(POOL, following[0]) if following else None
 
 
 async def _pool_page(
     context: JobContext, place: ReconcileCursor
 ) -> tuple[Repairs, ReconcileCursor | None]:
-    """Compares a page of a pool; a pool that is down or was removed doesn't stop the others."""
+    """Compares a page of a pool. A pool that is down or was removed doesn't stop the others."""
     name = place.pool
     following = _pool_after(context, name)
     with errors_logged(f"pool {name} is left out"):
@@ -231,7 +235,7 @@ async def _pool_page(
 
 
 async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> int:
-    """Ends dispatches whose job is gone or has ended."""
+    """Ends dispatches whose job has ended or was deleted."""
     ended = 0
     for pool, part in (await _by_pool(context, rows)).items():
         with errors_logged(f"{len(part)} dispatches are left as they are"):
@@ -244,7 +248,7 @@ async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> i
 async def _by_pool(
     context: JobContext, rows: Sequence[ActiveDispatch]
 ) -> dict[str | None, list[ActiveDispatch]]:
-    """Groups by pool; None for tenants that are gone."""
+    """Groups dispatches by pool. The key is None for tenants that no longer exist."""
     parts: dict[str | None, list[ActiveDispatch]] = defaultdict(list)
     for row in rows:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
@@ -265,13 +269,13 @@ async def _end_if_orphaned(
 ) -> bool:
     status = known.get((row.tenant_id, row.job_id))
     if status is not None and (status.is_active or row.cancel_requested):
-        return False  # of those that are to be cancelled, the worker is told with its heartbeat
+        return False  # the worker of a job to be cancelled learns of it with its next heartbeat
     job = None if status is None else await _job(context, row.tenant_id, row.job_id)
     if job and job.status.is_active:
         return False
     await end_dispatch(context, row, job)
-    found = f"job is {job.status}" if job else "job is gone"
-    await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=found)
+    finding = f"job is {job.status}" if job else "job is gone"
+    await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=finding)
     return True
 
 
@@ -281,7 +285,7 @@ async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None
 
 
 async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: object) -> bool:
-    """Logs what is raised and goes on, so that one row doesn't stop the others."""
+    """Logs an exception and continues, so that one row doesn't stop the others."""
     with errors_logged(f"{name} is left as it is"):
         return await act(*given)
     return False
@@ -290,43 +294,41 @@ async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: ob
 async def _compare_jobs(
     context: JobContext, pool: Database, after: tuple[Any, ...]
 ) -> tuple[list[Keys], Repairs]:
-    """Adds dispatches for active jobs that have none, and fails jobs whose dispatch has ended."""
+    """Adds missing dispatches of active jobs, and fails jobs whose dispatch has ended."""
     before = context.clock() - MIN_AGE
     place = (after[0], after[1]) if after else None
     async with pool.read() as tx:
         keys = await store.active_after(tx, place, before=before, limit=PAGE)
     async with context.central.read() as tx:
         has_ended = await dispatch.have_ended(tx, keys)
-    made = await _make_dispatches(
-        context, pool, [each for each in keys if each[1] not in has_ended]
-    )
+    added = await _make_dispatches(context, pool, [key for key in keys if key[1] not in has_ended])
     for tenant_id, job_id in keys:
         if has_ended.get(job_id):
             await _guarded(job_id, _fail_with_its_dispatch, context, pool, tenant_id, job_id)
-    return keys, Repairs(dispatches_made=made, rows_read=len(keys))
+    return keys, Repairs(dispatches_made=added, rows_read=len(keys))
 
 
 async def _make_dispatches(context: JobContext, pool: Database, forgotten: Sequence[Keys]) -> int:
     ids_of: dict[UUID, list[UUID]] = defaultdict(list)
     for tenant_id, job_id in forgotten:
         ids_of[tenant_id].append(job_id)
-    made = 0
+    added = 0
     for tenant_id, job_ids in ids_of.items():
         async with pool.read() as tx:
             jobs = await store.get_many(tx, tenant_id, job_ids)
         await sync_dispatches(context, jobs)
         for job in jobs:
-            found = "an active job without a dispatch"
-            await context.audit("sweep", "reconcile", f"job:{job.id}", tenant_id, found=found)
-        made += len(jobs)
-    return made
+            finding = "an active job without a dispatch"
+            await context.audit("sweep", "reconcile", f"job:{job.id}", tenant_id, found=finding)
+        added += len(jobs)
+    return added
 
 
 async def _fail_with_its_dispatch(
     context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
 ) -> bool:
-    """Fails a job whose dispatch has ended first, which only an operator or a restored backup can
-    cause.
+    """Fails a job whose dispatch has ended first. Only an operator or a restored backup can cause
+    that.
     """
     async with context.central.read() as tx:
         row: Dispatch | None = await dispatch.of_job(tx, tenant_id, job_id)

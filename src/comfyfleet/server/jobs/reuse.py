@@ -1,7 +1,9 @@
-"""Results that are taken again instead of run: the fingerprint of a job, and the search for a result that is there.
+"""Reuses results instead of running jobs: computes a job's fingerprint and finds a stored result.
 
-A fingerprint covers all that decides on a result. Who may have it is no part of it, as tenant and user are looked up
-by their own columns: what a user has made is shown to nobody else, not even by how soon a job ends."""
+A fingerprint covers everything that determines a result. Tenant and user are not part of it,
+because they are matched by their own columns. So a user's results are never revealed to other
+users, not even by how soon a job ends.
+"""
 
 import hashlib
 import json
@@ -21,23 +23,25 @@ from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import Tenant
 
-# What expires sooner is not taken: the sweep may be about to delete it.
+# Files that expire sooner are not reused, because the sweep may be about to delete them.
 EXPIRY_MARGIN = timedelta(minutes=10)
-# Equal results are rare: two jobs that were submitted at the same moment, or one whose files are gone.
+# Several equal results are rare. They are from jobs that were submitted at the same moment, or have
+# lost their files.
 CANDIDATES_PER_JOB_MAX = 4
 
 
 def fingerprint_of(asked: JobSpec, inputs: Mapping[str, File]) -> str | None:
-    """Hashes what decides on the result; None if the bytes of an input are not known, or it is no user's.
+    """Hashes everything that determines the result. Returns None if the hash of an input file is
+    unknown or the job has no user.
 
-    The effect is a part of it, as it decides whether results carry the prompt that made them.
+    The effect is included, because it decides whether results contain their prompt.
     """
     hashes = {name: file.content_hash for name, file in inputs.items()}
     if asked.user_id is None or not all(hashes.values()):
         return None
     assets = [
-        (each.name, each.kind, each.binding, each.placeholder, hashes.get(each.name))
-        for each in asked.assets
+        (asset.name, asset.kind, asset.binding, asset.placeholder, hashes.get(asset.name))
+        for asset in asked.assets
     ]
     whole = (
         asked.workflow_id,
@@ -53,14 +57,14 @@ def fingerprint_of(asked: JobSpec, inputs: Mapping[str, File]) -> str | None:
 
 
 class ReusableResult(NamedTuple):
-    """A completed job, without its prompt, and all files that it has made, by id."""
+    """A completed job, without its prompt, and its output files by id."""
 
     job: Job
     files: Mapping[UUID, File]
 
     @property
     def source(self) -> dict[str, str | None]:
-        """Where it came from, as an execution of a graph run says it."""
+        """The origin of the result, in the format of a graph run's execution."""
         run_id = self.job.asked.run_id if self.job.asked.run_kind == "graph" else None
         return {"job_id": str(self.job.id), "run_id": str(run_id) if run_id else None}
 
@@ -88,9 +92,10 @@ async def find_results(
     kept_since: datetime | None,
     now: datetime,
 ) -> dict[UUID, ReusableResult]:
-    """Finds the results that jobs of one user need not make, by the ids of these jobs.
+    """Finds existing results for jobs of one user, by the ids of these jobs.
 
-    The retention of their files begins anew. To be called before a wallet is locked: files come first.
+    The retention time of their files starts again. Must be called before a wallet is locked,
+    because files are locked first.
     """
     wanted = {each.fingerprint: each.user_id for each in asked.values() if each.fingerprint}
     user_id = next(iter(wanted.values()), None)
@@ -98,20 +103,20 @@ async def find_results(
         return {}
     limit = CANDIDATES_PER_JOB_MAX * len(wanted)
     jobs = await store.find_reusable(tx, tenant_id, user_id, list(wanted), limit=limit)
-    made = [each.file_id for job in jobs for each in job.outputs]
-    files = await media.lock_kept(tx, tenant_id, user_id, made, since=kept_since)
-    found: dict[str | None, ReusableResult] = {}
+    output_file_ids = [each.file_id for job in jobs for each in job.outputs]
+    files = await media.lock_kept(tx, tenant_id, user_id, output_file_ids, since=kept_since)
+    results: dict[str | None, ReusableResult] = {}
     for job in jobs:
         ids = {each.file_id for each in job.outputs}
         if ids <= files.keys():
             result = ReusableResult(job, {each: files[each] for each in ids})
-            found.setdefault(job.asked.fingerprint, result)
-    taken = {file_id for result in found.values() for file_id in result.files}
-    await media.keep_longer(tx, tenant_id, taken, now=now)
+            results.setdefault(job.asked.fingerprint, result)
+    reused_ids = {file_id for result in results.values() for file_id in result.files}
+    await media.keep_longer(tx, tenant_id, reused_ids, now=now)
     return {
-        job_id: found[each.fingerprint]
+        job_id: results[each.fingerprint]
         for job_id, each in asked.items()
-        if each.fingerprint in found
+        if each.fingerprint in results
     }
 
 
@@ -124,18 +129,23 @@ async def submit(
     kept_since: datetime | None,
     active_max: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]]:
-    """Adds jobs, as `service.submit` does; those whose results are there are added as completed, for nothing."""
+    """Adds jobs like `service.submit`. Jobs with an existing result are added as completed, free of
+    charge.
+    """
     now = context.clock()
-    found = await find_results(tx, tenant_id, asked, kept_since=kept_since, now=now)
+    results = await find_results(tx, tenant_id, asked, kept_since=kept_since, now=now)
     reused: list[Job] = []
-    if found:
-        user_id = next(asked[job_id].user_id for job_id in found)
+    if results:
+        user_id = next(asked[job_id].user_id for job_id in results)
         if user_id is not None:
-            await ledger.lock_wallet(tx, tenant_id, user_id, now=now)  # before media, as all others
-        taken = {job_id: (asked[job_id], result.job) for job_id, result in found.items()}
+            # locked before media, as everywhere
+            await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
+        taken = {job_id: (asked[job_id], result.job) for job_id, result in results.items()}
         reused = await service.add_reused(tx, tenant_id, taken, new_id=context.new_id, now=now)
-    left = {job_id: each for job_id, each in asked.items() if job_id not in found}
-    if not left:
+    remaining = {job_id: each for job_id, each in asked.items() if job_id not in results}
+    if not remaining:
         return reused, []
-    added, outbox_ids = await service.submit(tx, tenant_id, left, now=now, active_max=active_max)
+    added, outbox_ids = await service.submit(
+        tx, tenant_id, remaining, now=now, active_max=active_max
+    )
     return [*reused, *added], outbox_ids
