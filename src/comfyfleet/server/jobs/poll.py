@@ -48,7 +48,7 @@ KEPT_BYTES_MAX = 1024**2
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """What is known of a worker when it polls."""
+    """The state of a worker when it polls."""
 
     worker: FleetWorker
     lanes: frozenset[QueueLane]
@@ -74,7 +74,7 @@ class ReadWithKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PollWait:
-    """What a poll waits for: a lease, or only time if it has no waiter."""
+    """The event that a poll waits for: a lease, or only a timeout if it has no waiter."""
 
     seconds: float
     as_of: int
@@ -84,7 +84,7 @@ class PollWait:
 async def poll(
     context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
 ) -> Polled:
-    """Returns a job, or none with the reason."""
+    """Returns a job, or the reason why there is none."""
     polling = PollSession(worker, asked)
     try:
         result = await polling.begin(context, worker, asked, read)
@@ -276,7 +276,7 @@ async def _in_maintenance(context: JobContext) -> bool:
 async def _upload_slot(
     context: JobContext, worker: FleetWorker, told: BackendFacts
 ) -> OutputSlot | None:
-    """Returns an upload slot for object_info that the backend has newly reported."""
+    """Returns an upload slot for the backend's object_info if it has not been stored yet."""
     if not worker.is_approved:
         return None
     async with context.central.read() as tx:
@@ -547,10 +547,10 @@ async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> Non
         return
     now = context.clock()
     async with context.central.read() as tx:
-        known = {waiter.key_hash: waiter for waiter in await fleets.with_keys(tx, by_key)}
+        known = {worker.key_hash: worker for worker in await fleets.with_keys(tx, by_key)}
         changed = await _changed_workers(context, tx, by_key, known)
     unseen_since = now - sighting_interval(context.settings.unseen_seconds_max) / 3
-    unseen = [waiter for waiter in known.values() if waiter.last_seen_at < unseen_since]
+    unseen = [worker for worker in known.values() if worker.last_seen_at < unseen_since]
     if unseen:
         async with context.central.transaction() as tx:
             await fleets.note_seen(tx, unseen, now=now)

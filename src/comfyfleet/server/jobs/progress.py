@@ -1,12 +1,14 @@
-"""The progress of running jobs and their live previews, kept in memory, and their relay between control planes.
+"""Stores the progress and live previews of running jobs in memory, and relays them between control
+planes.
 
-A worker reports to the control plane that it happens to reach; a customer may ask another. That one
-subscribes for a while, so nothing is sent for jobs that nobody follows.
+A worker reports to whichever control plane it reaches, and a customer may be connected to another
+one. That one subscribes for a while, so nothing is sent for jobs that nobody follows.
 
-Whoever looks at a job's previews opens a watch. Its worker is told with the answers to its heartbeats whether
-anybody does, and sends pictures only then. One that reports to another control plane than the one where somebody
-looks: the picture goes through a table of the tenant's database, which has one row for such a job while it runs,
-and a hint tells of it."""
+A client that shows a job's previews opens a watch. The responses to the worker's heartbeats contain
+whether the job has watches, and the worker only sends images if it has. If watch and worker are at
+different control planes, the image is relayed through a table of the tenant's database, which has
+one row per such job while it runs. A notification announces each new image.
+"""
 
 import asyncio
 import json
@@ -32,10 +34,12 @@ CHARACTERS_MAX = 64 * 1024 * 1024
 
 
 class ProgressCache:
-    """The newest progress of each lease, reported by its worker here or by another control plane.
+    """Stores the newest progress of each lease, reported to this control plane or received from
+    another one.
 
-    Forgotten when the lease ends here. The end of a lease elsewhere is not noticed, and each may
-    hold a picture: beyond `CHARACTERS_MAX` in all, the oldest are dropped.
+    Progress is removed when the lease ends at this control plane. The end of a lease elsewhere is
+    not noticed, and each entry may hold an image. So the oldest entries are dropped when all of
+    them exceed `CHARACTERS_MAX`.
     """
 
     def __init__(self) -> None:
@@ -81,11 +85,13 @@ class ProgressCache:
         return self._heard.get(token)
 
     def own(self, token: UUID) -> Progress | None:
-        """Returns what the worker reported to this control plane."""
+        """Returns the progress that the worker reported to this control plane."""
         return self._kept.get(token)
 
     def pop_missed(self) -> set[UUID]:
-        """Returns leases whose progress was asked for here, and whose worker reports elsewhere."""
+        """Returns leases whose progress was requested here but is reported to another control
+        plane.
+        """
         missed, self._missed = self._missed, set()
         return missed
 
@@ -101,7 +107,7 @@ def _characters(progress: Progress) -> int:
 CHANNEL = "comfyfleet_progress"
 SEND_SECONDS = 0.5
 RENEW_SECONDS = 10.0
-SUBSCRIPTION_SECONDS = 25.0  # after a question, unless it is asked again
+SUBSCRIPTION_SECONDS = 25.0  # after a request, unless it is renewed
 JOBS_PER_MESSAGE_MAX = 100  # 36 characters each, and a message has at most 8,000
 TEXT_CHARACTERS_MAX = 200
 logger = logging.getLogger(__name__)
@@ -111,10 +117,11 @@ class ProgressRelay:
     def __init__(self, progress_cache: ProgressCache, hints: NotifyChannel, name: str) -> None:
         self._progress_cache = progress_cache
         self._hints = hints
-        self._name = name  # tells our own messages from those of others
+        self._name = name  # identifies the messages that this process has sent
         self._asked_at: dict[UUID, float] = {}
         self._tell_until: dict[UUID, float] = {}
-        self._new: set[UUID] = set()  # asked for just now: told even if nothing changes
+        # newly requested leases, whose progress is sent even if it has not changed
+        self._new: set[UUID] = set()
 
     async def run(self) -> None:
         """Runs until cancelled. Returns at once on SQLite, where there is one process."""
@@ -136,7 +143,7 @@ class ProgressRelay:
                 logger.debug("progress can't be told to other control planes: %s", error)
 
     def messages(self, now: float) -> Iterator[str]:
-        """Yields the messages to send now, questions first."""
+        """Yields the messages to send now, requests first."""
         questions = list(self._questions(now))
         for start in range(0, len(questions), JOBS_PER_MESSAGE_MAX):
             few = questions[start : start + JOBS_PER_MESSAGE_MAX]
@@ -160,27 +167,29 @@ class ProgressRelay:
         return json.dumps({"from": self._name, **said})
 
     def heard(self, message: str) -> None:
-        said = json.loads(message)
-        if said["from"] == self._name:
+        content = json.loads(message)
+        if content["from"] == self._name:
             return
-        for each in said.get("ask", ()):
-            self._tell_until[UUID(each)] = monotonic() + SUBSCRIPTION_SECONDS
-            self._new.add(UUID(each))
-        if "of" in said:
+        for token in content.get("ask", ()):
+            self._tell_until[UUID(token)] = monotonic() + SUBSCRIPTION_SECONDS
+            self._new.add(UUID(token))
+        if "of" in content:
             try:
-                self._progress_cache.hear(UUID(said["of"]), Progress(**said["progress"]))
+                self._progress_cache.hear(UUID(content["of"]), Progress(**content["progress"]))
             except ValidationError as error:
                 logger.warning("another control plane's progress is not understood: %s", error)
 
 
 USER_CHANNEL = "comfyfleet_users"
-# What changes within so long is told by one message.
+# Seconds for which changes are collected before they are sent in one message.
 GATHER_SECONDS = 0.02
 CHANGED_USERS_MAX = 10_000
 
 
 class UserChange(NamedTuple):
-    """What is new of a user's prompts: what lists of them show, what their runs tell, or both."""
+    """What has changed about a user's prompts: their state in lists (`is_shown`), the messages of
+    their runs (`is_told`), or both.
+    """
 
     is_shown: bool
     is_told: bool
@@ -195,7 +204,9 @@ ONLY_SHOWN = UserChange(is_shown=True, is_told=False)
 
 
 class UserRelay:
-    """Tells other control planes whose prompts have changed: their clients may listen there."""
+    """Notifies other control planes of users whose prompts have changed, because their clients may
+    be connected there.
+    """
 
     def __init__(
         self,
@@ -213,7 +224,9 @@ class UserRelay:
 
     @property
     def hears_others(self) -> bool:
-        """Whether changes at other control planes are told here now; true where there are none."""
+        """Whether this process currently receives changes from other control planes. True if there
+        are none.
+        """
         return self._hints.is_listening or not self._hints.reach_others
 
     async def run(self) -> None:
@@ -227,7 +240,7 @@ class UserRelay:
         await self._hints.close()
 
     def note(self, user_id: UUID, change: UserChange) -> None:
-        """Told a moment later, with what else changes until then."""
+        """Schedules a notification. Changes within a short time are sent together."""
         if not self._hints.reach_others or len(self._changed) >= CHANGED_USERS_MAX:
             return
         self._changed[user_id] = change.joined(self._changed.get(user_id, change))
@@ -257,13 +270,13 @@ class UserRelay:
             yield json.dumps({"from": self._name, "shown": shown, "told": told})
 
     def heard(self, message: str) -> None:
-        said = json.loads(message)
-        if said["from"] == self._name:
+        content = json.loads(message)
+        if content["from"] == self._name:
             return
-        for each in said["shown"]:
-            self._wake(UUID(each), ONLY_SHOWN)
-        for each in said["told"]:
-            self._wake(UUID(each), ONLY_TOLD)
+        for user_id in content["shown"]:
+            self._wake(UUID(user_id), ONLY_SHOWN)
+        for user_id in content["told"]:
+            self._wake(UUID(user_id), ONLY_TOLD)
 
 
 def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
@@ -271,28 +284,31 @@ def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
 
 
 def _short(progress: Progress) -> dict[str, Any]:
-    """Returns the progress without its picture, which is too large for a message."""
-    said = progress.model_dump(mode="json", exclude_none=True, exclude={"preview"})
-    if len(said.get("node", "")) > TEXT_CHARACTERS_MAX:
-        del said["node"]
-    return said
+    """Returns the progress without its image, which is too large for a message."""
+    fields = progress.model_dump(mode="json", exclude_none=True, exclude={"preview"})
+    if len(fields.get("node", "")) > TEXT_CHARACTERS_MAX:
+        del fields["node"]
+    return fields
 
 
 PREVIEW_CHANNEL = "comfyfleet_previews"
-# One who has submitted a job and is about to look counts as looking for so long.
+# Seconds for which the submitter of a job counts as a viewer, before its page has opened.
 EXPECTED_SECONDS = 15.0
-WATCH_SECONDS = 25.0  # of another control plane, unless it is renewed
-# A picture whose job told nothing for so long is removed: it has ended at another control plane, or hangs.
+WATCH_SECONDS = 25.0  # lifetime of another control plane's watch, unless it is renewed
+# A relayed image is removed this many seconds after the last one, because the job has ended at
+# another control plane or hangs.
 SHARED_SECONDS_MAX = 60.0
 SHARE_SECONDS_MIN = 0.25
 
 
-# Looked at by operators who see whatever runs.
+# The id that operators watch to see previews of all running jobs.
 ANY_JOB = UUID(int=0)
 
 
 class PreviewWatch:
-    """Somebody looks at a job. `latest`: its newest picture. Close it when they no longer do."""
+    """A watch on a job's previews. `latest` is the newest image. Close the watch when it is no
+    longer needed.
+    """
 
     def __init__(
         self, previews: "Previews", tenant_id: UUID, job_id: UUID, on_picture: Callable[[], None]
@@ -327,21 +343,24 @@ class _Picture(NamedTuple):
 
 
 class Previews:
-    """Who looks at which job, and the newest picture of each job that is looked at in this process."""
+    """Stores which jobs are watched, and the newest image of each job that is watched in this
+    process.
+    """
 
     def __init__(self) -> None:
         self._watches: dict[UUID, list[PreviewWatch]] = {}
         self._latest: OrderedDict[UUID, _Picture] = OrderedDict()
         self._characters = 0
         self._expected: OrderedDict[UUID, float] = OrderedDict()
-        self._elsewhere: dict[UUID, dict[str, float]] = {}  # until when, by control plane
+        self._elsewhere: dict[UUID, dict[str, float]] = {}  # expiry times by job and control plane
         self.relay: PreviewRelay | None = None
 
     def watch(
         self, tenant_id: UUID, job_id: UUID, on_picture: Callable[[], None] = lambda: None
     ) -> PreviewWatch:
-        """Looks at a job of a tenant; `on_picture` is called for each new picture. The caller has checked that
-        whoever looks may see the job."""
+        """Opens a watch on a tenant's job. `on_picture` is called for each new image. The caller
+        must have checked that the viewer may see the job.
+        """
         watch = PreviewWatch(self, tenant_id, job_id, on_picture)
         is_first = job_id not in self._watches
         self._watches.setdefault(job_id, []).append(watch)
@@ -361,7 +380,7 @@ class Previews:
                 self.relay.note_left(watch.job_id)
 
     def expect(self, job_id: UUID) -> None:
-        """Somebody will look in a moment: a job may begin to run before its page has opened."""
+        """Announces a viewer. A job may begin to run before its page has opened."""
         self._expected[job_id] = monotonic() + EXPECTED_SECONDS
         self._expected.move_to_end(job_id)
         while self._expected and (
@@ -373,7 +392,7 @@ class Previews:
             self.relay.note_watch(job_id)
 
     def is_watched(self, job_id: UUID) -> bool:
-        """Whether anybody looks at the job, here or at another control plane."""
+        """Whether the job is watched, here or at another control plane."""
         is_expected = self._expected.get(job_id, 0.0) > monotonic()
         return job_id in self._watches or is_expected or self.is_watched_elsewhere(job_id)
 
@@ -384,22 +403,24 @@ class Previews:
         return self._watches.keys()
 
     def tenant_of(self, job_id: UUID) -> UUID | None:
-        """Of a job that somebody looks at here."""
+        """Returns the tenant of a job that is watched here, or None."""
         return next((each.tenant_id for each in self._watches.get(job_id, ())), None)
 
     def latest(self, tenant_id: UUID, job_id: UUID) -> RunPreview | None:
-        found = self._latest.get(job_id)
-        return found.preview if found is not None and found.tenant_id == tenant_id else None
+        picture = self._latest.get(job_id)
+        return picture.preview if picture is not None and picture.tenant_id == tenant_id else None
 
     def put(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
-        """A picture that the job's worker reported here; kept and passed on only if somebody looks."""
+        """Handles an image that the job's worker reported here. It is stored and relayed only if
+        the job is watched.
+        """
         self.deliver(tenant_id, job_id, preview)
         if self.relay is not None and self.is_watched_elsewhere(job_id):
             self.relay.share(tenant_id, job_id, preview)
 
     def deliver(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
-        """To those who look in this process."""
-        mine = [each for each in self._watches.get(job_id, ()) if each.tenant_id == tenant_id]
+        """Stores the image and notifies the watches in this process."""
+        mine = [watch for watch in self._watches.get(job_id, ()) if watch.tenant_id == tenant_id]
         if not mine:
             return
         self._drop(job_id)
@@ -407,23 +428,23 @@ class Previews:
         self._characters += len(preview.base64)
         while self._characters > CHARACTERS_MAX:
             self._drop(next(iter(self._latest)))
-        for each in mine:
-            each.on_picture()
+        for watch in mine:
+            watch.on_picture()
 
     def withdraw(self, job_id: UUID) -> None:
-        """Its run begins again: the picture is old. Whoever looks goes on looking."""
+        """Removes the image, because the job's run starts again. Watches stay open."""
         self._drop(job_id)
         if self.relay is not None:
             self.relay.withdraw(job_id)
 
     def forget(self, job_id: UUID) -> None:
-        """The job has ended."""
+        """Removes everything about a job that has ended."""
         self.withdraw(job_id)
         self._expected.pop(job_id, None)
         self._elsewhere.pop(job_id, None)
 
     def note_elsewhere(self, plane: str, job_ids: Iterable[UUID]) -> None:
-        """Another control plane has somebody who looks."""
+        """Records that another control plane has viewers for these jobs."""
         self._elsewhere = {
             each: fresh for each, those in self._elsewhere.items() if (fresh := _fresh(those))
         }
@@ -450,7 +471,7 @@ def _fresh(until: Mapping[str, float]) -> dict[str, float]:
 
 
 def preview_in(message: Heartbeat) -> RunPreview | None:
-    """The picture of a heartbeat; a simple worker sends it as a data: URL with the progress."""
+    """Returns the image of a heartbeat. A simple worker sends it as a data: URL with the progress."""
     progress = message.progress
     if message.preview is not None or progress is None or not progress.preview:
         return message.preview
@@ -467,9 +488,10 @@ def preview_in(message: Heartbeat) -> RunPreview | None:
 
 
 class PreviewRelay:
-    """Tells other control planes who looks here, and hands them pictures that were reported here.
+    """Notifies other control planes of the jobs that are watched here, and relays images that were
+    reported here.
 
-    On SQLite there is one process, and nothing to do.
+    On SQLite, where there is only one process, it does nothing.
     """
 
     def __init__(
@@ -486,10 +508,11 @@ class PreviewRelay:
         self._name = name
         self._clock = clock
         self._changed = asyncio.Event()
-        self._watched: dict[UUID, bool] = {}  # to be told: whether somebody looks here
+        self._watched: dict[UUID, bool] = {}  # changes to send: whether the job is watched here
         self._renewed_at = monotonic()
         self._to_share: OrderedDict[UUID, _Picture] = OrderedDict()
-        self._shared: dict[UUID, tuple[UUID, float]] = {}  # whose row is there: tenant, and when
+        # tenant and time of each row that this process has written
+        self._shared: dict[UUID, tuple[UUID, float]] = {}
         self._to_remove: dict[UUID, UUID] = {}
         self._to_read: set[UUID] = set()
         if hints.reach_others:
@@ -514,33 +537,33 @@ class PreviewRelay:
         self._changed.set()
 
     def share(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
-        """Of several that come at once the newest is handed on."""
+        """Schedules an image to be relayed. If several arrive at once, only the newest is relayed."""
         if job_id in self._to_share or len(self._to_share) < JOBS_PER_MESSAGE_MAX:
             self._to_share[job_id] = _Picture(tenant_id, preview)
             self._changed.set()
 
     def withdraw(self, job_id: UUID) -> None:
-        """What was handed on is removed."""
+        """Schedules the removal of the relayed image."""
         self._to_share.pop(job_id, None)
         if (shared := self._shared.pop(job_id, None)) is not None:
             self._to_remove[job_id] = shared[0]
             self._changed.set()
 
     def heard(self, message: str) -> None:
-        said = json.loads(message)
-        if said["from"] == self._name:
+        content = json.loads(message)
+        if content["from"] == self._name:
             return
-        if watched := said.get("watched"):
-            self._previews.note_elsewhere(said["from"], map(UUID, watched))
-        for each in said.get("left", ()):
-            self._previews.note_left(said["from"], UUID(each))
+        if watched := content.get("watched"):
+            self._previews.note_elsewhere(content["from"], map(UUID, watched))
+        for job_id in content.get("left", ()):
+            self._previews.note_left(content["from"], UUID(job_id))
         here = set(self._previews.watches_here())
-        if shown := {UUID(each) for each in said.get("shown", ())} & here:
+        if shown := {UUID(job_id) for job_id in content.get("shown", ())} & here:
             self._to_read |= shown
             self._changed.set()
 
     def _tell_all(self) -> None:
-        """Hints may have been lost."""
+        """Sends all watches and reads all images again, because notifications may have been lost."""
         self._watched |= dict.fromkeys(self._previews.watches_here(), True)
         self._to_read |= set(self._previews.watches_here())
         self._changed.set()
@@ -564,7 +587,9 @@ class PreviewRelay:
             await asyncio.sleep(SHARE_SECONDS_MIN if shared else 0)
 
     def _renew(self, now: float) -> None:
-        """Looks that go on are told again; pictures of jobs that tell nothing any more are removed."""
+        """Renews the open watches, and schedules the removal of images whose jobs report nothing
+        any more.
+        """
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self._watched |= dict.fromkeys(self._previews.watches_here(), True)
@@ -585,37 +610,39 @@ class PreviewRelay:
 
     def _messages(self, says: str, jobs: list[UUID]) -> Iterator[str]:
         for start in range(0, len(jobs), JOBS_PER_MESSAGE_MAX):
-            few = [each.hex for each in jobs[start : start + JOBS_PER_MESSAGE_MAX]]
+            few = [job_id.hex for job_id in jobs[start : start + JOBS_PER_MESSAGE_MAX]]
             yield json.dumps({"from": self._name, says: few})
 
     async def _write(self) -> list[UUID]:
-        """Puts pictures where other control planes can read them; returns whose they are."""
+        """Stores images where other control planes can read them. Returns the jobs that they belong
+        to.
+        """
         pictures, self._to_share = self._to_share, OrderedDict()
         written = []
         for job_id, (tenant_id, preview) in pictures.items():
-            said: dict[str, Any] = preview.model_dump()
+            fields: dict[str, Any] = preview.model_dump()
             async with (await self._pool_of(tenant_id)).execute_one() as tx:
-                await store_prompts.put_preview(tx, tenant_id, job_id, said, now=self._clock())
+                await store_prompts.put_preview(tx, tenant_id, job_id, fields, now=self._clock())
             self._shared[job_id] = tenant_id, monotonic()
             written.append(job_id)
-        gone, self._to_remove = self._to_remove, {}
-        for job_id, tenant_id in gone.items():
+        removed, self._to_remove = self._to_remove, {}
+        for job_id, tenant_id in removed.items():
             if job_id not in pictures:
                 async with (await self._pool_of(tenant_id)).execute_one() as tx:
                     await store_prompts.remove_preview(tx, tenant_id, job_id)
         return written
 
     async def _read(self) -> None:
-        """Reads what another control plane has put there, for those who look here."""
+        """Reads images from other control planes for the watches in this process."""
         jobs, self._to_read = self._to_read, set()
         for job_id in jobs:
             if (tenant_id := self._previews.tenant_of(job_id)) is None:
                 continue
             async with (await self._pool_of(tenant_id)).read() as tx:
-                said = await store_prompts.get_preview(tx, tenant_id, job_id)
-            if said is None:
+                fields = await store_prompts.get_preview(tx, tenant_id, job_id)
+            if fields is None:
                 continue
             try:
-                self._previews.deliver(tenant_id, job_id, RunPreview.model_validate(said))
+                self._previews.deliver(tenant_id, job_id, RunPreview.model_validate(fields))
             except ValidationError as error:
                 logger.warning("another control plane's preview is not understood: %s", error)

@@ -143,7 +143,7 @@ class Repairs:
 
 @dataclass(frozen=True)
 class ReconcileCursor:
-    """How far a pass has come: leased dispatches first, then queued ones, then jobs by pool."""
+    """The position of a pass: leased dispatches first, then queued ones, then jobs by pool."""
 
     stage: str = LEASED
     pool: str = ""

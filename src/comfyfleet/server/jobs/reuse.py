@@ -72,7 +72,7 @@ class ReusableResult(NamedTuple):
 async def files_kept_since(
     context: JobContext, tenant_id: UUID, *, tenant: Tenant | None = None
 ) -> datetime | None:
-    """Returns the age at which files are about to expire; None: they never do."""
+    """Returns the creation time before which files are about to expire, or None if they never do."""
     if tenant is None:
         async with context.central.read() as tx:
             tenant = await tenants.get_tenant(tx, tenant_id)

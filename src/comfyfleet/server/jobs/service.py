@@ -1,7 +1,9 @@
-"""Every change of a job's row. Takes a tenant's transaction, never commits.
+"""Makes all changes to job rows. Every function uses the caller's transaction with the tenant's
+database and never commits.
 
-Each change that the central database must follow adds an outbox row in the same transaction; `outbox`
-flushes it, at once or by a sweep."""
+Each change that the central database must follow adds an outbox row in the same transaction.
+`outbox` delivers it, at once or in a sweep.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -50,12 +52,12 @@ _WEBHOOK_EVENTS = {
 
 
 async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
-    """Attaches media and adds events. The caller reserves the tokens, for all jobs of a submit at
-    once.
+    """Attaches media and adds events. The caller reserves the tokens of all submitted jobs
+    together.
     """
     for job in jobs:
         await attach_media(tx, job)
-    # Jobs without a user are operators' own: nobody follows their events.
+    # Jobs without a user belong to operators, and nobody follows their events.
     await events.add_events(tx, [status_event(job) for job in jobs if job.asked.user_id], now=now)
 
 
@@ -85,8 +87,8 @@ async def after_end(
     """Settles an ended job and returns the outbox ids. The ledger's keys prevent a second
     settlement.
 
-    Inserts are sent together; `files` are the job's outputs, and become its user's. `run_seconds`
-    are those of a metered run that is to be paid for; None means that it did not run.
+    Inserts are sent together. `files` are the job's outputs, and become the user's. `run_seconds`
+    is the duration of a metered run that must be paid for. None means that it did not run.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
@@ -116,7 +118,7 @@ async def after_end(
 
 
 async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime) -> None:
-    """Settles what can't be settled by a single insert: refunds, and metered jobs."""
+    """Makes the settlements that a single insert can't make: refunds and metered jobs."""
     if not job.reserved_tokens:
         return
     is_done = job.status == JobStatus.COMPLETED
@@ -131,7 +133,7 @@ async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime)
 
 
 def _end_of(job: Job) -> EndOfJob:
-    """A prompt is told by the id that its client knows, too."""
+    """Returns the webhook event. A prompt's event also contains the id that its client knows."""
     data = job.asked.gateway or {}
     known = {"prompt_id": data["prompt_id"]} if "prompt_id" in data else {}
     payload = {**event_data(job), **known}
@@ -157,7 +159,7 @@ def _output_events(job: Job) -> Iterator[NewJobEvent]:
 
 
 def event_data(job: Job) -> Mapping[str, Any]:
-    """What a customer is told of a job; never the prompt, never the raw error."""
+    """Returns a job's data for customers. It never includes the prompt or the raw error."""
     return {
         "job_id": str(job.id),
         "status": job.shown_status,
@@ -173,32 +175,32 @@ RETRY_SECONDS = 10
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """Returns jobs of the media, the newest first."""
+    """Returns jobs of the media item, the newest first."""
     return await store.list_of_media(tx, tenant_id, media_id, limit=limit)
 
 
 async def waiting_by_id(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> dict[UUID, WaitingJob]:
-    """Returns those of them that exist, without their prompts."""
-    found = await store_followed.waiting_by_id(tx, tenant_id, list(job_ids))
-    return {each.id: each for each in found}
+    """Returns the existing jobs by id, without their prompts."""
+    jobs = await store_followed.waiting_by_id(tx, tenant_id, list(job_ids))
+    return {job.id: job for job in jobs}
 
 
 async def reserved_tokens(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Returns the tokens that are held for the user's active jobs."""
+    """Returns the tokens that are reserved for the user's active jobs."""
     return await store_followed.reserved_tokens(tx, tenant_id, user_id)
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Returns how many active jobs the user has, without held ones."""
+    """Returns the number of the user's active jobs, without held ones."""
     return (await store.count_active(tx, tenant_id, user_id, most=0))[0]
 
 
 async def search(
     tx: Tx, tenant_id: UUID, user_id: UUID, text: str, *, effect_ids: Collection[UUID], limit: int
 ) -> list[WaitingJob]:
-    """Finds the user's newest jobs of effects, by the first digits of an id or by effect."""
+    """Finds the user's newest jobs of effects by the first digits of an id or by effect."""
     return await store_followed.search(
         tx, tenant_id, user_id, between=ids_beginning(text), effect_ids=effect_ids, limit=limit
     )
@@ -212,14 +214,16 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Returns those of them that exist, by id."""
+    """Returns the existing jobs by id."""
     return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
 
 
 async def get_in_parts(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> AsyncIterator[list[Job]]:
-    """Yields the jobs in parts that are small enough to be decoded at once. Other tasks run between the parts."""
+    """Yields the jobs in parts that are small enough to be decoded at once. Other tasks run between
+    the parts.
+    """
     async for part in store.get_in_parts(tx, tenant_id, job_ids):
         await asyncio.sleep(
             0
@@ -229,7 +233,7 @@ async def get_in_parts(
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """Locks jobs that are to be changed together; must come before any lock of a wallet."""
+    """Locks jobs that will be changed together. Must be called before a wallet is locked."""
     await store.lock(tx, tenant_id, job_ids)
 
 
@@ -241,14 +245,15 @@ async def submit(
     now: datetime,
     active_max: ActiveJobLimits | None = None,
 ) -> tuple[list[Job], list[int]]:
-    """Adds jobs; returns the new ones and their outbox ids. Known ids change nothing.
+    """Adds jobs. Returns the new ones and their outbox ids. Known ids change nothing.
 
     Too few tokens, too many active jobs or busy media fail the whole transaction. Jobs of batches
-    and runs are held instead, until others of their user have ended.
+    and runs are held instead, until other jobs of their user have ended.
     """
     user_id = _payer(asked)
     if user_id:
-        # Counted while it is locked: two submits at once can't both be the last one.
+        # The wallet is locked before jobs are counted, so that two concurrent submits can't both
+        # take the last place.
         await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
         if active_max:
             asked = await _hold_excess(tx, tenant_id, user_id, asked, active_max)
@@ -275,9 +280,11 @@ async def add_reused(
     new_id: NewId,
     now: datetime,
 ) -> list[Job]:
-    """Adds jobs as completed, each with the result of another one, for nothing; known ids change nothing.
+    """Adds jobs as completed, each with the result of another job, free of charge. Known ids change
+    nothing.
 
-    Media, events and webhooks are told as of any other job. No worker ever hears of it, so neither does the queue.
+    Media, events and webhooks are updated as for any other job. No worker runs the job, so it
+    doesn't enter the queue.
     """
     free = {
         job_id: replace(
@@ -297,7 +304,7 @@ async def add_reused(
 
 
 def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
-    """Whether it is one job of a user outside of batches and runs, as `submit_one` takes it."""
+    """Whether it is one job of a user outside of batches and runs, which `submit_one` supports."""
     one = next(iter(asked.values()))
     is_part = one.is_held or _may_be_held(one) or one.fingerprint is not None
     return len(asked) == 1 and one.user_id is not None and not is_part
@@ -306,10 +313,10 @@ def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
 async def submit_one(
     tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits, *, now: datetime
 ) -> tuple[list[Job], list[int]] | None:
-    """Does what `submit` does for a single job, by one statement, if nothing is in the way.
+    """Does the same as `submit` for a single job, in one statement, if there is no obstacle.
 
-    Otherwise nothing is written and None is returned: `submit` then does it step by step, or raises
-    why not.
+    Otherwise, writes nothing and returns None. `submit` then does it step by step, or raises the
+    error.
     """
     ((job_id, one),) = asked.items()
     job = added_job(tenant_id, job_id, one, now)
@@ -322,37 +329,37 @@ async def submit_one(
 
 
 def _payer(asked: Mapping[UUID, JobSpec]) -> UUID | None:
-    users = {each.user_id for each in asked.values()}
+    users = {spec.user_id for spec in asked.values()}
     if len(users) > 1:
         raise InvalidInput("jobs of several users can't be submitted at once")
     user_id = next(iter(users), None)
-    if user_id is None and any(each.price_tokens for each in asked.values()):
+    if user_id is None and any(spec.price_tokens for spec in asked.values()):
         raise InvalidInput("a job that costs tokens needs a user who pays", field="user_id")
     return user_id
 
 
 def _may_be_held(asked: JobSpec) -> bool:
-    """Whether it belongs to a batch or run, which may wait for room."""
+    """Whether the job belongs to a batch or run, and so may be held."""
     return asked.batch_id is not None or asked.run_id is not None
 
 
 async def _hold_excess(
     tx: Tx, tenant_id: UUID, user_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits
 ) -> Mapping[UUID, JobSpec]:
-    """Holds the jobs for which there is no room; the first ones go to the queue."""
+    """Holds the jobs that exceed the limit. The first ones enter the queue."""
     if not any(map(_may_be_held, asked.values())):
         return asked
     room = await active_room(tx, tenant_id, user_id, most)
-    kept: dict[UUID, JobSpec] = {}
-    for job_id, each in asked.items():
-        is_held = each.is_held or (_may_be_held(each) and room <= 0)
+    specs: dict[UUID, JobSpec] = {}
+    for job_id, spec in asked.items():
+        is_held = spec.is_held or (_may_be_held(spec) and room <= 0)
         room -= not is_held
-        kept[job_id] = replace(each, is_held=is_held)
-    return kept
+        specs[job_id] = replace(spec, is_held=is_held)
+    return specs
 
 
 async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLimits) -> int:
-    """Returns how many more jobs may be active; negative if there are too many."""
+    """Returns how many more jobs may be active. The number is negative if there are too many."""
     of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
     return min(most.of_user - of_user, most.of_tenant - of_tenant)
 
@@ -391,8 +398,8 @@ async def delete_outbox(tx: Tx, outbox_ids: Sequence[int]) -> None:
 
 
 async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
-    """Starts the job; None if it has ended, is gone, or has a newer lease. One statement on
-    PostgreSQL.
+    """Starts the job. Returns None if it has ended, doesn't exist or has a newer lease. Uses one
+    statement on PostgreSQL.
     """
     if lease.is_prefetched:
         return await store.start(tx, lease, begun_at=None)
@@ -405,7 +412,7 @@ async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
-    """Marks a prefetched job as running; None if it was marked before."""
+    """Marks a prefetched job as running. Returns None if it already was."""
     begun = await store.begin(tx, tenant_id, job_id, token, now=now)
     if begun:
         await after_status_change(tx, begun, now=now)
@@ -413,7 +420,7 @@ async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: date
 
 
 class FinishedJob(NamedTuple):
-    """An ended job, its outbox ids, and whether held jobs of its user wait for room."""
+    """An ended job, its outbox ids, and whether its user has held jobs."""
 
     job: Job
     outbox_ids: list[int]
@@ -430,10 +437,10 @@ async def complete_at_once(
     files: Sequence[File],
     now: datetime,
 ) -> FinishedJob | None:
-    """Does what `complete` does, by one statement on PostgreSQL.
+    """Does the same as `complete` in one statement on PostgreSQL.
 
-    If anything is in the way nothing is written and None is returned: `complete` then does it step
-    by step, or raises why not.
+    If there is an obstacle, writes nothing and returns None. `complete` then does it step by step,
+    or raises the error.
     """
     done = await store_statements.complete(tx, tenant_id, job_id, token, values, files, now=now)
     return FinishedJob(done.job, [done.outbox_id], done.has_held) if done else None
@@ -452,7 +459,7 @@ async def complete(
 ) -> FinishedJob:
     """Completes the job. A repeated request returns no outbox ids, and its files are not added.
 
-    A metered job pays for the `run_seconds` of the values; the rest of its reservation goes back.
+    A metered job pays for the `run_seconds` in `values`. The rest of its reservation is refunded.
     """
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
@@ -490,7 +497,9 @@ async def refuse(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Fails a prompt whose client reads the reason in the response to its submission. Nothing else tells of it."""
+    """Fails a prompt whose client reads the reason in the response to its submission. No webhook or
+    history entry reports the failure.
+    """
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed is None:
         return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
@@ -501,8 +510,9 @@ async def refuse(
 
 
 async def is_awaited(tx: Tx, job: Job) -> bool:
-    """Whether the prompt's client waits for its backend. Locks the job, so that the client waits until the
-    transaction ends."""
+    """Whether the prompt's client waits for the backend's decision. Locks the job, so that the
+    client waits until the transaction ends.
+    """
     if job.asked.user_id is None or not (job.asked.gateway or {}).get(AWAITS_BACKEND):
         return False
     await run_log.lock_log(tx, job.asked.user_id)
@@ -512,7 +522,9 @@ async def is_awaited(tx: Tx, job: Job) -> bool:
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:
-    """Lets the end of a prompt be reported as usual: its client no longer waits for the backend."""
+    """Records that the client no longer waits for the backend, so that the prompt's end is reported
+    as usual.
+    """
     await store_prompts.stop_awaiting(tx, job)
 
 
@@ -532,15 +544,17 @@ async def _finish(
 async def _finished_before(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
 ) -> FinishedJob:
-    """Sets has_held: the first request may have been cut off before it admitted held jobs."""
+    """Handles a repeated request. `has_held` is True, because the first request may have been
+    interrupted before it admitted held jobs.
+    """
     return FinishedJob(
         await _require_repeated(tx, tenant_id, job_id, token, status), [], has_held=True
     )
 
 
 async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
-    """Sets the job to queued, to wait for another lease. The caller requeues the dispatch; if that
-    is cut off, its lease expires.
+    """Sets the job to queued, so that it waits for another lease. The caller requeues the dispatch.
+    If that is interrupted, the lease expires.
     """
     waiting = await store.requeue(tx, tenant_id, job_id, token)
     if waiting:
@@ -568,10 +582,10 @@ async def cancel(
     new_id: NewId,
     now: datetime,
 ) -> tuple[Job, list[int]]:
-    """Cancels an active job; one that has ended is returned unchanged.
+    """Cancels an active job. A job that has ended is returned unchanged.
 
-    A metered job pays for the seconds that it ran: `run_seconds` if the worker measured them, else
-    those since its start.
+    A metered job pays for the seconds that it ran: `run_seconds` if the worker measured them, and
+    otherwise the seconds since its start.
     """
     state = await _lock_run(tx, tenant_id, job_id)
     if run_seconds is None:
@@ -587,9 +601,10 @@ async def cancel(
 
 
 async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime) -> float | None:
-    """Returns how long a metered job has been running; None if it isn't metered or doesn't run.
+    """Returns how long a metered job has been running in seconds, or None if it isn't metered or
+    isn't running.
 
-    The row is locked first, so that the job can't be requeued before it is ended.
+    The row is locked first, so that the job can't be requeued before it ends.
     """
     job = await store.get(tx, tenant_id, job_id)
     if job is None or not is_metered(job.asked):
@@ -602,8 +617,9 @@ async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime)
 
 
 async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None:
-    """Locks a prompt of the gateway in the order of all others: its user's log, then its row. Returns its state
-    before it ends; None for any other job."""
+    """Locks a gateway prompt in the same order as all other code: first its user's log, then its
+    row. Returns its state before the end, or None for any other job.
+    """
     job = await store.get(tx, tenant_id, job_id)
     if job is None or job.asked.gateway is None or job.asked.user_id is None:
         return None
@@ -611,8 +627,9 @@ async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None
 
 
 async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime) -> None:
-    """Clients of the gateway are told of the end of a run that no worker has told of: cancelled by an operator,
-    or failed because its worker is gone."""
+    """Logs the end of a run whose end no worker has reported, for clients of the gateway. The run
+    was cancelled by an operator, or failed because its worker was lost.
+    """
     data, user_id = job.asked.gateway, job.asked.user_id
     if data is None or user_id is None or job.started_at is None:
         return
@@ -634,7 +651,7 @@ async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime
 async def force_fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
-    """Fails an active job whoever holds its lease; None if it has ended meanwhile."""
+    """Fails an active job regardless of its lease. Returns None if it has ended in the meantime."""
     state = await _lock_run(tx, tenant_id, job_id)
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
@@ -648,59 +665,66 @@ PROMPTS_LISTED_MAX = 10_000
 
 
 async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
-    """None: there is none, or its client has removed it from the history."""
+    """Returns the prompt, or None if it doesn't exist or its client has removed it from the
+    history.
+    """
     return await store_prompts.find_prompt(tx, tenant_id, user_id, job_id)
 
 
 async def started_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
-    """Returns a user's prompts of the gateway that have started and not ended, in the order of submission."""
+    """Returns a user's gateway prompts that have started and not ended, in the order of submission."""
     ids = await store_prompts.started_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
-    found = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
-    return [found[job_id] for job_id in ids if job_id in found]
+    jobs_by_id = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
+    return [jobs_by_id[job_id] for job_id in ids if job_id in jobs_by_id]
 
 
 async def is_needed_by_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> bool:
-    """Checks whether a prompt of the user that has not ended has the file as an input."""
+    """Checks whether an active prompt of the user has the file as an input."""
     return file_id in await store_prompts.files_of_active_prompts(
         tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX
     )
 
 
 async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[tuple[UUID, bool]]:
-    """Returns a user's prompts of the gateway that wait or run, in the order of submission, and which run."""
+    """Returns a user's queued and running gateway prompts in the order of submission, and whether
+    each is running.
+    """
     return await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-NAMES_AT_ONCE_MAX = 4  # a database parses a whole document for them
+# few, because the database parses each prompt's whole document to read its name
+NAMES_AT_ONCE_MAX = 4
 
 
 async def prompt_names(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
     """Returns the numbers and ids of prompts by job, without their content."""
-    found: dict[UUID, tuple[float, str]] = {}
+    names: dict[UUID, tuple[float, str]] = {}
     for start in range(0, len(job_ids), NAMES_AT_ONCE_MAX):
         part = job_ids[start : start + NAMES_AT_ONCE_MAX]
-        found |= await store_prompts.names_of(tx, tenant_id, part)
+        names |= await store_prompts.names_of(tx, tenant_id, part)
         await asyncio.sleep(0)
-    return found
+    return names
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
-    """Of a user's prompts of the gateway that have ended, the last first."""
+    """Returns a user's ended gateway prompts, the last one first."""
     return await store_prompts.ended_prompt_ids(tx, tenant_id, user_id, limit=limit)
 
 
 async def last_ended_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[EndedPrompt]:
-    """Returns the last of a user's prompts that have ended, the last to end first."""
-    found = await store_prompts.last_ended(tx, tenant_id, user_id, limit=limit)
-    return sorted(found, key=lambda prompt: prompt.ended_at, reverse=True)
+    """Returns the user's last ended prompts, the last to end first."""
+    prompts = await store_prompts.last_ended(tx, tenant_id, user_id, limit=limit)
+    return sorted(prompts, key=lambda prompt: prompt.ended_at, reverse=True)
 
 
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
-    """False, too, if this user has no such prompt, or has removed it from the history."""
+    """Whether the prompt has ended. Returns False if this user has no such prompt or has removed it
+    from the history.
+    """
     return await store_prompts.is_prompt_ended(tx, tenant_id, user_id, job_id)
 
 
@@ -713,23 +737,27 @@ async def list_prompts(
     before: tuple[datetime, UUID] | None = None,
     limit: int,
 ) -> list[Job]:
-    """A user's prompts of the gateway, the newest first; `before`: place of the last page's last."""
+    """Returns a user's gateway prompts, the newest first. `before` is the position of the previous
+    page's last one.
+    """
     ids = await store_prompts.list_prompt_ids(
         tx, tenant_id, user_id, statuses=statuses, before=before, limit=limit
     )
-    found = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
-    return [found[job_id] for job_id in ids if job_id in found]
+    jobs_by_id = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
+    return [jobs_by_id[job_id] for job_id in ids if job_id in jobs_by_id]
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:
-    """How many prompts of its user wait that came before it."""
+    """Returns the number of the user's queued prompts that were submitted before this one."""
     return await store_prompts.count_prompts_ahead(tx, job)
 
 
 async def is_key_used(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, since: datetime
 ) -> bool:
-    """Releases a key that was used before then."""
+    """Checks whether an idempotency key has been used since then. A key that was last used earlier
+    is released.
+    """
     job = await store.by_idempotency_key(tx, tenant_id, user_id, idempotency_key)
     if job is not None and job.submitted_at < since:
         await store_prompts.release_key(tx, tenant_id, user_id, idempotency_key, used_before=since)
@@ -744,5 +772,5 @@ async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes ended prompts from their user's history; None: all of them."""
+    """Removes ended prompts from their user's history. None means all of them."""
     await store_prompts.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

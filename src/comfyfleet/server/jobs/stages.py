@@ -1,4 +1,6 @@
-"""A job as a waiting page shows it: four stages, and how far it is by its effect's history. Pure."""
+"""A job as a waiting page shows it: its four stages, and its progress estimated from the effect's
+history. Pure.
+"""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -7,16 +9,17 @@ from uuid import UUID
 from comfyfleet.api.jobs import JobStage, JobStatus, StageName, StageState
 from comfyfleet.server.jobs.model import Job
 
-# From here on the worker fetches and uploads what was made.
+# From this percentage on, the worker fetches and uploads the outputs.
 FINISHING_PERCENT = 99.5
-# Of the typical time of a run.
+# The share of a run's typical duration that the last stage takes.
 FINISHING_SHARE = 0.05
-# A run that takes longer than usual stands still here until there is real progress.
+# The estimated progress of a run that takes longer than usual stops at this percentage, until there
+# is real progress.
 EXPECTED_PERCENT_MAX = 95.0
 
 
 class WaitingJob(NamedTuple):
-    """The columns of a job that change while somebody waits for it, and those that are shown."""
+    """The columns of a job that are shown to, or change for, a user who waits for it."""
 
     id: UUID
     tenant_id: UUID
@@ -33,7 +36,9 @@ class WaitingJob(NamedTuple):
 
     @property
     def shown_status(self) -> JobStatus:
-        """A prefetched job, which its worker has not begun, is queued."""
+        """The status for display. A prefetched job that its worker has not begun is shown as
+        queued.
+        """
         is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
         return JobStatus.QUEUED if is_prefetched else self.status
 
@@ -44,7 +49,7 @@ class WaitingJob(NamedTuple):
 
 
 def stage_of(job: WaitingJob, percent: float | None) -> StageName | None:
-    """The current stage; None once the job has ended."""
+    """Returns the current stage, or None if the job has ended."""
     match job.shown_status:
         case JobStatus.QUEUED:
             return StageName.WAITING
@@ -57,7 +62,9 @@ def stage_of(job: WaitingJob, percent: float | None) -> StageName | None:
 def stages_of(
     job: WaitingJob, percent: float | None, typical_seconds: float | None
 ) -> tuple[JobStage, ...]:
-    """The four stages. Those of a job that failed or was cancelled are done as far as it came."""
+    """Returns the four stages. For a job that failed or was cancelled, the stages that it reached
+    are done.
+    """
     names, reached = list(StageName), _reached(job, percent)
     current = stage_of(job, percent)
     return tuple(
@@ -71,26 +78,28 @@ def stages_of(
 
 
 def expected_percent(job: WaitingJob, typical_seconds: float | None, now: datetime) -> float | None:
-    """How far the run is if it takes as long as usual."""
+    """Returns the progress in percent that the run has if it takes as long as usual."""
     if job.shown_status != JobStatus.PROCESSING or not typical_seconds or job.started_at is None:
         return None
-    gone = max(0.0, (now - job.started_at).total_seconds())
-    return round(min(EXPECTED_PERCENT_MAX, 100 * gone / typical_seconds), 1)
+    elapsed = max(0.0, (now - job.started_at).total_seconds())
+    return round(min(EXPECTED_PERCENT_MAX, 100 * elapsed / typical_seconds), 1)
 
 
 def seconds_left(
     job: WaitingJob | Job, typical_seconds: float | None, now: datetime
 ) -> float | None:
-    """Estimates the remaining time. None means unknown, also once a run takes longer than usual."""
+    """Estimates the remaining time in seconds. None means unknown, which includes runs that take
+    longer than usual.
+    """
     if typical_seconds is None or not job.status.is_active:
         return None
-    gone = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    left = round(typical_seconds - gone, 1)
-    return left if left > 0 else None
+    elapsed = (now - job.started_at).total_seconds() if job.started_at else 0.0
+    remaining = round(typical_seconds - elapsed, 1)
+    return remaining if remaining > 0 else None
 
 
 def _reached(job: WaitingJob, percent: float | None) -> int:
-    """The place of the last stage that the job came to."""
+    """Returns the index of the last stage that the job reached."""
     names = list(StageName)
     current = stage_of(job, percent)
     if current is not None:

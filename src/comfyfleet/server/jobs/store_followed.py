@@ -1,4 +1,6 @@
-"""The SQL of jobs that somebody waits for: without their prompts, as they are read again and again."""
+"""The SQL of jobs that users wait for. Prompts are not read, because these queries are repeated
+often.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +27,7 @@ _BY_ID = PreparedForIds(
 
 
 async def waiting_by_id(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[WaitingJob]:
-    """Returns those of them that exist, without their prompts."""
+    """Returns the existing jobs, without their prompts."""
     if not job_ids:
         return []
     return [_waiting_job(row) for row in await _BY_ID.of(tx, job_ids, {"of_tenant": tenant_id})]
@@ -34,7 +36,7 @@ async def waiting_by_id(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> lis
 async def waiting_of_media(
     tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int
 ) -> list[WaitingJob]:
-    """Returns jobs of the media, the newest first."""
+    """Returns jobs of the media item, the newest first."""
     query = (
         select(*_WAITING_COLUMNS)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
@@ -45,8 +47,9 @@ async def waiting_of_media(
 
 
 async def active_of_user(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[WaitingJob]:
-    """Returns the active jobs of a user's effects, the newest first; those of runs and prompts are
-    shown elsewhere."""
+    """Returns the active jobs of a user's effects, the newest first. Jobs of runs and prompts are
+    shown elsewhere.
+    """
     query = (
         select(*_WAITING_COLUMNS)
         .where(*_of_effects(tenant_id, user_id), text(IS_ACTIVE))
@@ -67,8 +70,8 @@ async def ended_since(
         .limit(limit)
         .subquery()
     )
-    found = await tx.execute(select(newest).where(newest.c.completed_at >= since))
-    return [_waiting_job(row) for row in found.mappings()]
+    rows = await tx.execute(select(newest).where(newest.c.completed_at >= since))
+    return [_waiting_job(row) for row in rows.mappings()]
 
 
 async def reserved_tokens(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
@@ -87,7 +90,9 @@ async def search(
     effect_ids: Collection[UUID],
     limit: int,
 ) -> list[WaitingJob]:
-    """Returns the newest jobs within a range of ids or of these effects; looks at the user's newest only."""
+    """Returns the newest jobs within a range of ids or of these effects. Searches only the user's
+    newest jobs.
+    """
     newest = (
         select(*_WAITING_COLUMNS)
         .where(*_of_effects(tenant_id, user_id))
@@ -95,12 +100,14 @@ async def search(
         .limit(SEARCHED_MAX)
         .subquery()
     )
-    found = [newest.c.effect_id.in_(list(effect_ids))] if effect_ids else []
+    conditions = [newest.c.effect_id.in_(list(effect_ids))] if effect_ids else []
     if between is not None:
-        found.append(newest.c.id.between(*between))
-    if not found:
+        conditions.append(newest.c.id.between(*between))
+    if not conditions:
         return []
-    query = select(newest).where(or_(*found)).order_by(newest.c.submitted_at.desc()).limit(limit)
+    query = (
+        select(newest).where(or_(*conditions)).order_by(newest.c.submitted_at.desc()).limit(limit)
+    )
     return [_waiting_job(row) for row in (await tx.execute(query)).mappings()]
 
 

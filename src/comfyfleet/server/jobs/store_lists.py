@@ -1,4 +1,6 @@
-"""The SQL of operators' lists of jobs: of all tenants of a pool, filtered, and counted up to a bound."""
+"""The SQL of operators' job lists: jobs of all tenants of a pool, filtered, and counted up to a
+limit.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,16 +28,16 @@ from comfyfleet.server.jobs.model import (
 )
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
-# A text in errors has no index: so many of the newest are looked at for a page.
+# Error texts have no index, so at most this many of the newest jobs are searched for a page.
 LOOKED_AT_MAX = 5_000
-# Nobody needs to know of how many more.
+# Jobs are counted up to this number.
 COUNTED_MAX = 10_000
 _COLUMNS = tuple(ai_jobs.c[name] for name in ListedJob._fields)
 
 
 async def list_newest(tx: Tx, wanted: JobFilter, *, before: Place | None, limit: int) -> JobsFound:
-    """Returns jobs of all tenants of the pool, for operators; `wanted.worker_id` is not looked at."""
-    found = []
+    """Returns jobs of all tenants of the pool, for operators. Ignores `wanted.worker_id`."""
+    parts = []
     for part in _parts(tx, wanted):
         query = select(*_COLUMNS).where(*_conditions(wanted), *map(text, part))
         if before:
@@ -45,8 +47,8 @@ async def list_newest(tx: Tx, wanted: JobFilter, *, before: Place | None, limit:
         if IS_ACTIVE in part:
             at = without_index(tx, ai_jobs.c.submitted_at)
         query = query.order_by(at.desc(), ai_jobs.c.id.desc())
-        found.append(await _fetch(tx, query, wanted.error, limit))
-    return merge_found(found, limit)
+        parts.append(await _fetch(tx, query, wanted.error, limit))
+    return merge_found(parts, limit)
 
 
 async def _fetch(tx: Tx, query: Select[Any], error: str | None, limit: int) -> JobsFound:
@@ -87,16 +89,16 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
 
 
 def _parts(tx: Tx, wanted: JobFilter) -> list[tuple[str, ...]]:
-    """Returns conditions that split the query into selects, each of which follows an index; worded
-    as in the indexes.
+    """Returns conditions that split the query into selects, each of which uses an index. Their text
+    must match the indexes' conditions.
     """
     statuses = wanted.statuses
     if wanted.error is not None and not statuses:
-        statuses = (JobStatus.FAILED,)  # others have none
+        statuses = (JobStatus.FAILED,)  # only failed jobs have errors
     if not statuses:
         is_named = wanted.workflow_slug or wanted.effect_id
         return [(IS_ACTIVE,), (_ended(wanted),)] if is_named else [()]
-    return [_part(tx, each, wanted) for each in dict.fromkeys(statuses)]
+    return [_part(tx, status, wanted) for status in dict.fromkeys(statuses)]
 
 
 def _ended(wanted: JobFilter) -> str:
@@ -109,12 +111,13 @@ def _part(tx: Tx, status: JobStatus, wanted: JobFilter) -> tuple[str, ...]:
         return own, IS_ACTIVE
     if status == JobStatus.COMPLETED:
         return own, _ended(wanted)
-    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
+    # The status implies IS_RARE. SQLite needs both to use the index, but PostgreSQL would
+    # underestimate the number of rows.
     return (own, HAS_RARE_EFFECT if wanted.effect_id else IS_RARE) if is_sqlite(tx) else (own,)
 
 
 async def count_by_status(tx: Tx, wanted: JobFilter) -> dict[JobStatus, int]:
-    """Counts the pool's jobs of each status, up to COUNTED_MAX; only by columns that an index has."""
+    """Counts the pool's jobs of each status, up to COUNTED_MAX. Only filters by indexed columns."""
     counts = {}
     for status in wanted.statuses or tuple(JobStatus):
         part = map(text, _part(tx, status, wanted))
@@ -125,20 +128,20 @@ async def count_by_status(tx: Tx, wanted: JobFilter) -> dict[JobStatus, int]:
 
 
 async def get_listed(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns those of them that exist."""
+    """Returns the existing jobs."""
     is_own = without_index(tx, ai_jobs.c.tenant_id) == tenant_id
     query = select(*_COLUMNS).where(is_own, is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 
 
 async def find_listed(tx: Tx, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns those that the pool has, of any tenant; for operators only."""
+    """Returns the jobs that exist in the pool, of any tenant. For operators only."""
     query = select(*_COLUMNS).where(is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 
 
 async def with_error(tx: Tx, job_ids: Sequence[UUID], error: str) -> set[UUID]:
-    """Returns those whose error has this text."""
+    """Returns the jobs whose error contains this text."""
     has_it = or_(*(ai_jobs.c[name].icontains(error, autoescape=True) for name in ERRORS))
     query = select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), has_it)
     return set(await tx.scalars(query))

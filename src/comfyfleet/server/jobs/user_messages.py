@@ -1,7 +1,9 @@
-"""Turns backend errors into messages that a customer may read. The raw text is kept for operators.
+"""Converts backend errors into messages that a customer may read. The raw text is stored for
+operators.
 
-A backend's words reach a customer only if every one of them is a plain word or number: names of files,
-hosts, models, workers and programs are not. Everything else becomes one of our own sentences.
+A backend's text is shown to a customer only if it consists of plain words and numbers. It must not
+contain names of files, hosts, models, workers or programs. All other errors become one of our own
+sentences.
 """
 
 import json
@@ -14,11 +16,12 @@ from comfyfleet.server.jobs.model import Failure
 
 MESSAGE_CHARACTERS_MAX = 300
 RAW_CHARACTERS_MAX = 50_000
-# Of a text, what is looked through: the expressions below take a moment for so much.
+# Characters of a text that are searched, because the regular expressions below are slow on long
+# texts.
 READ_CHARACTERS_MAX = 4_000
 JSON_DEPTH_MAX = 6
 JSON_VALUES_MAX = 1_000
-JSON_OBJECTS_MAX = 20  # tried in one text
+JSON_OBJECTS_MAX = 20  # JSON objects that are tried in one text
 UNKNOWN = "Processing failed."
 UNAVAILABLE = "This is not available at the moment."
 OUT_OF_MEMORY = "Out of memory."
@@ -36,9 +39,10 @@ _ERROR_LINES = (
     ),
     re.compile(r"^error\s?:[ \t]*(?P<said>\S.*)$", re.I | re.M),
 )
-# Lines of a traceback, and lines with nothing to read in them, mean nothing to a customer.
+# Lines of a traceback and lines without words mean nothing to a customer.
 _NOISE = re.compile(r"Traceback \(most recent call last\)|File \"|at \S+ \(|\W*$")
-# A model or a node type that the backend lacks: the operator's affair, with the operator's names.
+# A model or node type that the backend lacks. Only the operator can fix it, and the message
+# contains the operator's names.
 _LACKING = re.compile(
     r"value.not.in.list|missing_node_type|failed.validation|is not installed"
     r"|does not exist|model .{0,100}not found|\.(?:safetensors|ckpt|gguf|pth?|bin)\b",
@@ -64,24 +68,26 @@ def to_user_message(error: str | Mapping[str, Any]) -> Failure:
     document = _document(error)
     start = raw[:READ_CHARACTERS_MAX]
     text = _head_and_tail(raw)
-    said = (
+    message = (
         _message_in(document)
         or _message_inside(text)
         or _matched(text)
         or (None if document else _first_line(start))
     )
-    return Failure(_sentence(said or "", start), raw[:RAW_CHARACTERS_MAX] or None)
+    return Failure(_sentence(message or "", start), raw[:RAW_CHARACTERS_MAX] or None)
 
 
 def to_plain_sentence(text: str) -> str:
-    """Returns a sentence for customers; UNKNOWN if the text has anything but plain words."""
+    """Returns a sentence for customers, or UNKNOWN if the text contains anything but plain words."""
     return _sentence(text, text[:READ_CHARACTERS_MAX])
 
 
 def redact(text: str) -> str:
-    """Replaces everything except plain words and numbers by an ellipsis: paths, hosts, names, code."""
+    """Replaces everything except plain words and numbers, such as paths, hosts, names and code,
+    with an ellipsis.
+    """
     words = _QUOTED_PATH.sub(_HIDDEN, _short(text[:READ_CHARACTERS_MAX])).split()
-    shown = [each if each in _DASHES or _WORD.fullmatch(each) else _HIDDEN for each in words]
+    shown = [word if word in _DASHES or _WORD.fullmatch(word) else _HIDDEN for word in words]
     return _REPEATED.sub(_HIDDEN, " ".join(shown))
 
 
@@ -99,7 +105,7 @@ def _is_plain(line: str) -> bool:
 
 
 def _head_and_tail(raw: str) -> str:
-    """Returns the beginning and the end: a traceback names the error at its end."""
+    """Returns the start and the end, because a traceback names the error at its end."""
     if len(raw) <= READ_CHARACTERS_MAX:
         return raw
     half = READ_CHARACTERS_MAX // 2
@@ -119,7 +125,7 @@ def _document(error: str | Mapping[str, Any]) -> Any:
 
 
 def _message_inside(text: str) -> str | None:
-    """Returns the message of the first JSON object in a text that has one."""
+    """Returns the message of the first JSON object in the text that has one."""
     for brace in islice(re.finditer(r"\{", text), JSON_OBJECTS_MAX):
         try:
             document, _ = _DECODER.raw_decode(text, brace.start())
@@ -133,19 +139,19 @@ def _message_inside(text: str) -> str | None:
 def _message_in(document: Any) -> str | None:
     """Returns the message from the first field that has one, the outermost first."""
     for field in _FIELDS:
-        for found in _values(document, field):
-            return found
+        for message in _values(document, field):
+            return message
     return None
 
 
 def _values(document: Any, field: str) -> Iterator[str]:
-    """Yields values, the outermost first, up to a limit of depth and width."""
+    """Yields values of a field, the outermost first, within limits of depth and width."""
     level = [document]
     for _ in range(JSON_DEPTH_MAX):
         for each in level:
-            found = each.get(field) if isinstance(each, Mapping) else None
-            if isinstance(found, str) and found.strip():
-                yield found.strip()
+            text = each.get(field) if isinstance(each, Mapping) else None
+            if isinstance(text, str) and text.strip():
+                yield text.strip()
         level = [inner for each in level for inner in _inside(each)][:JSON_VALUES_MAX]
 
 
@@ -157,9 +163,9 @@ def _inside(value: Any) -> list[Any]:
 
 def _matched(raw: str) -> str | None:
     for shape in _ERROR_LINES:
-        found = shape.search(raw)
-        if found:
-            return found["said"].strip()
+        match = shape.search(raw)
+        if match:
+            return match["said"].strip()
     return None
 
 
