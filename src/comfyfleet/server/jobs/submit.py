@@ -1,6 +1,6 @@
-"""Submits jobs: a request becomes a spec, then a row of the tenant's database, then a dispatch of the central queue.
-
-Also cancels and retries them."""
+"""Submits jobs: turns a request into a spec, then into a row of the tenant's database, then into a
+dispatch of the central queue. Also cancels and retries jobs.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -60,24 +60,26 @@ from comfyfleet.server.tenants.model import Tenant
 
 JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
-# Some of them move, which their type does not tell; nodes that load videos do not take them.
+# Some files of these types are animated, which the type doesn't reveal. Nodes that load videos
+# don't accept them.
 MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
 _random = SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What somebody asks for: an effect, whose settings are then filled in, or a workflow.
+    """A request for an effect, whose settings are filled in later, or for a workflow.
 
-    `files` are files of the tenant, by property.
+    `files` are files of the tenant by property.
     """
 
     slug: str = ""
     version: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    locked: tuple[str, ...] = ()  # properties that are the effect's alone
-    media_types: tuple[str, ...] = ()  # of its primary input; none named: all of its kind
+    locked: tuple[str, ...] = ()  # properties that only the effect may set
+    # accepted types of the primary input; empty means all types of its kind
+    media_types: tuple[str, ...] = ()
     max_upload_bytes: int | None = None
     files: Mapping[str, UUID] = field(default_factory=dict)
     stage: str = "production"
@@ -89,19 +91,19 @@ class JobRequest:
     idempotency_key: str | None = None
     price_tokens: int = 0
     video_id: UUID | None = None
-    reuse: bool = False  # a result that is there already is taken instead of run
+    reuse: bool = False  # whether an existing result may be used instead of running the job
 
     @property
     def request_hash(self) -> str | None:
-        """The hash of what a customer sent; None without an idempotency key."""
+        """Returns the hash of the customer's input, or None without an idempotency key."""
         if self.idempotency_key is None:
             return None
-        said = str(self.effect_id), dict(self.values), str(self.video_id)
-        return hash_request(*said, {}, self.priority)  # with {}, as all that are stored
+        parts = str(self.effect_id), dict(self.values), str(self.video_id)
+        return hash_request(*parts, {}, self.priority)  # includes {}, because all stored hashes do
 
 
 class ResolvedWorkflow(NamedTuple):
-    """The workflow of a request, and the fleet whose node types decide how it becomes a prompt."""
+    """The workflow of a request, and the fleet whose node types are used to convert it to a prompt."""
 
     workflow: RegisteredWorkflow
     version: WorkflowVersion
@@ -118,17 +120,18 @@ class EffectWorkflow(NamedTuple):
 class EffectSubmission(NamedTuple):
     job: Job
     is_new: bool
-    typical_seconds: float | None  # of the effect; None if the job was submitted before
+    typical_seconds: float | None  # of the effect; None if the job was submitted earlier
 
 
 async def submit_effect(
     context: JobContext, tenant: Tenant, request: JobRequest
 ) -> EffectSubmission:
-    """Applies an effect for a customer. `tenant`: as it has just been read, with the caller's key."""
+    """Applies an effect for a customer. `tenant` has just been read with the caller's key."""
     try:
         return await _submit_effect(context, tenant, request)
     except FleetError:
-        # A repeated request is answered as the first: the effect may have changed, the queue be full.
+        # A repeated request gets the first one's job, even if the effect has changed or the queue
+        # is full.
         before = await find_repeated(context, tenant.id, request)
         if before is None:
             raise
@@ -155,15 +158,17 @@ async def resolve_effect(tx: Tx, effect_id: UUID | None) -> EffectWorkflow:
 async def resolve_request(
     context: JobContext, tenant_id: UUID, request: JobRequest, offered: EffectWorkflow
 ) -> JobSpec:
-    """Fills in what the effect sets, and checks all that can be checked before anything is written."""
+    """Adds the effect's settings, and checks everything that can be checked before anything is
+    written.
+    """
     offer, settings = offered.offer, offered.offer.effect.settings
     refuse_unknown(
         request.values,
-        {each.name for each in offer.version.properties},
+        {prop.name for prop in offer.version.properties},
         [
-            each.name
-            for each in offer.version.properties
-            if not each.is_primary_input and each.name not in settings.locked
+            prop.name
+            for prop in offer.version.properties
+            if not prop.is_primary_input and prop.name not in settings.locked
         ],
     )
     filled = replace(
@@ -183,26 +188,28 @@ async def resolve_request(
 async def _find_media(
     context: JobContext, tenant_id: UUID, offer: ResolvedEffect, request: JobRequest
 ) -> dict[str, UUID]:
-    """Returns the files of the media that the request names, by property; only the customer's own."""
+    """Returns the files of the requested media by property. Only the customer's own media are
+    found.
+    """
     if offer.takes is None and request.video_id:
         raise InvalidInput("this effect takes no media", field="video_id")
     if offer.takes and request.video_id is None:
         raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
-    found: dict[str, UUID] = {}
-    if not any(each.is_media for each in offer.version.properties):
-        return found
+    file_ids: dict[str, UUID] = {}
+    if not any(prop.is_media for prop in offer.version.properties):
+        return file_ids
     async with context.tenant(tenant_id) as tx:
-        for each in offer.version.properties:
-            if each.is_primary_input and request.video_id:
-                file = await _file_of(tx, tenant_id, request.user_id, request.video_id, each)
+        for prop in offer.version.properties:
+            if prop.is_primary_input and request.video_id:
+                file = await _file_of(tx, tenant_id, request.user_id, request.video_id, prop)
                 most = context.settings.max_upload_bytes
                 offer.check_upload(file.mime_type, file.size or 0, at_most_bytes=most)
-                found[each.name] = file.id
-            elif each.is_media and request.values.get(each.name) is not None:
-                media_id = _media_id(each, request.values[each.name])
-                file = await _file_of(tx, tenant_id, request.user_id, media_id, each)
-                found[each.name] = file.id
-    return found
+                file_ids[prop.name] = file.id
+            elif prop.is_media and request.values.get(prop.name) is not None:
+                media_id = _media_id(prop, request.values[prop.name])
+                file = await _file_of(tx, tenant_id, request.user_id, media_id, prop)
+                file_ids[prop.name] = file.id
+    return file_ids
 
 
 async def _file_of(
@@ -229,7 +236,7 @@ def _media_id(each: Property, value: Any) -> UUID:
 
 
 class WorkflowCache:
-    """The workflows of requests that are made at the same moment: each is looked up once."""
+    """Looks up each workflow once for requests that are made at the same moment."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -249,15 +256,16 @@ async def resolve(
     *,
     known: ResolvedWorkflow | None = None,
 ) -> JobSpec:
-    """Checks a request and builds the prompt; raises what is wrong, with the property's name. Writes nothing.
+    """Checks a request and builds the prompt. Raises errors that contain the property's name.
+    Writes nothing.
 
-    `known`: the workflow, if the caller has just read it.
+    `known` is the workflow, if the caller has just read it.
     """
-    found = known or await _find_workflow(context, request)
-    workflow, version = found.workflow, found.version
+    registered = known or await _find_workflow(context, request)
+    workflow, version = registered.workflow, registered.version
     _refuse_locked(request)
-    built = await _build_payload(context, found, request)
-    wanted = {each.name: each for each in built.assets}
+    built = await _build_payload(context, registered, request)
+    wanted = {asset.name: asset for asset in built.assets}
     inputs = await _require_files(context, tenant_id, request, wanted)
     spec = JobSpec(
         workflow_id=workflow.id,
@@ -330,7 +338,8 @@ async def _build_payload(
     prompt = context.caches.prompts.get(
         f"{version.workflow_id}/{version.version}/{of_fleet}",
         lambda chance: payload.build_marked_prompt(version, document, object_info, chance),
-        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
+        # As in ComfyUI's editor, each job gets a new choice of {a|b} and the current date for
+        # %date%.
         RandomSource(context.clock(), _random),
     )
     return payload.fill_payload(version, prompt, object_info, resolved)
@@ -339,12 +348,14 @@ async def _build_payload(
 async def _require_files(
     context: JobContext, tenant_id: UUID, request: JobRequest, wanted: Mapping[str, AssetRef]
 ) -> dict[str, File]:
-    """Returns the files; requires that each is the user's, of its property's kind, and has been uploaded.
+    """Returns the files. Requires that each is the user's, matches its property's kind and has been
+    uploaded.
 
-    The caller has looked up those in `request.files`; values may name any file.
+    The caller has looked up the files in `request.files`, but values may contain the id of any
+    file.
     """
     pool = await context.pool_of(tenant_id)
-    found: dict[str, File] = {}
+    files_by_name: dict[str, File] = {}
     for name, asset in wanted.items():
         try:
             async with pool.read() as tx:
@@ -360,8 +371,8 @@ async def _require_files(
         _check_kind(asset, file)
         if name == PRIMARY_INPUT:
             _check_limits(request, file)
-        found[name] = file
-    return found
+        files_by_name[name] = file
+    return files_by_name
 
 
 def _check_kind(asset: AssetRef, file: File) -> None:
@@ -397,7 +408,7 @@ def _check_limits(request: JobRequest, file: File) -> None:
 
 
 def _require_own(file: File, user_id: UUID | None) -> None:
-    """Operators have no user, and may name any file."""
+    """Requires that the file is the user's. Operators have no user and may use any file."""
     if user_id is not None and file.user_id != user_id:
         raise NotFound(f"there is no file {file.id}")
 
@@ -409,9 +420,9 @@ async def submit(
     *,
     tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
-    """Returns the job, and whether it is new: the same idempotency key gives the same job.
+    """Returns the job, and whether it is new. The same idempotency key returns the same job.
 
-    The key is not looked up first, as it is mostly unused: the database decides.
+    The key is not looked up first, because most keys are new. The database's unique index decides.
     """
     added = await submit_many(context, tenant_id, {context.new_id(): asked}, tenant=tenant)
     if added:
@@ -433,7 +444,8 @@ async def find_repeated(
     if job is None:
         return None
     require_same_request(job.asked, asked.request_hash)
-    if job.status.is_active:  # the first request may have been cut off before its dispatch was made
+    # the first request may have been interrupted before its dispatch was added
+    if job.status.is_active:
         await sync_dispatches(context, [job])
     return job
 
@@ -446,7 +458,7 @@ async def submit_many(
     tenant: Tenant | None = None,
     active_max: ActiveJobLimits | None = None,
 ) -> Sequence[Job]:
-    """`active_max`: other limits than those of effects."""
+    """Submits jobs and returns the new ones. `active_max` replaces the configured limits."""
     clamped = await check_admission(context, tenant_id, asked, tenant=tenant)
     pool = await context.pool_of(tenant_id)
     most = active_max or context.active_max
@@ -465,13 +477,15 @@ async def _submit_single(
     asked: Mapping[UUID, JobSpec],
     most: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]] | None:
-    """Submits a single job by one statement, in a transaction of its own unless there is media to attach.
+    """Submits a single job in one statement, without a transaction around it unless media must be
+    attached.
 
-    None on SQLite, for several jobs, and if anything is in the way: then the steps are taken one by one.
+    Returns None on SQLite, for several jobs, and if there is an obstacle. The steps are then done
+    one by one.
     """
     if pool.is_sqlite or not service.is_single(asked):
         return None
-    has_media = any(each.video_id for each in asked.values())
+    has_media = any(spec.video_id for spec in asked.values())
     async with pool.transaction() if has_media else pool.execute_one() as tx:
         return await service.submit_one(tx, tenant_id, asked, most, now=context.clock())
 
@@ -484,7 +498,9 @@ async def _submit_step_by_step(
     most: ActiveJobLimits,
     tenant: Tenant | None,
 ) -> tuple[list[Job], list[int]]:
-    """The caller's `flush` waits for the disk, together with that of the dispatches."""
+    """Submits jobs in several statements. The caller's `flush` waits until the tenant's commit is
+    on the disk.
+    """
     if not reuse.asks_for_reuse(asked):
         async with pool.transaction(persists=False) as tx:
             return await service.submit(tx, tenant_id, asked, now=context.clock(), active_max=most)
@@ -502,9 +518,10 @@ async def check_admission(
     *,
     tenant: Tenant | None = None,
 ) -> dict[UUID, JobSpec]:
-    """Refuses jobs that the queue has no room for; clamps the priorities of the others to the tenant's range.
+    """Refuses jobs that exceed the queue's limits. Clamps the priorities of the others to the
+    tenant's range.
 
-    `tenant`: if the caller has just read it.
+    `tenant` is given if the caller has just read it.
     """
     if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
         raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
@@ -512,7 +529,7 @@ async def check_admission(
         async with context.central.read() as tx:
             tenant = await tenants.require_kept(tx, tenant_id)
     await _refuse_if_full(context, tenant, len(asked))
-    return {job_id: _clamp_priority(each, tenant) for job_id, each in asked.items()}
+    return {job_id: _clamp_priority(spec, tenant) for job_id, spec in asked.items()}
 
 
 def _clamp_priority(asked: JobSpec, tenant: Tenant) -> JobSpec:
@@ -522,7 +539,7 @@ def _clamp_priority(asked: JobSpec, tenant: Tenant) -> JobSpec:
 
 async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> None:
     settings, own = context.settings, tenant.max_queued
-    for whose, most, said in (
+    for whose, most, owner in (
         (tenant.id, settings.max_queued_per_tenant if own is None else own, "of this tenant"),
         (None, settings.max_queued_total, "of all tenants"),
     ):
@@ -531,7 +548,7 @@ async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> Non
             whose, more, most, count=count, now=context.clock()
         ):
             raise QueueFull(
-                f"the queue {said} is full: at most {most} jobs may wait",
+                f"the queue {owner} is full: at most {most} jobs may wait",
                 retry_after_seconds=FULL_RETRY_SECONDS,
             )
 
@@ -542,8 +559,8 @@ async def _queued_count(context: JobContext, whose: UUID | None) -> int:
 
 
 async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
-    """Returns why nobody can run a job that was just submitted; read every few seconds for all jobs
-    like it.
+    """Returns why no worker can run a job that was just submitted. The answer is cached for a few
+    seconds for similar jobs.
     """
     bound = asked.backend_affinity
     key = (asked.lane, asked.workflow_version, asked.model_set, bound)
@@ -570,49 +587,52 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 async def take_back_prompts(
     context: JobContext, owner: tuple[UUID, UUID], job_ids: Sequence[UUID], *, is_clear: bool
 ) -> int:
-    """Cancels a user's prompts of the gateway that have not begun; they leave no trace. Returns how many.
+    """Cancels a user's queued gateway prompts and removes them from the history. Returns their
+    number.
 
-    In one transaction with what sockets are told, which is what ComfyUI tells.
+    The messages for sockets are logged in the same transaction. They are the same that ComfyUI
+    sends.
     """
     pool, now = await context.pool_of(owner[0]), context.clock()
-    gone: list[Job] = []
+    cancelled: list[Job] = []
     outbox: list[int] = []
     async with pool.transaction() as tx:
         for job_id in job_ids:
-            found = await service.find(tx, owner[0], job_id)
-            if found is None or found.shown_status != JobStatus.QUEUED:
+            current = await service.find(tx, owner[0], job_id)
+            if current is None or current.shown_status != JobStatus.QUEUED:
                 continue
             await asyncio.sleep(0)
             job, outbox_ids = await service.cancel(
                 tx, owner[0], job_id, new_id=context.new_id, now=now
             )
-            gone.append(job)
+            cancelled.append(job)
             outbox += outbox_ids
             await asyncio.sleep(0)
-        if gone:
-            await service.hide_prompts(tx, *owner, [job.id for job in gone], now=now)
-            left = await service.active_prompt_ids(tx, *owner)
-            # ComfyUI tells twice of the last one that is deleted.
-            is_last = not is_clear and all(is_running for _, is_running in left)
-            first = gone[0]
+        if cancelled:
+            await service.hide_prompts(tx, *owner, [job.id for job in cancelled], now=now)
+            remaining = await service.active_prompt_ids(tx, *owner)
+            # ComfyUI sends the message twice when the last prompt is deleted.
+            is_last = not is_clear and all(is_running for _, is_running in remaining)
+            first = cancelled[0]
             prompt_id = (first.asked.gateway or {}).get("prompt_id", "")
             run = LoggedRun(*owner, first.id, first.lease_number, None, prompt_id)
             tells = 2 if is_last else 1
-            await run_log.log_removed(tx, run, count=len(gone), tells=tells, now=now)
-    if gone:
-        await flush(context, pool, gone, outbox)
-    return len(gone)
+            await run_log.log_removed(tx, run, count=len(cancelled), tells=tells, now=now)
+    if cancelled:
+        await flush(context, pool, cancelled, outbox)
+    return len(cancelled)
 
 
 async def interrupt_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> bool:
-    """Asks the worker to stop the run; the job goes on until that has told how it ended. False: no worker
-    has it."""
+    """Requests that the worker stops the run. The job continues until the worker has reported how
+    it ended. Returns False if no worker holds the job.
+    """
     async with context.central.transaction() as tx:
-        found = await dispatch.of_job(tx, tenant_id, job_id)
-        if found is None or found.status != DispatchStatus.LEASED:
+        row = await dispatch.of_job(tx, tenant_id, job_id)
+        if row is None or row.status != DispatchStatus.LEASED:
             return False
-        await dispatch.cancel(tx, found.id, now=context.clock())
-    context.queue.push([found.id])
+        await dispatch.cancel(tx, row.id, now=context.clock())
+    context.queue.push([row.id])
     return True
 
 
@@ -622,7 +642,7 @@ async def get_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
-    """Submits the same prompt and files again. A second call gives the same retry."""
+    """Submits the same prompt and files again. A second call returns the same retry."""
     ended = await get_job(context, tenant_id, job_id)
     if ended.status not in (JobStatus.FAILED, JobStatus.CANCELLED):
         raise Conflict(
@@ -634,13 +654,13 @@ async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 def retry_job_id(ended: Job) -> UUID:
-    """Derived from the job's id, so that a job is retried once."""
+    """Derives the retry's id from the job's id, so that a job is retried only once."""
     return uuid5(ended.id, "retry")
 
 
 def retry_spec(ended: Job) -> JobSpec:
-    """Returns the same prompt and files, outside of any batch or run: those have counted the old
-    job.
+    """Returns a spec with the same prompt and files, outside of any batch or run, because those
+    have already counted the old job.
     """
     if not ended.asked.prompt:
         raise Refused("the job's prompt was deleted after its retention time: submit a new job")
