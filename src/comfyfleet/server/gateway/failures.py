@@ -1,4 +1,6 @@
-"""Failures of prompts for customers who don't see backends: without paths, tracebacks and inputs. Pure."""
+"""Errors of prompts for customers who may not see backends: without paths, tracebacks and inputs.
+Pure.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +10,13 @@ from comfyfleet.server.jobs.user_messages import redact
 from comfyfleet.server.run_log.model import FAILED_TYPE
 
 FAILURE = "execution_error"
-# The fields of ComfyUI's message that name neither the machine nor its files.
+# The fields of ComfyUI's message that reveal neither the machine nor its files.
 _SHOWN = ("prompt_id", "node_id", "node_type", "executed", "timestamp")
 _TYPE = re.compile(r"[A-Za-z_][\w.]{0,199}")
 
 
 def redacted(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message of a run as customers may read it. Only failures change."""
+    """Returns a message of a run as customers may read it. Only errors are changed."""
     if kind != FAILURE:
         return data
     exception_type = str(data.get("exception_type"))
@@ -29,7 +31,7 @@ def redacted(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a record of the history as customers may read it."""
+    """Returns a history record as customers may read it."""
     status = record.get("status")
     if not isinstance(status, Mapping):
         return record
@@ -38,7 +40,7 @@ def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_traceback(value: Any) -> Any:
-    """Returns an error of the validation as customers may read it: its tracebacks are empty lists."""
+    """Returns a validation error as customers may read it, with empty lists for tracebacks."""
     if isinstance(value, Mapping):
         return {
             name: [] if name == "traceback" else without_traceback(inner)

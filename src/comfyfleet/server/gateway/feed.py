@@ -1,4 +1,4 @@
-"""Live messages: what runs told, from the durable log to the sockets of their owner."""
+"""Sends live messages of runs from the durable log to their owner's sockets."""
 
 import asyncio
 import base64
@@ -45,26 +45,31 @@ from comfyfleet.server.run_log.model import (
 from comfyfleet.server.tenants.model import Caller
 
 logger = logging.getLogger(__name__)
-# Changes that another control plane saw are noticed after so long, where no hint tells of them.
+# Seconds between reads of the log while prompts are active, and while none are. They bound the
+# delay if no notification arrives.
 BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
-# A feed that has much to tell rests as long as it took, at most: it then tells many changes at once.
+# After a read, a feed pauses for as long as the read took, but at most for this many seconds. It
+# then sends many changes at once.
 REST_SECONDS_MAX = 0.05
-# Longer than any answer to a POST takes.
+# Seconds for which messages about a job are held back until its POST is answered. Longer than any
+# response takes.
 HELD_SECONDS_MAX = 30.0
-# So long polls wait for sockets.
+# Seconds that polls wait for sockets at most.
 TOLD_SECONDS_MAX = 1.0
-# A client may submit first and listen then: what it has missed is not older than this.
+# A client may submit a prompt before it connects. It gets messages that are at most this old.
 MISSED_MAX = timedelta(seconds=60)
-# Of one user at a time; a fleet runs as many as it has backends.
+# Shown runs per user at the same time. A fleet runs as many prompts as it has backends.
 SHOWN_RUNS_MAX = 1_000
-# Without a client id these go to all sockets of their user, and the rest to none: as in ComfyUI.
+# Without a client id, these messages go to all sockets of their user, and other messages to none,
+# as in ComfyUI.
 BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted", PICTURE})
 
 
 class ShownRun:
-    """A run whose client wants previews. It is looked at while a socket that gets them is open.
+    """A run whose client wants previews. Its previews are watched while a socket that receives them
+    is open.
 
-    `job_id`: set if its client sees one prompt at a time.
+    `job_id` is set if the client sees its prompts one at a time.
     """
 
     def __init__(self, client_id: str | None, prompt_id: str, job_id: UUID | None) -> None:
@@ -75,12 +80,14 @@ class ShownRun:
         self._job_id = job_id
 
     def is_for(self, socket: GatewaySocket) -> bool:
-        """Without a client id they go to all sockets, as in ComfyUI."""
+        """Whether the socket receives the run's previews. Without a client id, all sockets do, as
+        in ComfyUI.
+        """
         is_shown = self._job_id in (None, socket.job_id)
         return self.client_id is None or (self.client_id == socket.client_id and is_shown)
 
     def pop_news(self) -> Event | None:
-        """The newest picture, unless it was told."""
+        """Returns the newest image, or None if it was already returned."""
         newest = None if self.watch is None else self.watch.latest
         if newest is None or newest is self._told:
             return None
@@ -89,7 +96,7 @@ class ShownRun:
 
 
 class ShownRuns:
-    """The runs of a user whose clients want previews, from their beginning to their end."""
+    """The runs of a user whose clients want previews, from their start to their end."""
 
     def __init__(self, previews: Previews, tenant_id: UUID, on_picture: Callable[[], None]) -> None:
         self._previews = previews
@@ -102,7 +109,7 @@ class ShownRuns:
             self._runs[job_id] = ShownRun(client_id, prompt_id, job_id if in_order else None)
 
     def take(self, row: LoggedEvents) -> None:
-        """Of a report that has been told."""
+        """Starts or ends showing a run, after its report has been sent to sockets."""
         if any(kind == PREVIEWS for kind, _ in row.events):
             in_order = row.start_id is not None
             self.begin(row.job_id, row.client_id, row.prompt_id, in_order=in_order)
@@ -119,7 +126,7 @@ class ShownRuns:
             self.end(job_id)
 
     def look_for(self, sockets: Sequence[GatewaySocket]) -> None:
-        """Looks at those that one of these sockets is told of, and at no others."""
+        """Watches the runs whose previews one of these sockets receives, and no others."""
         for job_id, run in self._runs.items():
             is_wanted = any(run.is_for(each) for each in sockets)
             if is_wanted and run.watch is None:
@@ -129,7 +136,9 @@ class ShownRuns:
                 run.watch = None
 
     def with_picture(self, row: LoggedEvents) -> LoggedEvents:
-        """A picture that came with a report goes before the progress in it."""
+        """Inserts the newest image before the last progress of a report, because they were reported
+        together.
+        """
         run = self._runs.get(row.job_id)
         places = [place for place, (kind, _) in enumerate(row.events) if kind == "progress"]
         picture = run.pop_news() if run is not None and places else None
@@ -145,7 +154,7 @@ class ShownRuns:
 
 
 class UserFeed:
-    """All sockets of one user in this process, and the task that reads the log for them."""
+    """The sockets of one user in this process, and the task that reads the log for them."""
 
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
@@ -154,9 +163,10 @@ class UserFeed:
         self._woken = asyncio.Event()
         self._held: dict[UUID, float] = {}
         self._remaining = 0
-        self._told: int | None = None  # the last report that was told
+        self._told: int | None = None  # the last report that was sent
         self._starting = asyncio.Lock()
-        self._followed: list[asyncio.Future[None]] = []  # who waits until the next look is over
+        # callers that wait for the end of the next pass
+        self._followed: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)
         self._shown = ShownRuns(plane.context.previews, caller.tenant.id, self._woken.set)
@@ -170,7 +180,9 @@ class UserFeed:
         return self._told or 0
 
     def hold(self, job_id: UUID) -> None:
-        """Nothing about this job goes out until it is released: its POST has not been answered."""
+        """Holds back all messages about this job until `release`, because its POST has not been
+        answered.
+        """
         self._held[job_id] = monotonic() + HELD_SECONDS_MAX
 
     def release(self, job_id: UUID) -> None:
@@ -178,7 +190,9 @@ class UserFeed:
         self._woken.set()
 
     async def told(self) -> None:
-        """Until sockets are told what has happened before now; or until that takes too long."""
+        """Waits until sockets have been sent everything that has happened so far, or until a
+        timeout.
+        """
         if not self._sockets:
             return
         looked = asyncio.get_running_loop().create_future()
@@ -189,12 +203,14 @@ class UserFeed:
                 await looked
 
     def _drop_old_holds(self) -> None:
-        """A client that has gone never had its answer, and its other clients wait."""
+        """Removes expired holds. If a client disconnects before it gets its response, its other
+        clients must not wait forever.
+        """
         now = monotonic()
         self._held = {job_id: until for job_id, until in self._held.items() if until > now}
 
     async def start(self) -> None:
-        """Reads where the log is: what comes after is told."""
+        """Reads the current end of the log. Later messages are sent to sockets."""
         async with self._starting:
             if self._told is not None:
                 return
@@ -211,7 +227,9 @@ class UserFeed:
     def add(
         self, socket: GatewaySocket, running_node: str | None, running: Sequence[Job] = ()
     ) -> None:
-        """As in ComfyUI, an older socket of the same client hears nothing from now on."""
+        """Adds a socket. As in ComfyUI, an older socket of the same client receives nothing from
+        now on.
+        """
         for other in self._sockets:
             other.is_replaced |= other.client_id == socket.client_id
         self._sockets.append(socket)
@@ -230,8 +248,10 @@ class UserFeed:
         self._shown.look_for(self._heard_by())
 
     def seen_by(self, client_id: str) -> Cursor | None:
-        """What a client was told whose socket we still take to be open: it may have lost it."""
-        mine = [each for each in self._heard_by() if each.client_id == client_id]
+        """Returns the cursor of a client's open socket, if it has one. The connection may be lost,
+        so messages after the cursor may be, too.
+        """
+        mine = [socket for socket in self._heard_by() if socket.client_id == client_id]
         return mine[-1].taken_cursor if mine else None
 
     async def close(self) -> None:
@@ -258,15 +278,17 @@ class UserFeed:
                 log_failure(logger, error, "live messages are late")
                 await asyncio.sleep(BUSY_SECONDS if as_unavailable(error) else IDLE_SECONDS)
             finally:
-                for each in followed:
-                    if not each.done():
-                        each.set_result(None)
+                for waiter in followed:
+                    if not waiter.done():
+                        waiter.set_result(None)
             await asyncio.sleep(min(monotonic() - started, REST_SECONDS_MAX))
 
     async def _tell(self) -> None:
-        """What has happened since the last look, in the order in which ComfyUI would tell it.
+        """Sends everything that has happened since the last pass, in the order in which ComfyUI
+        would send it.
 
-        A run's last report and the end of its job are seen together, as they are written together.
+        A run's last report and the end of its job are read together, because they are written
+        together.
         """
         if self._told is None:
             return
@@ -298,7 +320,9 @@ class UserFeed:
         self._tell_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
 
     async def _catch_up(self, tx: Tx, socket: GatewaySocket, to_id: int) -> None:
-        """What its client has missed, but for prompts that it sees in order."""
+        """Sends the messages that the socket's client has missed, except for prompts that it sees
+        in order.
+        """
         socket.is_live = True
         if not socket.start_id and socket.floor >= to_id:
             socket.state = LogState.CURRENT
@@ -316,7 +340,9 @@ class UserFeed:
         socket.note_read(to_id)
 
     async def _read_on(self) -> bool:
-        """Continues from the log where the shown prompt is over. Returns whether sockets were sent anything."""
+        """Continues reading the log for sockets whose shown prompt is over. Returns whether
+        anything was sent.
+        """
         waiting = [each for each in self._heard_by() if each.state is not LogState.CURRENT]
         if not waiting:
             return False
@@ -325,7 +351,7 @@ class UserFeed:
         return any(sent)
 
     async def _read_in_order(self, tx: Tx, socket: GatewaySocket) -> bool:
-        # Another control plane may have told the client more than this one has seen.
+        # Another control plane may have sent the client more than this one has read.
         to_id = max(self.last, socket.seen)
         if socket.state is LogState.HOLDING and not await self._end_if_over(tx, socket, to_id):
             return False
@@ -358,20 +384,24 @@ class UserFeed:
         return is_over
 
     def _tell_arrivals(self, look: LogLook) -> None:
-        """One by one, as they came. Those that have ended since are known by their reports only."""
-        gone = sum(_departed(row) for row in look.rows)
-        for _ in range(look.active + gone - self._remaining):
+        """Sends a status for each new prompt, one after the other. Prompts that have ended in the
+        meantime are only known from their reports.
+        """
+        departed = sum(_departed(row) for row in look.rows)
+        for _ in range(look.active + departed - self._remaining):
             self._remaining += 1
             self._tell_status()
 
     def _tell_departures(self, remaining: int) -> None:
-        """Of prompts that have gone without a report."""
+        """Sends a status if prompts have left the queue without a report."""
         if remaining < self._remaining:
             self._remaining = remaining
             self._tell_status()
 
     def _tell_pictures(self) -> None:
-        """Those that came without a report. Who does not keep up gets the next one."""
+        """Sends previews that arrived without a progress report. A slow socket skips to the newest
+        preview.
+        """
         for run, (_, data) in self._shown.pop_news():
             for socket in self._heard_by():
                 if run.is_for(socket) and not socket.is_behind:
@@ -395,14 +425,16 @@ class UserFeed:
             socket.note_read(row.id)
 
     def _heard_by(self) -> list[GatewaySocket]:
-        return [each for each in self._sockets if each.is_live and not each.is_replaced]
+        return [socket for socket in self._sockets if socket.is_live and not socket.is_replaced]
 
     def _push(self, socket: GatewaySocket, row: LoggedEvents, before: int) -> None:
-        """`before`: how many prompts waited or ran until then."""
+        """Sends a report to a socket. `before` is the number of prompts that waited or ran before
+        the report.
+        """
         for frame in self._frames(row, socket, before):
             socket.push(frame)
         if row.is_last:
-            # As ComfyUI does at the end of each run: by now history has it.
+            # ComfyUI does the same at the end of each run. The history already contains the run.
             socket.tell("status", _status(self._remaining))
             if row.client_id is not None and socket.client_id == row.client_id:
                 socket.tell("executing", {"node": None, "prompt_id": row.prompt_id})
@@ -429,7 +461,9 @@ class UserFeed:
 
 
 def pictures_after_progress(events: Sequence[Event]) -> Iterable[Event]:
-    """A picture comes before its progress where it has metadata, and after it where it has none."""
+    """Moves images behind their progress. This is the order for sockets without metadata. With
+    metadata, an image comes before its progress.
+    """
     waiting: list[Event] = []
     for event in events:
         if event[0] == PICTURE:
@@ -451,15 +485,15 @@ def _picture_frames(
     if not picture:
         return
     if with_metadata:
-        told = data.get("metadata")
-        metadata = {**(told if isinstance(told, Mapping) else {}), "prompt_id": prompt_id}
+        sent = data.get("metadata")
+        metadata = {**(sent if isinstance(sent, Mapping) else {}), "prompt_id": prompt_id}
         yield frames.image_with_metadata_frame(picture, metadata)
     else:
         yield frames.image_frame(picture)
 
 
 def _tellable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[LoggedEvents]:
-    """Up to one whose prompt has not been answered for."""
+    """Returns the reports up to the first one whose prompt's POST has not been answered."""
     for index, row in enumerate(rows):
         if row.job_id in held:
             return rows[:index]
@@ -467,7 +501,7 @@ def _tellable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[
 
 
 def _departed(row: LoggedEvents) -> int:
-    """How many prompts are gone with it."""
+    """Returns how many prompts leave the queue with this report."""
     removed = sum(int(data.get("count", 1)) for kind, data in row.events if kind == REMOVED)
     return removed + (1 if row.is_last else 0)
 
@@ -485,7 +519,7 @@ def _status(remaining: int) -> dict[str, object]:
 
 
 class GatewayFeeds:
-    """The feeds of this process, by user."""
+    """The feeds of this process by user."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -499,13 +533,13 @@ class GatewayFeeds:
         return feed
 
     async def told(self, caller: Caller) -> None:
-        """Until the caller's sockets are told what has happened before now."""
+        """Waits until the caller's sockets have been sent everything that has happened so far."""
         feed = self._feeds.get(caller.user_id)
         if feed is not None:
             await feed.told()
 
     async def release(self, caller: Caller, job_id: UUID) -> None:
-        """Lets out what was held back; a feed that nobody listens to is closed."""
+        """Releases messages that were held back. Closes the feed if it has no sockets."""
         feed = self.of(caller)
         feed.release(job_id)
         await self._close_if_empty(caller, feed)
@@ -516,10 +550,10 @@ class GatewayFeeds:
             await feed.close()
 
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
-        """A socket that is told everything from now on, and what its client has not seen before."""
+        """Returns a socket that receives everything from now on, and what its client has missed."""
         cursor = self.of(caller).seen_by(client_id)
         await self.of(caller).start()
-        # What begins from now on is told by the log, and what ran before is read here.
+        # Runs that begin from now on are found in the log. Earlier ones are read here.
         first, running_node, running = await self._missed(caller, client_id)
         if (
             cursor is None
@@ -530,7 +564,7 @@ class GatewayFeeds:
         if cursor is None:
             cursor = cursor_at(feed.last if first is None else min(first - 1, feed.last))
         socket = GatewaySocket(client_id, cursor)
-        # One that has been emptied meanwhile is closed, and another has taken its place.
+        # A feed that has become empty in the meantime was closed and replaced.
         feed = self.of(caller)
         await feed.start()
         feed.add(socket, running_node, running)
@@ -539,24 +573,25 @@ class GatewayFeeds:
     async def _missed(
         self, caller: Caller, client_id: str
     ) -> tuple[int | None, str | None, Sequence[Job]]:
-        """The first report of a prompt of this client that goes on, or has just ended; which node runs; and
-        which prompts of the user run."""
+        """Returns the first report of a prompt of this client that is active or has just ended, the
+        node that is running, and the user's running prompts.
+        """
         tenant_id, user_id = caller.tenant.id, caller.user_id
         active = await started_jobs(self._plane, caller)
         running = [job for job in active if gateway_data(job).get("client_id") == client_id]
-        started = [each.started_at for each in running if each.started_at]
+        started = [attempt.started_at for attempt in running if attempt.started_at]
         since = min([self._plane.clock() - MISSED_MAX, *started])
         async with self._plane.context.tenant(tenant_id) as tx:
             first = await run_log.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
             attempts = await run_log.running_attempts(tx, tenant_id, user_id) if running else ()
-            shown = [each.job_id for each in attempts if each.client_id == client_id]
+            shown = [attempt.job_id for attempt in attempts if attempt.client_id == client_id]
             job_ids = [*shown, *(job.id for job in running)][:1]
-            told = [
+            messages = [
                 event
                 for job_id in job_ids
                 for event in await run_log.messages_of_job(tx, tenant_id, job_id)
             ]
-        return first, current_node(told), [job for job in active if is_running(job)]
+        return first, current_node(messages), [job for job in active if is_running(job)]
 
     async def leave(self, caller: Caller, socket: GatewaySocket) -> None:
         feed = self.of(caller)

@@ -1,4 +1,6 @@
-"""What a user's prompts can run on: the backends of the fleets that take prompts, and their node types."""
+"""Determines what a user's prompts can run on: the backends of the fleets that accept prompts, and
+their node types.
+"""
 
 import asyncio
 import gzip
@@ -21,9 +23,9 @@ from comfyfleet.server.gateway.policy import NodePolicy, core_nodes, policy_of
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
-# Node types by name, as `/object_info` tells them.
+# Node types by name, in the format of `/object_info`.
 ObjectInfo: TypeAlias = Mapping[str, Mapping[str, Any]]
-# The user's own files, by kind of upload.
+# The user's own files by kind of upload.
 FilesByKind: TypeAlias = Mapping[str, Sequence[str]]
 
 UPLOADS = {
@@ -33,10 +35,11 @@ UPLOADS = {
     "animated_image_upload": "image",
     "file_upload": "3D",
 }
-FILE = "file"  # of any kind
-IMAGE_FOLDER = "image_folder"  # an input that lists the results, not the uploads
+FILE = "file"  # files of any kind
+IMAGE_FOLDER = "image_folder"  # an input that lists results instead of uploads
 MODEL_TYPES_3D = frozenset({"gltf", "glb", "obj", "fbx", "stl", "spz", "splat", "ply", "ksplat"})
-# Nodes of ComfyUI that check these choices themselves: their lists are filled in the browser.
+# Nodes of ComfyUI that check these inputs themselves, because their choices are filled in by the
+# browser.
 UNLISTED_CHOICES = {"CustomCombo": ("choice",)}
 COMBO = "COMBO"
 _MODEL = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx|pkl)$", re.IGNORECASE)
@@ -44,14 +47,14 @@ _PATH = re.compile(r"[/\\]|\.\.|^[A-Za-z]:")
 
 
 def upload_inputs(info: Mapping[str, Any]) -> dict[str, str]:
-    """Inputs that take an upload, and of which kind."""
-    found: dict[str, str] = {}
+    """Returns the inputs that accept an upload, with the kind of file."""
+    kinds: dict[str, str] = {}
     for group in ("required", "optional"):
         for name, spec in _inputs(info, group).items():
             kind = _upload_kind(_options(spec))
             if kind is not None:
-                found[name] = kind
-    return found
+                kinds[name] = kind
+    return kinds
 
 
 def _upload_kind(options: Mapping[str, Any]) -> str | None:
@@ -69,7 +72,7 @@ def _inputs(info: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def input_spec(info: Mapping[str, Any], name: str) -> Any:
-    """How a node type declares an input; None if it doesn't."""
+    """Returns the declaration of a node type's input, or None if it has no such input."""
     return _inputs(info, "required").get(name) or _inputs(info, "optional").get(name)
 
 
@@ -79,15 +82,16 @@ def _options(spec: Any) -> Mapping[str, Any]:
 
 
 def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
-    """Files by the kinds of inputs that list them, in the same order; only those outside of subfolders,
-    as in ComfyUI."""
-    found: dict[str, list[str]] = {}
+    """Groups files by the kinds of inputs that list them, in the same order. As in ComfyUI, files
+    in subfolders are left out.
+    """
+    names_by_kind: dict[str, list[str]] = {}
     for name in names:
         if "/" in name:
             continue
         for kind in _kinds_of(name):
-            found.setdefault(kind, []).append(name)
-    return found
+            names_by_kind.setdefault(kind, []).append(name)
+    return names_by_kind
 
 
 def _kinds_of(name: str) -> Iterator[str]:
@@ -109,13 +113,15 @@ class OfferedNode:
     info: Mapping[str, Any]
     uploads: Mapping[str, str] = field(default_factory=dict)  # input → image, video, audio …
     files: FilesByKind = field(default_factory=dict)
-    # A custom node's VALIDATE_INPUTS can waive the checks of lists, ranges and types. object_info doesn't
-    # say so: only the backend knows.
+    # A custom node's VALIDATE_INPUTS can waive the checks of lists, ranges and types. object_info
+    # doesn't show that, so only the backend knows.
     may_waive_types: bool = False
 
     def may_waive(self, value: Any) -> bool:
-        """A path may lead to files of others, and a model that is missing on all backends would wait
-        for one: both must be among the listed choices."""
+        """Whether the backend may decide about a value. Paths may lead to other users' files, and a
+        prompt with a model that no backend has would wait forever. So both must be among the listed
+        choices.
+        """
         if not self.may_waive_types:
             return False
         return not isinstance(value, str) or not (_PATH.search(value) or _MODEL.search(value))
@@ -129,7 +135,7 @@ class OfferedNode:
         return (*self.uploads, *UNLISTED_CHOICES.get(self.name, ()))
 
     def told(self) -> dict[str, Any]:
-        """As `/object_info` tells it to the user."""
+        """Returns the entry of `/object_info` for this user."""
         return with_choices(self.info, self.files)
 
     def declared_inputs(self) -> Mapping[str, Any]:
@@ -137,8 +143,9 @@ class OfferedNode:
         return inputs
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
-        """A file is named by a text: what comes by a link, or inside of something else, is known to the
-        backend alone, and may name a file of another job."""
+        """Checks the values of upload inputs. A file must be named by a string. Only the backend
+        knows the value of a link or a nested value, which may name a file of another job.
+        """
         for name, kind in self.uploads.items():
             value = values.get(name)
             if name not in values or (value == "" and not self._is_choice(name)):
@@ -155,7 +162,7 @@ class OfferedNode:
 
 
 class OfferedNodes(Mapping[str, OfferedNode]):
-    """The node types of one object_info, with a user's files; made as they are asked for.
+    """The node types of one object_info, with a user's files. Entries are created on access.
 
     `is_lenient` leaves checks of custom nodes to the backend.
     """
@@ -172,14 +179,14 @@ class OfferedNodes(Mapping[str, OfferedNode]):
         return isinstance(name, str) and name in self._info
 
     def __getitem__(self, name: str) -> OfferedNode:
-        made = self._made.get(name)
-        if made is None:
+        node = self._made.get(name)
+        if node is None:
             info = self._info[name]
             uploads = upload_inputs(info)
-            files = {each: self._files.get(kind, ()) for each, kind in uploads.items()}
+            files = {input_name: self._files.get(kind, ()) for input_name, kind in uploads.items()}
             may_waive = self._is_lenient and name not in core_nodes()
-            made = self._made[name] = OfferedNode(name, info, uploads, files, may_waive)
-        return made
+            node = self._made[name] = OfferedNode(name, info, uploads, files, may_waive)
+        return node
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._info)
@@ -189,7 +196,7 @@ class OfferedNodes(Mapping[str, OfferedNode]):
 
 
 def with_choices(info: Mapping[str, Any], files: FilesByKind) -> dict[str, Any]:
-    """The same entry, in which the inputs that take uploads list these files."""
+    """Returns the same entry, in which the inputs that accept uploads list these files."""
     declared = info.get("input")
     inputs = declared if isinstance(declared, Mapping) else {}
     groups = {
@@ -213,7 +220,7 @@ def _with_files(spec: Sequence[Any], names: Sequence[str]) -> list[Any]:
 
 
 def merged(infos: Iterable[ObjectInfo]) -> dict[str, Mapping[str, Any]]:
-    """By name: node types that any has; the choices of all, those of the first one first."""
+    """Merges node types by name. Choices are combined, those of the first object_info first."""
     union: dict[str, Mapping[str, Any]] = {}
     for info in infos:
         for name, entry in info.items():
@@ -237,7 +244,9 @@ def _merged_entry(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping
 
 
 def _merged_spec(first: Any, other: Any) -> Any:
-    """The two forms of a choice, `[[…], {…}]` and `["COMBO", {"options": […]}]`; the rest is the first's."""
+    """Merges the choices of an input in both formats, `[[…], {…}]` and `["COMBO", {"options":
+    […]}]`. Everything else is taken from the first.
+    """
     choices, more = choices_of(first), choices_of(other)
     if choices is None or not more or choices == more:
         return first
@@ -247,15 +256,17 @@ def _merged_spec(first: Any, other: Any) -> Any:
     return [first[0], {**first[1], "options": all_of}, *first[2:]]
 
 
-# Listed of one input, of all backends together.
+# Choices of one input that are listed for all backends together.
 CHOICES_MAX = 20_000
 
 
 def _all_of(choices: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """Those of the first one first; each once, be they texts, numbers or whatever a backend lists."""
+    """Combines choices without duplicates, those of the first list first. Choices may be strings,
+    numbers or any JSON.
+    """
     known: dict[str, Any] = {}
-    for each in (*choices[:CHOICES_MAX], *more[:CHOICES_MAX]):
-        known.setdefault(each if isinstance(each, str) else json_text([each]), each)
+    for choice in (*choices[:CHOICES_MAX], *more[:CHOICES_MAX]):
+        known.setdefault(choice if isinstance(choice, str) else json_text([choice]), choice)
     return list(known.values())[:CHOICES_MAX]
 
 
@@ -269,7 +280,7 @@ def choices_of(spec: Any) -> list[Any] | None:
 
 
 class RenderedObjectInfo:
-    """An object_info as JSON; only the few entries that list a user's files are made for each user."""
+    """An object_info as JSON. Only the entries that list a user's files are rendered for each user."""
 
     def __init__(self, object_info: ObjectInfo) -> None:
         self._parts: list[bytes | tuple[str, Mapping[str, Any], Mapping[str, str]]] = []
@@ -297,13 +308,13 @@ class RenderedObjectInfo:
 def _rendered(
     name: str, entry: Mapping[str, Any], uploads: Mapping[str, str], files: FilesByKind
 ) -> bytes:
-    listed = {each: files.get(kind, ()) for each, kind in uploads.items()}
+    listed = {input_name: files.get(kind, ()) for input_name, kind in uploads.items()}
     return f"{json_text(name)}:{json_text(with_choices(entry, listed))}".encode()
 
 
 Value = TypeVar("Value")
 OFFERS_FRESH = timedelta(seconds=1)
-# Of all fleets together; those that were seen last, if there are more.
+# Backends of all fleets together. If there are more, those that were seen last are used.
 BACKENDS_MAX = 24
 UNIONS_KEPT_MAX = 32
 BODIES_KEPT_MAX = 64
@@ -322,7 +333,7 @@ class OfferedBackend:
     object_info: ObjectInfo = field(repr=False)
     is_online: bool
     workers: int = 0
-    first_worker: int | None = None  # the id of a row
+    first_worker: int | None = None  # its row id
 
 
 @dataclass(frozen=True)
@@ -337,15 +348,15 @@ class OpenFleets:
 class Offer:
     """Of one moment, to one tenant. `hash` changes with anything in `object_info`."""
 
-    fleets: Sequence[Fleet]  # all that take prompts of this tenant, with workers or without
+    fleets: Sequence[Fleet]  # all that accept this tenant's prompts, even without workers
     backends: Sequence[OfferedBackend]
-    policies: Mapping[int, NodePolicy]  # by fleet
-    object_info: ObjectInfo  # the node types that may be used, with the choices of all
+    policies: Mapping[int, NodePolicy]  # by fleet id
+    object_info: ObjectInfo  # the permitted node types, with the choices of all backends
     hash: str
     is_fresh: bool = True
 
     def nodes(self, files: FilesByKind) -> Mapping[str, OfferedNode]:
-        """`files`: the user's own, by kind of upload."""
+        """Returns the permitted node types. `files` are the user's own, by kind of upload."""
         return OfferedNodes(self.object_info, files)
 
     def policy(self, backend: OfferedBackend) -> NodePolicy:
@@ -353,25 +364,28 @@ class Offer:
 
 
 async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) -> Offer:
-    """What this user's prompts may run on; may be a second old, unless it is to be `fresh`."""
-    kept = offer_cache(plane)
-    found, is_fresh = await kept.open_fleets(plane, fresh=fresh)
+    """Returns what this user's prompts may run on. It may be a second old unless `fresh` is set."""
+    cache = offer_cache(plane)
+    open_fleets, is_fresh = await cache.open_fleets(plane, fresh=fresh)
     terms = caller.tenant.prompts
     allowed = {
-        each.id: each for each in found.fleets if terms.fleets is None or each.name in terms.fleets
+        fleet.id: fleet
+        for fleet in open_fleets.fleets
+        if terms.fleets is None or fleet.name in terms.fleets
     }
-    mine = [each for each in found.backends if each.fleet.id in allowed]
-    policies = {each.fleet.id: policy_of(each.terms, terms) for each in mine}
-    shown = by_weight([each for each in mine if each.is_online] or mine)
-    key = tuple(dict.fromkeys((each.hash, policies[each.fleet.id]) for each in shown))
-    infos = {each.hash: each.object_info for each in shown}
-    union = await kept.unions.get(key, lambda: asyncio.to_thread(_union, key, infos))
+    mine = [fleet for fleet in open_fleets.backends if fleet.fleet.id in allowed]
+    policies = {fleet.fleet.id: policy_of(fleet.terms, terms) for fleet in mine}
+    shown = by_weight([fleet for fleet in mine if fleet.is_online] or mine)
+    key = tuple(dict.fromkeys((fleet.hash, policies[fleet.fleet.id]) for fleet in shown))
+    infos = {fleet.hash: fleet.object_info for fleet in shown}
+    union = await cache.unions.get(key, lambda: asyncio.to_thread(_union, key, infos))
     return Offer(list(allowed.values()), mine, policies, union, _hash(key), is_fresh)
 
 
 def by_weight(backends: Sequence[OfferedBackend]) -> list[OfferedBackend]:
-    """What most workers say of a node type first: a single one that says something else does not change what
-    the others' users see of it."""
+    """Sorts backends so that the object_info of most workers comes first. A single worker with a
+    different one then doesn't change what other users see.
+    """
     return sorted(backends, key=lambda each: (-each.workers, each.fleet.name, each.hash))
 
 
@@ -391,7 +405,7 @@ def _hash(value: object) -> str:
 
 
 class LatestCache(Generic[Value]):
-    """Keeps the values that were used last; a value never changes under its key."""
+    """Caches the values that were used last. The value of a key never changes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -407,13 +421,13 @@ class LatestCache(Generic[Value]):
 
 
 class OfferCache:
-    """What all calls of one process share."""
+    """The caches that all requests of one process share."""
 
     def __init__(self) -> None:
         self.unions: LatestCache[ObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.rendered: LatestCache[RenderedObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.zipped: LatestCache[bytes] = LatestCache(BODIES_KEPT_MAX)
-        # Large prompts are matched so many at a time: each takes a core.
+        # Limits how many large prompts are matched at the same time, because each one uses a core.
         self.large = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._found = OpenFleets()
         self._read_at: datetime | None = None
@@ -426,12 +440,13 @@ class OfferCache:
     async def open_fleets(
         self, plane: ControlPlane, *, fresh: bool = False
     ) -> tuple[OpenFleets, bool]:
-        """As they are, and whether they were read after this call began."""
+        """Returns the open fleets, and whether they were read after this call began."""
         if not fresh and self._is_young(plane):
             return self._found, False
         before = self._reads
         async with self._turn:
-            # Somebody else may have read them while this one waited: that is fresh enough for a second.
+            # Another task may have read them while this one waited. Without `fresh`, that is recent
+            # enough.
             if self._reads == before or (fresh and self._reads < before + 2):
                 self._found = await read_open_fleets(plane)
                 self._read_at = plane.clock()
@@ -444,16 +459,16 @@ class OfferCache:
 
 
 def offer_cache(plane: ControlPlane) -> OfferCache:
-    kept: OfferCache = plane.context.caches.gateway.setdefault(KEY, OfferCache())
-    return kept
+    cache: OfferCache = plane.context.caches.gateway.setdefault(KEY, OfferCache())
+    return cache
 
 
 async def read_open_fleets(plane: ControlPlane) -> OpenFleets:
     async with plane.central.read() as tx:
-        found = await fleets.list_fleets(tx)
+        all_fleets = await fleets.list_fleets(tx)
         kinds = await fleets.backend_kinds(tx)
-    terms = {each.id: open_on for each in found if (open_on := each.prompts) is not None}
-    by_id = {each.id: each for each in found if each.id in terms}
+    terms = {each.id: open_on for each in all_fleets if (open_on := each.prompts) is not None}
+    by_id = {each.id: each for each in all_fleets if each.id in terms}
     since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
     wanted = sorted(
         (each for each in kinds if each.fleet_id in by_id),
@@ -464,9 +479,9 @@ async def read_open_fleets(plane: ControlPlane) -> OpenFleets:
     for kind in wanted[:BACKENDS_MAX]:
         fleet = by_id[kind.fleet_id]
         backends += await _backend(plane, fleet, terms[fleet.id], kind, since)
-    told = {each.fleet.id for each in backends}
+    with_backends = {each.fleet.id for each in backends}
     for fleet in by_id.values():
-        if fleet.id not in told and fleet.object_info_hash is not None:
+        if fleet.id not in with_backends and fleet.object_info_hash is not None:
             backends += await _last_backend(plane, fleet, terms[fleet.id], fleet.object_info_hash)
     backends.sort(key=lambda each: (each.fleet.name, each.hash))
     return OpenFleets(list(by_id.values()), backends)
@@ -518,21 +533,23 @@ class ObjectInfoBody:
 
 
 async def fresh_offer_to(plane: ControlPlane, caller: Caller) -> Offer:
-    """Returns what the user's prompts may run on, after asking the backends what they have."""
+    """Returns what the user's prompts may run on, after refreshing the facts of the backends."""
     offer = await offer_to(plane, caller)
     await freshness_of(plane).refresh(offer.fleets)
     return await offer_to(plane, caller, fresh=True)
 
 
 async def object_info_body(plane: ControlPlane, caller: Caller) -> ObjectInfoBody:
-    """Of all node types that the user may use; inputs that take uploads list the user's own files."""
+    """Returns the body with all node types that the user may use. Inputs that accept uploads list
+    the user's own files.
+    """
     offer = await fresh_offer_to(plane, caller)
     files = by_kind(await input_names(plane, caller))
     return ObjectInfoBody(_hash((offer.hash, files)), offer, files, offer_cache(plane))
 
 
 async def object_info_of(plane: ControlPlane, caller: Caller, name: str) -> dict[str, Any]:
-    """Of one node type; empty if there is none of that name."""
+    """Returns the entry of one node type, or an empty one if it doesn't exist."""
     offer = await fresh_offer_to(plane, caller)
     if name not in offer.object_info:
         return {}
@@ -541,9 +558,9 @@ async def object_info_of(plane: ControlPlane, caller: Caller, name: str) -> dict
 
 
 async def input_names(plane: ControlPlane, caller: Caller) -> Iterable[str]:
-    """Of the user's uploads, the newest first."""
+    """Returns the names of the user's uploads, the newest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await run_log.list_files(
+        rows = await run_log.list_files(
             tx, caller.tenant.id, caller.user_id, "input", limit=FILES_LISTED_MAX
         )
-    return [each.path for each in found]
+    return [row.path for row in rows]

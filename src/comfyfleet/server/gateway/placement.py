@@ -1,7 +1,8 @@
-"""Where a prompt runs: which backends can run it, and on which fleet, as which workflow.
+"""Decides where a prompt runs: which backends can run it, on which fleet, and as which workflow.
 
-A prompt is validated against each object_info as if that backend were the only ComfyUI. What no backend
-has is told by ComfyUI's own errors, with the choices of all."""
+A prompt is validated against each object_info as if that backend were the only ComfyUI. If no
+backend can run it, ComfyUI's own errors are returned, with the choices of all backends.
+"""
 
 import asyncio
 import hashlib
@@ -73,18 +74,20 @@ class PromptMatch:
 
     @property
     def fleets(self) -> list[Fleet]:
-        """Those with a worker that is online, if there are any."""
-        online = [each for each in self.backends if each.is_online]
-        return list({each.fleet.id: each.fleet for each in online or self.backends}.values())
+        """The fleets with a worker that is online, or all fleets if none has one."""
+        online = [backend for backend in self.backends if backend.is_online]
+        return list(
+            {backend.fleet.id: backend.fleet for backend in online or self.backends}.values()
+        )
 
 
 def match_prompt(
     offer: Offer, prompt: Prompt, targets: Collection[str] | None, files: FilesByKind
 ) -> PromptMatch:
-    """Raises RefusedPrompt.
+    """Returns the backends that can run the prompt. Raises RefusedPrompt if none can.
 
-    A prompt that fails the declared checks of a custom node is left to the backends, which know
-    whether the node waives them.
+    If a prompt fails the declared checks of a custom node, the backends decide, because only they
+    know whether the node waives the checks.
     """
     _require_backends(offer)
     _require_fitting_size(offer, prompt)
@@ -92,27 +95,30 @@ def match_prompt(
     _require_plain_prefixes(prompt)
     _require_types(offer, prompt)
     backends = _allowing(offer, prompt)
-    found = _verdicts(backends, prompt, targets, files)
-    best = _most_outputs(found)
+    verdicts_by_hash = _verdicts(backends, prompt, targets, files)
+    best = _most_outputs(verdicts_by_hash)
     if not best:
-        verdicts = [verdict for verdict, _ in found.values()]
+        verdicts = [verdict for verdict, _ in verdicts_by_hash.values()]
         if all(node["class_type"] in core_nodes() for node in prompt.values()):
             raise _refusal(offer, prompt, targets, files, verdicts)
-        found = _verdicts(backends, prompt, targets, files, is_lenient=True)
-        best = _most_outputs(found)
+        verdicts_by_hash = _verdicts(backends, prompt, targets, files, is_lenient=True)
+        best = _most_outputs(verdicts_by_hash)
         if not best:
             raise _refusal(offer, prompt, targets, files, verdicts)
-    verdict, nodes = next(each for each in found.values() if len(each[0].outputs) == best)
+    verdict, nodes = next(
+        each for each in verdicts_by_hash.values() if len(each[0].outputs) == best
+    )
     _require_unwrapped(prompt, verdict.prompt)
     alike = {
         each
-        for each, (other, its_nodes) in found.items()
+        for each, (other, its_nodes) in verdicts_by_hash.items()
         if other.outputs == verdict.outputs and _is_read_alike(verdict, nodes, other, its_nodes)
     }
     return PromptMatch(verdict, nodes, [each for each in backends if each.hash in alike])
 
 
-Verdicts: TypeAlias = Mapping[str, tuple[PromptValidation, OfferedNodes]]  # by object_info
+# by hash of the object_info
+Verdicts: TypeAlias = Mapping[str, tuple[PromptValidation, OfferedNodes]]
 
 
 def _verdicts(
@@ -123,13 +129,13 @@ def _verdicts(
     *,
     is_lenient: bool = False,
 ) -> Verdicts:
-    found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
+    verdicts_by_hash: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
     for backend in backends:
-        if backend.hash not in found:
+        if backend.hash not in verdicts_by_hash:
             nodes = OfferedNodes(backend.object_info, files, is_lenient=is_lenient)
             verdict = validate(prompt, nodes=nodes, targets=targets, follows_all=True)
-            found[backend.hash] = verdict, nodes
-    return found
+            verdicts_by_hash[backend.hash] = verdict, nodes
+    return verdicts_by_hash
 
 
 def _most_outputs(found: Verdicts) -> int:
@@ -139,11 +145,12 @@ def _most_outputs(found: Verdicts) -> int:
 def _is_read_alike(
     verdict: PromptValidation, nodes: OfferedNodes, other: PromptValidation, others: OfferedNodes
 ) -> bool:
-    """Whether two backends would be sent the same: one that says other things of its inputs must not
-    decide what of a prompt is a file on all of them."""
+    """Whether two backends would be sent the same prompt. A backend that declares inputs
+    differently must not decide which of the prompt's values are files on all of them.
+    """
     types = {node["class_type"] for node in verdict.prompt.values()}
     return verdict.prompt == other.prompt and all(
-        nodes[each].uploads == others[each].uploads for each in types
+        nodes[class_type].uploads == others[class_type].uploads for class_type in types
     )
 
 
@@ -161,7 +168,7 @@ def _require_backends(offer: Offer) -> None:
 
 
 def _require_fitting_size(offer: Offer, prompt: Prompt) -> None:
-    """Refuses a prompt that is too large for every fleet, before its texts are read."""
+    """Refuses a prompt that is too large for every fleet before its strings are read."""
     most = max(backend.terms.prompt_bytes_max for backend in offer.backends)
     if is_larger(prompt, bytes_max=most):
         details = f"at most {most:,} bytes are accepted"
@@ -180,7 +187,9 @@ def _require_short_ids(prompt: Prompt) -> None:
 
 
 def _require_plain_prefixes(prompt: Prompt) -> None:
-    """No file can have such a name, so the prompt would fail at each of its attempts."""
+    """Refuses filename prefixes that no file can have. Otherwise, the prompt would fail at each
+    attempt.
+    """
     for node_id, node in prompt.items():
         prefix = (node.get("inputs") or {}).get(PREFIX)
         text = prefix.get(WRAPPED) if isinstance(prefix, dict) else prefix
@@ -196,18 +205,20 @@ def _require_plain_prefixes(prompt: Prompt) -> None:
 
 
 def _require_unwrapped(given: Prompt, read: Prompt) -> None:
-    """ComfyUI takes one wrapper off a value, and what is left would be read anew by the backend: another wrapper,
-    or a link that nobody has followed here. Texts and numbers are made of what is inside, and harm nobody."""
+    """Refuses nested wrappers and wrapped links. ComfyUI removes one wrapper from a value, and the
+    backend would then interpret the rest as another wrapper or as a link that was not validated
+    here. Strings and numbers inside are harmless.
+    """
     for node_id, node in read.items():
         for name, value in node.get("inputs", {}).items():
             before = given[node_id]["inputs"].get(name)
             if not _is_wrapped(before):
                 continue
-            left = before[WRAPPED] if value == before else value
-            if is_link(left) or _is_wrapped(left):
+            unwrapped = before[WRAPPED] if value == before else value
+            if is_link(unwrapped) or _is_wrapped(unwrapped):
                 says = f"Input '{name[:40]}' wraps a link, or another wrapped value"
-                told = f"Node ID '#{node_id}'"
-                raise RefusedPrompt(fault("invalid_input_type", says, told, node_id=node_id), {})
+                details = f"Node ID '#{node_id}'"
+                raise RefusedPrompt(fault("invalid_input_type", says, details, node_id=node_id), {})
 
 
 def _is_wrapped(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -222,7 +233,7 @@ def _require_types(offer: Offer, prompt: Prompt) -> None:
 
 
 class _AnyOf(dict[str, Any]):
-    """Node types that any backend has, whether they may be used or not."""
+    """Node types that any backend has, whether they are permitted or not."""
 
     def __init__(self, backends: Sequence[OfferedBackend]) -> None:
         super().__init__()
@@ -233,12 +244,13 @@ class _AnyOf(dict[str, Any]):
 
 
 def _allowing(offer: Offer, prompt: Prompt) -> list[OfferedBackend]:
-    """The backends of fleets whose terms the prompt fits."""
+    """Returns the backends of fleets whose settings permit the prompt."""
     size = len(json_text(prompt))
     reasons = [(each, _breach(offer, each, prompt, size)) for each in offer.backends]
     fitting = [backend for backend, reason in reasons if reason is None]
     if not fitting:
-        # One that is too large for one fleet and denied on another is told why it is denied.
+        # If the prompt is too large for one fleet and denied on another, the reason for the denial
+        # is reported.
         breaches = [reason for _, reason in reasons if reason is not None]
         raise RefusedPrompt(min(breaches, key=lambda each: each["type"] == TOO_LARGE), {})
     return fitting
@@ -262,7 +274,8 @@ def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) ->
         if class_type in judged:
             continue
         judged.add(class_type)
-        # By another's word where this one lacks it: denied is told before missing.
+        # If this backend lacks the type, another one's entry is used, so that denied types are
+        # reported before missing ones.
         reason = policy.refusal(class_type, _info_of(class_type, backend, offer))
         if reason is not None:
             return _not_allowed(node_id, node, reason)
@@ -270,8 +283,8 @@ def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) ->
 
 
 def _info_of(class_type: str, first: OfferedBackend, offer: Offer) -> Mapping[str, Any]:
-    found = (each.object_info.get(class_type) for each in (first, *offer.backends))
-    return next(info for info in found if info is not None)
+    infos = (each.object_info.get(class_type) for each in (first, *offer.backends))
+    return next(info for info in infos if info is not None)
 
 
 def _not_allowed(node_id: str, node: Mapping[str, Any], reason: str) -> Fault:
@@ -296,7 +309,9 @@ def _refusal(
     files: FilesByKind,
     verdicts: Sequence[PromptValidation],
 ) -> RefusedPrompt:
-    """What is wrong on all of them; or, if each part could run somewhere, on the one that lacks least."""
+    """Returns the errors that occur on all backends together. If each part could run somewhere,
+    returns the errors of the backend with the fewest.
+    """
     known = OfferedNodes(offer.object_info, files)
     together = validate(prompt, nodes=known, targets=targets, follows_all=True)
     if together.error is None:
@@ -306,13 +321,15 @@ def _refusal(
     return RefusedPrompt({**error, "details": details}, fitting_errors(together.node_errors or {}))
 
 
-# An answer is not hundreds of times as large as its prompt.
+# Limits of a refusal's size, so that a response is not hundreds of times as large as its prompt.
 ERRORS_BYTES_MAX = 1024**2
 DETAILS_CHARACTERS_MAX = 100_000
 
 
 def fitting_errors(node_errors: Mapping[str, Any]) -> dict[str, Any]:
-    """The first ones, up to a size; at least one, without what is too long in it."""
+    """Returns the first errors up to a total size, but at least one, which is shortened if it is
+    too long.
+    """
     told: dict[str, Any] = {}
     left = ERRORS_BYTES_MAX
     for node_id, entry in node_errors.items():
@@ -331,27 +348,29 @@ def _short(told: Fault) -> Fault:
 
 
 def _faults(verdict: PromptValidation) -> int:
-    """A missing node type is told alone, and weighs most."""
+    """Counts errors. A missing node type is reported alone, and counts most."""
     if not verdict.node_errors:
         return 1_000_000
     return sum(len(each["errors"]) for each in verdict.node_errors.values())
 
 
 def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
-    """The outputs that are to run, and all nodes before them: the rest would be refused again."""
-    wanted: set[str] = set()
-    left = list(outputs)
-    while left:
-        node_id = left.pop()
-        if node_id in wanted or node_id not in prompt:
+    """Returns the outputs that must run and all nodes before them. Other nodes would only be
+    refused again.
+    """
+    needed_ids: set[str] = set()
+    pending = list(outputs)
+    while pending:
+        node_id = pending.pop()
+        if node_id in needed_ids or node_id not in prompt:
             continue
-        wanted.add(node_id)
-        left += [source for _, source, _ in _links(prompt[node_id])]
-    return {node_id: node for node_id, node in prompt.items() if node_id in wanted}
+        needed_ids.add(node_id)
+        pending += [source for _, source, _ in _links(prompt[node_id])]
+    return {node_id: node for node_id, node in prompt.items() if node_id in needed_ids}
 
 
 def running_part(prompt: Prompt, object_info: ObjectInfo) -> Prompt:
-    """What of a prompt would run: all its output nodes, and the nodes before them."""
+    """Returns the part of a prompt that would run: all its output nodes and the nodes before them."""
     outputs = [
         node_id
         for node_id, node in prompt.items()
@@ -361,15 +380,16 @@ def running_part(prompt: Prompt, object_info: ObjectInfo) -> Prompt:
 
 
 def shape_of(prompt: Prompt) -> str | None:
-    """A hash that is equal for prompts with the same node types and links; None for one with a cycle, or
-    with a link to a node that is not there."""
+    """Returns a hash that is equal for prompts with the same node types and links. Returns None if
+    the prompt has a cycle or a link to a missing node.
+    """
     marks: dict[str, str] = {}
     for start in prompt:
-        # Each node of the path with those of its sources that are still to be looked at.
+        # The nodes of the current path, each with its sources that have not been visited.
         path = {} if start in marks else {start: _sources(prompt[start])}
         while path:
             node_id, sources = next(reversed(path.items()))
-            source = next((each for each in sources if each not in marks), None)
+            source = next((candidate for candidate in sources if candidate not in marks), None)
             if source is None:
                 marks[node_id] = _mark(prompt[node_id], marks)
                 del path[node_id]
@@ -386,8 +406,8 @@ def _sources(node: Mapping[str, Any]) -> Iterator[str]:
 
 def _mark(node: Mapping[str, Any], marks: Mapping[str, str]) -> str:
     links = sorted((name, marks[source], slot) for name, source, slot in _links(node))
-    told = json.dumps([node.get("class_type"), links])
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps([node.get("class_type"), links])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _links(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
@@ -396,7 +416,9 @@ def _links(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 
 
 def most_similar_first(prompt: Prompt, others: Sequence[Prompt]) -> list[int]:
-    """Sorts prompts of one shape by the number of widgets that have the same value; returns their positions."""
+    """Sorts prompts of one shape by the number of widgets with the same value. Returns their
+    positions.
+    """
     values = _values(prompt)
     common = [(values & _values(other)).total() for other in others]
     return sorted(range(len(others)), key=lambda position: -common[position])
@@ -428,18 +450,18 @@ class PromptPlacement:
     workflow_id: int
     workflow_slug: str
     workflow_version: int
-    least_price: int  # of the registered workflows that the prompt is or contains
-    affinity: str | None = None  # where a workflow's lane has workers of fleets that are not meant
+    least_price: int  # of the registered workflows that the prompt matches or contains
+    affinity: str | None = None  # set if the workflow's lane also has workers of other fleets
 
 
 @dataclass(frozen=True)
 class OfferedWorkflows:
     workflows: Sequence[tuple[RegisteredWorkflow, WorkflowVersion]]
-    assigned: Mapping[int, frozenset[int]]  # the workflows of each fleet
+    assigned: Mapping[int, frozenset[int]]  # workflow ids by fleet id
 
 
 class ConvertedWorkflow(NamedTuple):
-    """The prompt of a registered workflow, and its shape."""
+    """The prompt of a registered workflow and its shape."""
 
     prompt: Prompt
     shape: str | None
@@ -447,7 +469,8 @@ class ConvertedWorkflow(NamedTuple):
 
 class PlacementCache:
     def __init__(self) -> None:
-        # Jobs that wait or run, by workflow and stage; those placed here since are counted.
+        # Queued and running jobs by workflow and stage, including those placed here since the last
+        # read.
         self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
         self.offered: TtlCache[OfferedWorkflows] = TtlCache(OFFERED_FRESH)
         self.converted: LatestCache[ConvertedWorkflow | None] = LatestCache(CONVERTED_KEPT_MAX)
@@ -455,17 +478,17 @@ class PlacementCache:
 
 
 def _cache(plane: ControlPlane) -> PlacementCache:
-    kept: PlacementCache = plane.context.caches.gateway.setdefault(KEY, PlacementCache())
-    return kept
+    cache: PlacementCache = plane.context.caches.gateway.setdefault(KEY, PlacementCache())
+    return cache
 
 
 async def place_prompt(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt, preferred_fleet_id: int | None = None
 ) -> PromptPlacement:
-    """Places a prompt as the registered workflow that it is by its shape, or as an open prompt.
+    """Places a prompt as the registered workflow of the same shape, or as an open prompt.
 
-    Either way it costs at least as much as the most expensive workflow that it contains. An open
-    prompt goes to the preferred fleet if that can run it.
+    In both cases, it costs at least as much as the most expensive workflow that it contains. An
+    open prompt goes to the preferred fleet if that fleet can run it.
     """
     least_price = await _contained_price(plane, match, prompt)
     registered = await _recognise(plane, match, prompt)
@@ -481,8 +504,9 @@ async def place_prompt(
 
 
 async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> int:
-    """Returns the price of the most expensive registered workflow that the prompt contains; 0 if it
-    contains none. Raises RefusedPrompt if too many comparisons would be needed to find out."""
+    """Returns the price of the most expensive registered workflow that the prompt contains, or 0 if
+    it contains none. Raises RefusedPrompt if that would need too many comparisons.
+    """
     backend = match.backends[0]
     offered = await _offered(plane)
     priced = [each for each in offered.workflows if each[0].price_tokens]
@@ -508,7 +532,9 @@ async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prom
 
 
 def _highest_price(possible: Sequence[tuple[int, Pattern]], indexed: IndexedPrompt) -> int:
-    """`possible` are patterns with their prices, the highest price first."""
+    """Returns the highest price of the contained patterns. `possible` are patterns with their
+    prices, the highest price first.
+    """
     return next((price for price, pattern in possible if is_contained(pattern, indexed)), 0)
 
 
@@ -539,23 +565,24 @@ async def _offered(plane: ControlPlane) -> OfferedWorkflows:
 async def _recognise(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt
 ) -> PromptPlacement | None:
-    """The registered workflow of the same shape that has a price and that a matched fleet can run; of
-    several the one with most values in common."""
+    """Returns the registered workflow of the same shape that has a price and that a matched fleet
+    can run. If there are several, the one with the most values in common is used.
+    """
     offered = await _offered(plane)
     types = {node["class_type"] for node in prompt.values()}
     alike = [each for each in offered.workflows if types <= set(each[1].node_types)]
     shape = await _computed(plane, prompt, partial(shape_of, prompt)) if alike else None
-    found: list[tuple[Prompt, RegisteredWorkflow, Fleet]] = []
+    candidates: list[tuple[Prompt, RegisteredWorkflow, Fleet]] = []
     for workflow, version in alike:
         fleet = _fleet_with(offered, match, workflow, version)
         backend = match.backends[0]
         usual = None if fleet is None else await _converted(plane, version, backend)
         if fleet is not None and usual is not None and usual.shape == shape is not None:
-            found.append((usual.prompt, workflow, fleet))
-    if len(found) > 1:
-        work = partial(most_similar_first, prompt, [usual for usual, _, _ in found])
-        found = [found[position] for position in await _computed(plane, prompt, work)]
-    for _, workflow, fleet in found:
+            candidates.append((usual.prompt, workflow, fleet))
+    if len(candidates) > 1:
+        work = partial(most_similar_first, prompt, [usual for usual, _, _ in candidates])
+        candidates = [candidates[position] for position in await _computed(plane, prompt, work)]
+    for _, workflow, fleet in candidates:
         if await _has_worker(plane, workflow, fleet):
             return _registered(offered, workflow, fleet)
     return None
@@ -577,10 +604,10 @@ def _registered(
 
 async def _read_offered(plane: ControlPlane) -> OfferedWorkflows:
     async with plane.central.read() as tx:
-        found = await catalog.offered_workflows(tx)
-        assigned = await fleets.assignments(tx) if found else {}
+        workflows = await catalog.offered_workflows(tx)
+        assigned = await fleets.assignments(tx) if workflows else {}
     ids = {each: frozenset(one.workflow_id for one in those) for each, those in assigned.items()}
-    return OfferedWorkflows(found, ids)
+    return OfferedWorkflows(workflows, ids)
 
 
 def _fleet_with(
@@ -589,12 +616,14 @@ def _fleet_with(
     workflow: RegisteredWorkflow,
     version: WorkflowVersion,
 ) -> Fleet | None:
-    """A fleet to which it is assigned, with a backend that has what both the workflow and this prompt need."""
-    meant = {each.id for each in match.fleets}
+    """Returns a fleet that has the workflow assigned, and a backend that meets the requirements of
+    both the workflow and this prompt.
+    """
+    fleet_ids = {fleet.id for fleet in match.fleets}
     needs = requirements_of(version.node_types, version.models, map(asdict, version.properties))
     for backend in match.backends:
         is_assigned = workflow.id in offered.assigned.get(backend.fleet.id, ())
-        if backend.fleet.id in meant and is_assigned and _has_all(backend.object_info, needs):
+        if backend.fleet.id in fleet_ids and is_assigned and _has_all(backend.object_info, needs):
             return backend.fleet
     return None
 
@@ -613,7 +642,7 @@ def _has_all(object_info: ObjectInfo, needs: WorkflowRequirements) -> bool:
 async def _converted(
     plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
 ) -> ConvertedWorkflow | None:
-    """What of the workflow's prompt would run; None if it can't be converted here."""
+    """Returns the part of the workflow's prompt that would run, or None if it can't be converted."""
 
     async def convert() -> ConvertedWorkflow | None:
         try:
@@ -631,7 +660,7 @@ async def _converted(
 
 
 async def _computed(plane: ControlPlane, prompt: Prompt, work: Callable[[], T]) -> T:
-    """Does work on a prompt: in the event loop if the prompt is small, or else in a thread."""
+    """Does work on a prompt, in the event loop if the prompt is small, and otherwise in a thread."""
     if is_small(prompt):
         return work()
     async with offer_cache(plane).large:
@@ -648,7 +677,7 @@ async def _has_worker(plane: ControlPlane, workflow: RegisteredWorkflow, fleet: 
 
 
 async def _least_busy(plane: ControlPlane, able: Sequence[Fleet]) -> Fleet:
-    """The first of equals, by name."""
+    """Returns the fleet with the fewest queued and running jobs. The first one wins a tie."""
     if len(able) == 1:
         return able[0]
 
