@@ -579,7 +579,7 @@ class GatewayFeeds:
         tenant_id, user_id = caller.tenant.id, caller.user_id
         active = await started_jobs(self._plane, caller)
         running = [job for job in active if gateway_data(job).get("client_id") == client_id]
-        started = [attempt.started_at for attempt in running if attempt.started_at]
+        started = [job.started_at for job in running if job.started_at]
         since = min([self._plane.clock() - MISSED_MAX, *started])
         async with self._plane.context.tenant(tenant_id) as tx:
             first = await run_log.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)

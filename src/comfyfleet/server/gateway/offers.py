@@ -107,7 +107,7 @@ def _kinds_of(name: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class OfferedNode:
-    """A node type of some backend; `files` are the user's own, by the inputs that take uploads."""
+    """A backend's node type. `files` are the user's own, by the inputs that accept uploads."""
 
     name: str
     info: Mapping[str, Any]
@@ -325,7 +325,9 @@ KEY = "offers"
 
 @dataclass(frozen=True)
 class OfferedBackend:
-    """Workers of one fleet whose backends tell the same object_info. Without any, it is the fleet's last."""
+    """Workers of one fleet whose backends report the same object_info. If the fleet has no workers,
+    this is its last known backend.
+    """
 
     fleet: Fleet
     terms: FleetPrompts
@@ -338,7 +340,7 @@ class OfferedBackend:
 
 @dataclass(frozen=True)
 class OpenFleets:
-    """All fleets that take prompts, and the backends that are known of them."""
+    """All fleets that accept prompts, and their known backends."""
 
     fleets: Sequence[Fleet] = ()
     backends: Sequence[OfferedBackend] = ()
@@ -346,7 +348,9 @@ class OpenFleets:
 
 @dataclass(frozen=True)
 class Offer:
-    """Of one moment, to one tenant. `hash` changes with anything in `object_info`."""
+    """The backends, node types and policies that apply to a tenant at one moment. `hash` changes
+    with anything in `object_info`.
+    """
 
     fleets: Sequence[Fleet]  # all that accept this tenant's prompts, even without workers
     backends: Sequence[OfferedBackend]
@@ -373,11 +377,11 @@ async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) 
         for fleet in open_fleets.fleets
         if terms.fleets is None or fleet.name in terms.fleets
     }
-    mine = [fleet for fleet in open_fleets.backends if fleet.fleet.id in allowed]
-    policies = {fleet.fleet.id: policy_of(fleet.terms, terms) for fleet in mine}
-    shown = by_weight([fleet for fleet in mine if fleet.is_online] or mine)
-    key = tuple(dict.fromkeys((fleet.hash, policies[fleet.fleet.id]) for fleet in shown))
-    infos = {fleet.hash: fleet.object_info for fleet in shown}
+    mine = [backend for backend in open_fleets.backends if backend.fleet.id in allowed]
+    policies = {backend.fleet.id: policy_of(backend.terms, terms) for backend in mine}
+    shown = by_weight([backend for backend in mine if backend.is_online] or mine)
+    key = tuple(dict.fromkeys((backend.hash, policies[backend.fleet.id]) for backend in shown))
+    infos = {backend.hash: backend.object_info for backend in shown}
     union = await cache.unions.get(key, lambda: asyncio.to_thread(_union, key, infos))
     return Offer(list(allowed.values()), mine, policies, union, _hash(key), is_fresh)
 
@@ -504,14 +508,16 @@ async def _backend(
 async def _last_backend(
     plane: ControlPlane, fleet: Fleet, terms: FleetPrompts, content_hash: str
 ) -> list[OfferedBackend]:
-    """Of a fleet that has no workers now: prompts wait for one."""
+    """Returns the last known backend of a fleet that has no workers now. Its prompts wait for a
+    worker.
+    """
     info = await plane.context.caches.object_infos.get(plane.store, fleet, content_hash)
     return [] if info is None else [OfferedBackend(fleet, terms, content_hash, info, False)]
 
 
 @dataclass(frozen=True)
 class ObjectInfoBody:
-    """The answer to `GET /object_info`, not made before it is needed."""
+    """The response to `GET /object_info`, which is only rendered when needed."""
 
     etag: str
     offer: Offer

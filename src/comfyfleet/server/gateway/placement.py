@@ -66,7 +66,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptMatch:
-    """The backends that run most of a prompt's outputs, which are the same on all of them."""
+    """The backends that run the largest number of a prompt's outputs, and the same ones, with the
+    validation result.
+    """
 
     verdict: PromptValidation
     nodes: OfferedNodes
@@ -444,7 +446,7 @@ KEY = "placement"
 
 @dataclass(frozen=True)
 class PromptPlacement:
-    """A fleet, the workflow as which the prompt runs, and the least that it may cost there."""
+    """A fleet, the workflow that the prompt runs as, and its minimum price."""
 
     fleet: Fleet
     workflow_id: int

@@ -59,18 +59,22 @@ from comfyfleet.server.tenants.model import Caller
 
 TITLE_CHARACTERS_MAX = 200
 NODES_MAX = 10_000
-# All nodes, inputs and items of lists. Each is validated, stored, sent to a worker and shown again.
+# Limit for all nodes, inputs and list items of a prompt. Each is validated, stored, sent to a
+# worker and displayed.
 VALUES_MAX = 50_000
-# Stored and shown with each prompt. Mostly the editor's document.
+# Limits of `extra_data`, which is stored and displayed with each prompt. Most of it is the editor's
+# document.
 EXTRA_BYTES_MAX = 512 * 1024
 EXTRA_VALUES_MAX = 100_000
-IDS_PER_TURN = 1_000  # of jobs, in one turn of the event loop
+IDS_PER_TURN = 1_000  # jobs per turn of the event loop
 NOT_IN_LIST = "value_not_in_list"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReceipt:
-    """`is_new`: no prompt with this id, or with its idempotency key, was there before."""
+    """The result of a submission. `is_new` means that no prompt with this id or idempotency key
+    existed.
+    """
 
     prompt_id: str
     job_id: UUID
@@ -81,13 +85,15 @@ class PromptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What other protocols than ComfyUI's can say of a prompt; `kept` is stored with it."""
+    """Options that ComfyUI's protocol lacks but other protocols have. `kept` is stored with the
+    prompt.
+    """
 
     idempotency_key: str | None = None
     priority: int = 0
     kept: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    # Whether a refusal by the backend is to be raised, which may take a moment.
+    # Whether to wait for the backend and raise its refusal, which may take a moment.
     awaits_backend: bool = False
 
 
@@ -104,9 +110,10 @@ async def submit_prompt(
     options: PromptOptions = PLAIN,
     at_id: Callable[[UUID], None] = lambda job_id: None,
 ) -> PromptReceipt:
-    """Raises RefusedPrompt, with ComfyUI's own words, before anything is queued or charged.
+    """Submits a prompt. Raises RefusedPrompt with ComfyUI's own messages before anything is queued
+    or charged.
 
-    `at_id` is told the job's id before anybody can see the job.
+    `at_id` is called with the job's id before the job is visible to anybody.
     """
     hides = not sees_backends(plane, caller.tenant)
     with counted(plane.meters), without_tracebacks() if hides else contextlib.nullcontext():
@@ -185,14 +192,14 @@ async def _submit(
         await _require_same(plane, caller, prompt_id, verdict.prompt)
     elif awaits:
         await refusals.require_accepted(plane, caller, job_id, match.nodes)
-    told = fitting_errors(verdict.node_errors or {})
-    return PromptReceipt(prompt_id, job_id, number, told, bool(added))
+    node_errors = fitting_errors(verdict.node_errors or {})
+    return PromptReceipt(prompt_id, job_id, number, node_errors, bool(added))
 
 
 def _extra_data(
     plane: ControlPlane, submission: PromptSubmission, usage_source: str | None
 ) -> dict[str, Any]:
-    """Returns what the client sent, with the values that ComfyUI adds."""
+    """Returns the client's extra data with the values that ComfyUI adds."""
     extra_data = dict(submission.extra_data)
     if usage_source:
         extra_data.setdefault("comfy_usage_source", usage_source)
@@ -229,7 +236,7 @@ async def _add_with_keys(
     priced: PricedPrompt,
     keys: Mapping[str, str],
 ) -> Sequence[Job]:
-    """Submits the prompt. Its keys are there before a worker can get it."""
+    """Submits the prompt. Its keys are stored before a worker can lease it."""
     if not keys:
         return await _add(plane, caller, job_id, priced)
     kept, added = plane.context.partner_keys, list[Job]()
@@ -245,8 +252,9 @@ async def _add_with_keys(
 async def _add(
     plane: ControlPlane, caller: Caller, job_id: UUID, priced: PricedPrompt
 ) -> Sequence[Job]:
-    """Submits the prompt. If the balance covers less than its usual reservation but enough for a run
-    like the last ones, all of the balance is reserved."""
+    """Submits the prompt. If the balance covers less than the usual reservation, but enough for a
+    run like the last ones, the whole balance is reserved.
+    """
 
     async def submit(asked: JobSpec) -> Sequence[Job]:
         return await job_submit.submit_many(
@@ -254,7 +262,7 @@ async def _add(
             caller.tenant.id,
             {job_id: asked},
             tenant=caller.tenant,
-            # As many may wait as the tenant may have jobs in the queue.
+            # The number of waiting prompts is only limited by the tenant's queue limit.
             active_max=UNLIMITED,
         )
 
@@ -270,7 +278,9 @@ async def _add(
 async def _require_same(
     plane: ControlPlane, caller: Caller, prompt_id: str, prompt: Mapping[str, Any]
 ) -> None:
-    """A repeated id is a retry, and its job runs once; with another prompt, that one would never run."""
+    """Accepts a repeated id as a retry, whose job runs only once. Refuses the id with another
+    prompt, because that prompt would never run.
+    """
     job = await find_job(plane, caller, prompt_id)
     if job is None:
         return
@@ -308,8 +318,10 @@ def _client_id(extra_data: Mapping[str, Any]) -> str | None:
 async def _match(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
-    """The backends that can run it, and the user's files that it names. Nothing is refused because of
-    what a worker had a second ago, or because of a model that its backend has got since."""
+    """Returns the backends that can run the prompt, and the user's files that it names. Before a
+    prompt is refused, newer facts of the workers are read, because a backend may have received a
+    model in the meantime.
+    """
     offer = await offer_to(plane, caller)
     try:
         return await _match_offer(plane, caller, submission, offer)
@@ -324,7 +336,9 @@ async def _match(
 
 
 def _lacks_value(refused: RefusedPrompt) -> bool:
-    """Whether a prompt names a value, such as a model, that no backend was known to list."""
+    """Whether the prompt was refused because of a value, such as a model, that no known backend
+    lists.
+    """
     entries = refused.body["node_errors"].values()
     errors = (error for entry in entries for error in entry["errors"])
     return any(error["type"] == NOT_IN_LIST for error in errors)
@@ -333,9 +347,9 @@ def _lacks_value(refused: RefusedPrompt) -> bool:
 async def _match_offer(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission, offer: Offer
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
-    infos = list({each.hash: each.object_info for each in offer.backends}.values())
+    infos = list({backend.hash: backend.object_info for backend in offer.backends}.values())
     prompt = submission.prompt
-    # Other calls would have to wait for a large one, so it is matched in a thread.
+    # A large prompt would block other requests, so it is matched in a thread.
     if is_small(prompt):
         files = await user_files.find_named(plane, caller, user_files.names_in(prompt, infos))
         return match_prompt(offer, prompt, submission.targets, files.by_kind), files.file_ids
@@ -385,7 +399,7 @@ async def _spec(
 def _assets(
     prompt: Prompt, nodes: Mapping[str, OfferedNode], file_ids: Mapping[str, UUID]
 ) -> list[AssetRef]:
-    found = []
+    assets = []
     for node_id, node in prompt.items():
         for name, kind in nodes[node["class_type"]].uploads.items():
             value = node.get("inputs", {}).get(name)
@@ -393,14 +407,16 @@ def _assets(
                 _require_clear_id(node_id, prompt)
                 binding = f"{node_id}.{name}"
                 media = "video" if kind == "video" else "audio" if kind == "audio" else "image"
-                found.append(
+                assets.append(
                     AssetRef(binding, file_ids[value], media, binding=binding)  # type: ignore[arg-type]
                 )
-    return found
+    return assets
 
 
 def _require_clear_id(node_id: str, prompt: Prompt) -> None:
-    """A file is put where `id.input` leads, which must be no input of another node."""
+    """Refuses an id that would be ambiguous in `id.input`, which determines where a file is
+    inserted. It must not match an input of another node.
+    """
     parts = node_id.split(".")
     if any(".".join(parts[:count]) in prompt for count in range(1, len(parts))):
         says = "A node that takes a file has an id that begins as another's, with a dot after it"
@@ -408,7 +424,9 @@ def _require_clear_id(node_id: str, prompt: Prompt) -> None:
 
 
 def sent_part(prompt: Prompt, outputs: Collection[str], nodes: Mapping[str, OfferedNode]) -> Prompt:
-    """What of a prompt is sent to a backend: the rest would be refused again, or is nothing to it."""
+    """Returns the part of a prompt that is sent to a backend. It leaves out nodes that would be
+    refused again, and fields that backends don't use.
+    """
     part = needed_part(prompt, outputs)
     return {node_id: _sent_node(node, prompt, nodes) for node_id, node in part.items()}
 
@@ -432,7 +450,8 @@ def _sent_node(
                 if not is_link(given) or given[0] in prompt
             }
         elif key == "_meta" and isinstance(title := value.get("title"), str):
-            # As ComfyUI's clients write it: a node that fails may show its prompt as text.
+            # ComfyUI's clients write the title the same way. A node that fails may show its prompt
+            # as text.
             sent[key] = {"title": title[:TITLE_CHARACTERS_MAX]}
     return {"inputs": {}, **sent} if "inputs" not in sent else sent
 
@@ -440,7 +459,9 @@ def _sent_node(
 def _counted_from_zero(
     link: Sequence[Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
 ) -> Sequence[Any]:
-    """Replaces a slot that ComfyUI counts from the last output: it is the same link, so it has the same price."""
+    """Replaces a negative slot, which ComfyUI counts from the last output. It is the same link, so
+    the prompt gets the same price.
+    """
     source, slot = link
     if slot >= 0:
         return link
@@ -450,7 +471,7 @@ def _counted_from_zero(
 async def cancel_prompt(
     plane: ControlPlane, caller: Caller, prompt_id: str, *, leaves_trace: bool = False
 ) -> bool:
-    """Stops it or takes it back, whatever it needs; False: there was nothing to stop."""
+    """Cancels a queued or running prompt. Returns False if there was nothing to cancel."""
     job = await find_job(plane, caller, prompt_id)
     if job is None or not job.status.is_active:
         return False
@@ -458,8 +479,9 @@ async def cancel_prompt(
 
 
 async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
-    """One after the other, as ComfyUI tells of each. Prompts that run unseen are stopped: their client sees them
-    waiting."""
+    """Deletes queued prompts one after the other, because ComfyUI reports each one. Running prompts
+    that their client sees as queued are stopped.
+    """
     if not prompt_ids:
         return
     waiting = frozenset(await _waiting_ids(plane, caller))
@@ -474,18 +496,20 @@ async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collec
 async def still_active(
     plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]
 ) -> list[str]:
-    """Those of them that wait or run, by one look, however many there are."""
+    """Returns those of the prompts that are queued or running. Reads the database once."""
     if not prompt_ids:
         return []
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.context.tenant(tenant_id) as tx:
         active = dict(await jobs.active_prompt_ids(tx, tenant_id, user_id))
-    wanted = await job_ids_of(caller, prompt_ids if active else ())
-    return [prompt_id for prompt_id, job_id in wanted.items() if job_id in active]
+    job_ids = await job_ids_of(caller, prompt_ids if active else ())
+    return [prompt_id for prompt_id, job_id in job_ids.items() if job_id in active]
 
 
 async def job_ids_of(caller: Caller, prompt_ids: Collection[str]) -> dict[str, UUID]:
-    """Returns the job of each prompt, in the same order. The event loop turns now and then, because each id is a hash."""
+    """Returns the job id of each prompt, in the same order. Other tasks run in between, because
+    each id must be hashed.
+    """
     job_ids: dict[str, UUID] = {}
     for number, prompt_id in enumerate(prompt_ids, start=1):
         job_ids[prompt_id] = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
@@ -509,7 +533,7 @@ async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:
 
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
-    """The caller's prompts that run now, or one of them."""
+    """Interrupts the caller's running prompts, or one of them."""
     for job in await started_jobs(plane, caller):
         is_meant = prompt_id is None or prompt_id_of(job) == prompt_id
         if is_meant and is_running(job):
@@ -519,8 +543,9 @@ async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) 
 async def _cancel(
     plane: ControlPlane, caller: Caller, job: Job, *, leaves_trace: bool = False
 ) -> bool:
-    """A run ends when its backend has stopped it, which that tells; a prompt that waits goes at once, and
-    leaves no trace unless it shall."""
+    """Cancels a prompt. A run ends when its backend has stopped it and reported that. A queued
+    prompt ends at once, and is removed from the history unless `leaves_trace` is set.
+    """
     if not is_running(job) and not leaves_trace:
         return await _take_back(plane, caller, [job.id]) > 0
     if is_running(job) and await job_submit.interrupt_job(plane.context, caller.tenant.id, job.id):
@@ -536,9 +561,10 @@ async def _take_back(
     return await job_submit.take_back_prompts(plane.context, owner, job_ids, is_clear=is_clear)
 
 
-# A process takes so many of a user's numbers at a time: they go on after a restart, and are written rarely.
+# A process reserves this many of a user's prompt numbers at a time. So numbers continue after a
+# restart, and are rarely written.
 NUMBERS_TAKEN = 100
-# In these numbers a prompt stands where it came; other numbers are the client's own, or of `front`.
+# Users whose numbers are kept in memory.
 USERS_KEPT_MAX = 10_000
 
 
@@ -552,7 +578,7 @@ class _UserNumbers:
 
 @dataclass
 class PromptNumbers:
-    """By user, of this process."""
+    """The prompt numbers of this process by user."""
 
     plane: ControlPlane
     _of_users: dict[UUID, _UserNumbers] = field(default_factory=dict)
@@ -564,13 +590,13 @@ class PromptNumbers:
                 first = await run_log.take_prompt_numbers(
                     tx, caller.tenant.id, caller.user_id, NUMBERS_TAKEN
                 )
-            if numbers.next >= numbers.end:  # another request may have been quicker
+            if numbers.next >= numbers.end:  # another request may have been faster
                 numbers.next, numbers.end = first, first + NUMBERS_TAKEN
         numbers.next += 1
         return numbers.next - 1
 
     def is_out_of_line(self, caller: Caller, number: float) -> bool:
-        """Whether a prompt with a higher number may wait: it came first, and has to let this one pass."""
+        """Whether a prompt with a higher number may be queued, which this one must overtake."""
         numbers = self._of(caller)
         is_out = not numbers.is_known or number < numbers.highest
         numbers.is_known = True
@@ -584,7 +610,9 @@ class PromptNumbers:
 
 
 async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
-    """Lets a user's prompts change places among themselves; what others wait for stays as it is."""
+    """Reorders a user's prompts among their own places in the queue, so that other users' prompts
+    are not affected.
+    """
     context = plane.context
     async with context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
@@ -599,7 +627,9 @@ async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
 
 
 def _out_of_order(waiting: Sequence[tuple[UUID, float]]) -> list[UUID]:
-    """Those that have to change places, in the order of their numbers; `waiting`: as they came."""
+    """Returns the jobs that must change places, in the order of their numbers. `waiting` is in the
+    order of submission.
+    """
     ordered = sorted(waiting, key=lambda each: each[1])
     pairs = enumerate(zip(waiting, ordered, strict=True))
     places = [place for place, (came, goes) in pairs if came != goes]

@@ -1,4 +1,6 @@
-"""The SQL of jobs, batches and the outbox. Every row is looked up with its tenant."""
+"""The SQL of jobs, batches and the outbox. Rows are looked up with their tenant, except by sweeps
+and operators' queries.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -75,9 +77,10 @@ from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.run_log import store as run_log_store
 
 ATTEMPTS_MAX = 200
-# A refusal tells how many there are; nobody needs to know of more than this.
+# Active jobs are counted up to this number beyond the limit, because a refusal reports how many
+# there are.
 COUNTED_BEYOND_MAX = 1000
-# What is written after the submit, and so not with it.
+# Columns that are written after the submit, and so are not part of the insert.
 _LATER = {*STATE_COLUMNS, "prompt_removed_at", "hidden_at"} - {"id", "tenant_id", "submitted_at"}
 INSERTED_COLUMNS = tuple(each.name for each in ai_jobs.c if each.name not in _LATER)
 _ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
@@ -86,8 +89,8 @@ _ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
 async def add(
     tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], *, now: datetime
 ) -> list[Job]:
-    """Adds jobs and returns the new ones; those with a known id or idempotency key are left out."""
-    rows = [new_job_row(tenant_id, job_id, each, now) for job_id, each in asked.items()]
+    """Adds jobs and returns the new ones. Jobs with a known id or idempotency key are left out."""
+    rows = [new_job_row(tenant_id, job_id, spec, now) for job_id, spec in asked.items()]
     added = [row["id"] for row in await _ADD.add(tx, rows)]
     return [added_job(tenant_id, job_id, asked[job_id], now) for job_id in added]
 
@@ -118,14 +121,14 @@ _LOCK = PreparedForIds(
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
-    """Returns those of them that exist, in the order of their ids."""
+    """Returns the existing jobs, ordered by id."""
     if not job_ids:
         return []
-    found = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
-    return sorted((job_from_row(row) for row in found), key=lambda job: job.id)
+    rows = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
+    return sorted((job_from_row(row) for row in rows), key=lambda job: job.id)
 
 
-# Their JSON is decoded in one piece.
+# Limits of a part, because its JSON is decoded without interruption.
 READ_BYTES_MAX, READ_JOBS_MAX = 1024**2, 20
 _STORED_BYTES = func.octet_length(cast(ai_jobs.c.prompt, Text)) + func.coalesce(
     func.octet_length(cast(ai_jobs.c.gateway, Text)), 0
@@ -147,7 +150,7 @@ async def get_in_parts(
 
 async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[list[UUID]]:
     if is_sqlite(tx) or len(job_ids) == 1:
-        return [[each] for each in job_ids]  # on SQLite a row is read by a statement of its own
+        return [[each] for each in job_ids]  # SQLite reads one row per statement
     rows = await _BYTES.of(tx, job_ids, {"of_tenant": tenant_id})
     bytes_of = {row["id"]: row["bytes"] for row in rows}
     parts: list[list[UUID]] = []
@@ -162,8 +165,8 @@ async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """Locks rows in the order of their ids, so that no two transactions deadlock. SQLite has one
-    writer anyway.
+    """Locks rows in the order of their ids, so that no two transactions deadlock. Does nothing on
+    SQLite, which has only one writer.
     """
     if job_ids and not is_sqlite(tx):
         await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
@@ -172,41 +175,43 @@ async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
 async def by_idempotency_key(
     tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str
 ) -> Job | None:
-    """Finds a job by the key of its user; keys of operators' jobs, which have no user, are the
-    tenant's.
+    """Finds a job by its user's idempotency key. Operators' jobs have no user, so their keys are
+    unique per tenant.
     """
-    found = await tx.execute(
+    result = await tx.execute(
         select(ai_jobs).where(
             ai_jobs.c.tenant_id == tenant_id,
-            ai_jobs.c.user_id == user_id,  # IS NULL for none
+            ai_jobs.c.user_id == user_id,  # becomes IS NULL for operators' jobs
             ai_jobs.c.idempotency_key == idempotency_key,
         )
     )
-    row = found.mappings().one_or_none()
+    row = result.mappings().one_or_none()
     return job_from_row(row) if row else None
 
 
 async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
-    """Returns the status of those that exist, by tenant and id."""
-    found = await tx.execute(
+    """Returns the statuses of the existing jobs by tenant and id."""
+    rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
             is_one_of(tx, ai_jobs.c.id, job_ids)
         )
     )
-    return {(row.tenant_id, row.id): JobStatus(row.status) for row in found}
+    return {(row.tenant_id, row.id): JobStatus(row.status) for row in rows}
 
 
 async def active_after(
     tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
 ) -> list[tuple[UUID, UUID]]:
-    """Returns a page of (tenant, id) of the pool's active jobs, without those submitted just now."""
+    """Returns a page of (tenant, id) of the pool's active jobs, without jobs submitted after
+    `before`.
+    """
     query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
         text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
     if after:
         query = query.where(tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id) > tuple_(*after))
-    found = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
-    return [(row.tenant_id, row.id) for row in found]
+    rows = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
+    return [(row.tenant_id, row.id) for row in rows]
 
 
 _ADD_ATTEMPT = PreparedInsert(
@@ -215,8 +220,8 @@ _ADD_ATTEMPT = PreparedInsert(
 
 
 async def add_attempts(tx: Tx, attempts: Iterable[JobAttempt]) -> None:
-    """Adds attempts; known ones are not changed."""
-    await _ADD_ATTEMPT.add(tx, [asdict(each) for each in attempts])
+    """Adds attempts. Known ones are not changed."""
+    await _ADD_ATTEMPT.add(tx, [asdict(attempt) for attempt in attempts])
 
 
 async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[JobAttempt]:
@@ -224,19 +229,19 @@ async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[JobAttempt]
     query = select(job_attempts).where(
         job_attempts.c.tenant_id == tenant_id, job_attempts.c.job_id == job_id
     )
-    found = await tx.execute(query.order_by(job_attempts.c.lease_number).limit(ATTEMPTS_MAX))
-    return [JobAttempt(**row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(job_attempts.c.lease_number).limit(ATTEMPTS_MAX))
+    return [JobAttempt(**row) for row in rows.mappings()]
 
 
 async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
-    """Finds a job of any tenant of the pool; for operators only."""
+    """Finds a job of any tenant of the pool. For operators only."""
     row = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job_id))).mappings().first()
     return job_from_row(row) if row else None
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
-    """Removes prompts of jobs that ended before then, what each attempt sent, and what the history of the
-    gateway shows of them; the longest ended first.
+    """Removes the prompts of jobs that ended before then, the inputs that their attempts sent, and
+    their entries in the gateway's history. The jobs that ended first are handled first.
     """
     old = (
         select(ai_jobs.c.id)
@@ -247,8 +252,8 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
     ids = list((await tx.execute(old)).scalars())
     if ids:
         those = is_one_of(tx, ai_jobs.c.id, ids)
-        gone = {"prompt": {}, "prompt_removed_at": now, "gateway": None}
-        await tx.execute(update(ai_jobs).where(those).values(gone))
+        removed_values = {"prompt": {}, "prompt_removed_at": now, "gateway": None}
+        await tx.execute(update(ai_jobs).where(those).values(removed_values))
         await run_log_store.remove_of_jobs(tx, ids)
         sent = update(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids))
         await tx.execute(sent.values(filled_in=None))
@@ -257,7 +262,8 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
 
 def _counted(*mine: Any) -> Any:
     some = (
-        # As the index says it: bound values would hide from the planner that it fits.
+        # The condition must match the index's text. With bound parameters, the planner wouldn't use
+        # the index.
         select(ai_jobs.c.id)
         .where(ai_jobs.c.tenant_id == bindparam("of_tenant"), text(IS_ACTIVE), ~ai_jobs.c.is_held)
         .where(*mine)
@@ -268,7 +274,9 @@ def _counted(*mine: Any) -> Any:
 
 
 def active_counts() -> Select[Any]:
-    """Counts active jobs of the user and of the tenant, without held ones and up to a bound."""
+    """Builds the query that counts the active jobs of the user and of the tenant, without held ones
+    and up to a limit.
+    """
     return select(
         _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
         _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
@@ -293,7 +301,7 @@ async def list_page(
     status: JobStatus | None,
     limit: int,
 ) -> list[Job]:
-    """Returns a page, the newest first."""
+    """Returns a page of jobs, the newest first."""
     query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
     if status:
         query = query.where(ai_jobs.c.status == status)
@@ -301,56 +309,56 @@ async def list_page(
         place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
         query = query.where(place < tuple_(literal(before.submitted_at, Moment()), before.id))
     newest = (ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
-    found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [job_from_row(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*newest).limit(limit))
+    return [job_from_row(row) for row in rows.mappings()]
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """Returns jobs of the media, the newest first."""
-    found = await tx.execute(
+    """Returns jobs of the media item, the newest first."""
+    rows = await tx.execute(
         select(ai_jobs)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
         .order_by(ai_jobs.c.submitted_at.desc(), ai_jobs.c.batch_position.desc())
         .limit(limit)
     )
-    return [job_from_row(row) for row in found.mappings()]
+    return [job_from_row(row) for row in rows.mappings()]
 
 
 async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
     """Returns the jobs of a batch in the order of their positions."""
-    found = await tx.execute(
+    rows = await tx.execute(
         select(ai_jobs)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.batch_id == batch_id)
         .order_by(ai_jobs.c.batch_position)
     )
-    return [job_from_row(row) for row in found.mappings()]
+    return [job_from_row(row) for row in rows.mappings()]
 
 
 async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
     """Returns (tenant, user) of users that have held jobs."""
-    found = await tx.execute(
+    rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
         .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
         .distinct()
         .limit(limit)
     )
-    return [(row.tenant_id, row.user_id) for row in found]
+    return [(row.tenant_id, row.user_id) for row in rows]
 
 
 async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[HeldJob]:
-    """Returns held jobs of a user, the oldest first."""
-    found = await tx.execute(
+    """Returns a user's held jobs, the oldest first."""
+    rows = await tx.execute(
         select(ai_jobs.c.id, ai_jobs.c.batch_id)
         .where(text(IS_HELD), ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
         .order_by(ai_jobs.c.submitted_at, ai_jobs.c.batch_position, ai_jobs.c.id)
         .limit(limit)
     )
-    return [HeldJob(*row) for row in found]
+    return [HeldJob(*row) for row in rows]
 
 
 async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, int]:
     """Counts the queued and running jobs of each of a user's batches."""
-    found = await tx.execute(
+    rows = await tx.execute(
         select(ai_jobs.c.batch_id, func.count())
         .where(
             text(IS_ACTIVE),
@@ -361,7 +369,7 @@ async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, 
         )
         .group_by(ai_jobs.c.batch_id)
     )
-    return {row[0]: row[1] for row in found}
+    return {row[0]: row[1] for row in rows}
 
 
 async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
@@ -380,11 +388,11 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
 
 
 class EndedJob(NamedTuple):
-    """A job that has just ended, and facts about its user that the same statement has read."""
+    """A job that has just ended, and facts about its user that were read in the same statement."""
 
     job: Job
     has_webhooks: bool
-    has_held: bool  # jobs that wait until others have ended
+    has_held: bool  # whether the user has held jobs
 
 
 _held_jobs = ai_jobs.alias("held_jobs")
@@ -396,7 +404,7 @@ _USER_FACTS = (
     .where(
         _held_jobs.c.tenant_id == ai_jobs.c.tenant_id,
         _held_jobs.c.user_id == ai_jobs.c.user_id,
-        text("held_jobs.is_held AND held_jobs.status = 'queued'"),  # as the index says it
+        text("held_jobs.is_held AND held_jobs.status = 'queued'"),  # matches the index's condition
     )
     .label("has_held"),
 )
@@ -420,10 +428,10 @@ async def _first_job(tx: Tx, statement: PreparedStatement, values: Mapping[str, 
 
 
 def status_event_data(job: CTE, status: JobStatus) -> ColumnElement[Any]:
-    """Builds the data of a status event in SQL, equal to `service.event_data` of a job in this
+    """Builds the data of a status event in SQL. It equals `service.event_data` of a job with this
     status.
     """
-    told = {
+    fields = {
         "job_id": job.c.id,
         "status": status.value,
         "error": job.c.error_message,
@@ -431,7 +439,7 @@ def status_event_data(job: CTE, status: JobStatus) -> ColumnElement[Any]:
         "effect_id": job.c.effect_id,
         "reserved_tokens": job.c.reserved_tokens,
     }
-    pairs = (part for pair in told.items() for part in pair)
+    pairs = (part for pair in fields.items() for part in pair)
     return func.jsonb_build_object(*pairs, type_=job_events.c.data.type)
 
 
@@ -467,7 +475,7 @@ _START = PreparedStatement(lambda tx: _START_UPDATE)
 
 
 def _build_start_with_event() -> Any:
-    """Builds the start and its event as one statement, for PostgreSQL."""
+    """Builds the start and its event as one statement for PostgreSQL."""
     started = _START_UPDATE.cte("started")
     event = select(
         started.c.tenant_id,
@@ -487,10 +495,9 @@ _START_WITH_EVENT = PreparedStatement(lambda tx: _build_start_with_event())
 async def start(
     tx: Tx, lease: DispatchLease, *, begun_at: datetime | None, with_event: bool = False
 ) -> Job | None:
-    """Starts the job if it is active and this lease is newer than any it has had, or the same
-    again.
+    """Starts the job if it is active and this lease is newer than its previous ones, or the same.
 
-    `with_event`, on PostgreSQL only: the same statement adds the event, if the job has a user.
+    With `with_event`, on PostgreSQL only, the same statement adds the event if the job has a user.
     """
     values = {
         "by_token": lease.token,
@@ -510,7 +517,7 @@ _BEGIN = PreparedStatement(
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
-    """Sets the start time; None if it had begun before, or the lease is no longer held."""
+    """Sets the start time. Returns None if it was set before or the lease is no longer held."""
     return await _first_job(tx, _BEGIN, _params(tenant_id, job_id, of_token=token, at_now=now))
 
 
@@ -522,14 +529,14 @@ _COMPLETE_UPDATE = _LEASED_JOB.values(
     output_file_id=bindparam("to_file"),
     result_metadata=bindparam("with_result"),
 )
-# What a completed job is told without: it is the largest part of a row, and nobody reads it then.
+# Large columns that a completion doesn't read, with the values that replace them.
 _UNREAD: Mapping[str, Any] = {"prompt": {}, "properties": {}, "assets": ()}
 _READ = [each for each in ai_jobs.c if each.name not in {*_UNREAD, "result_metadata"}]
 _COMPLETE = PreparedStatement(lambda tx: _COMPLETE_UPDATE.returning(*_READ, *_USER_FACTS))
 
 
 def completion_update() -> ReturningUpdate[Any]:
-    """Builds the update of a job that isn't metered and whose user has no webhooks, as a part of a
+    """Builds the update of a job that isn't metered and whose user has no webhooks, as part of a
     larger statement on PostgreSQL.
     """
     has_webhooks, has_held = _USER_FACTS
@@ -541,7 +548,7 @@ def completion_update() -> ReturningUpdate[Any]:
 def completion_params(
     tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> dict[str, Any]:
-    """Returns the parameters that complete a job."""
+    """Returns the parameters of the completion."""
     return _params(
         tenant_id,
         job_id,
@@ -585,7 +592,7 @@ _COMPLETE_REUSED = PreparedStatement(
 
 
 async def complete_reused(tx: Tx, job: Job, source: Job, *, now: datetime) -> EndedJob | None:
-    """Completes a job that was added in this transaction with the result of another."""
+    """Completes a job that was added in this transaction, with the result of another job."""
     values = {
         "by_provider": source.provider_job_id,
         "to_file": source.output_file_id,
@@ -601,8 +608,8 @@ async def complete_reused(tx: Tx, job: Job, source: Job, *, now: datetime) -> En
 async def find_reusable(
     tx: Tx, tenant_id: UUID, user_id: UUID, fingerprints: Sequence[str], *, limit: int
 ) -> list[Job]:
-    """Returns completed jobs with these fingerprints, without their prompts; the newest first."""
-    found = await tx.execute(
+    """Returns completed jobs with these fingerprints, without their prompts, the newest first."""
+    rows = await tx.execute(
         select(*_READ, ai_jobs.c.result_metadata)
         .where(
             ai_jobs.c.tenant_id == tenant_id,
@@ -613,7 +620,7 @@ async def find_reusable(
         .order_by(ai_jobs.c.completed_at.desc(), ai_jobs.c.id)
         .limit(limit)
     )
-    return [job_from_row({**row, **_UNREAD}) for row in found.mappings()]
+    return [job_from_row({**row, **_UNREAD}) for row in rows.mappings()]
 
 
 _FAILED = {
@@ -628,9 +635,9 @@ _FAIL = PreparedStatement(lambda tx: _LEASED_JOB.values(_FAILED).returning(ai_jo
 async def fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, why: Failure, *, now: datetime
 ) -> EndedJob | None:
-    said = {"with_message": why.message, "with_raw": why.raw}
+    error = {"with_message": why.message, "with_raw": why.raw}
     return await _first_ended(
-        tx, _FAIL, _params(tenant_id, job_id, of_token=token, at_now=now, **said)
+        tx, _FAIL, _params(tenant_id, job_id, of_token=token, at_now=now, **error)
     )
 
 
@@ -656,13 +663,13 @@ _END_ACTIVE = PreparedStatement(
 async def end_active(
     tx: Tx, tenant_id: UUID, job_id: UUID, status: JobStatus, why: Failure | None, *, now: datetime
 ) -> EndedJob | None:
-    """Ends an active job whoever holds its lease, for its owner (cancel) or an operator."""
-    said = {
+    """Ends an active job regardless of its lease, for its owner, an operator or a sweep."""
+    error = {
         "ended_as": status,
         "with_message": why.message if why else None,
         "with_raw": why.raw if why else None,
     }
-    return await _first_ended(tx, _END_ACTIVE, _params(tenant_id, job_id, at_now=now, **said))
+    return await _first_ended(tx, _END_ACTIVE, _params(tenant_id, job_id, at_now=now, **error))
 
 
 _ADD_OUTBOX = PreparedInsert(
@@ -674,19 +681,21 @@ _DELETE_OUTBOX = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).w
 
 
 async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
-    """Adds an outbox row for each job, so that the central queue follows. One per change, so none is missed."""
+    """Adds an outbox row for each job, so that the central queue follows the change. Each change
+    has its own row, so none is lost.
+    """
     return [row["id"] for row in await _ADD_OUTBOX.add(tx, [_outbox_row(job, now) for job in jobs])]
 
 
 def outbox_insert(job: Job, *, now: datetime) -> StatementCall:
-    """Builds the insert of one outbox row, to be sent together with other statements."""
+    """Returns the insert of one outbox row, to be sent together with other statements."""
     return _ADD_OUTBOX, _outbox_row(job, now)
 
 
 def outbox_insert_for_run(job: Job, *, now: datetime) -> StatementCall:
-    """Builds the insert of the outbox row from which the job's run learns of its end."""
-    told = {"run_id": str(job.asked.run_id), "status": job.status}
-    return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": told}
+    """Returns the insert of the outbox row that notifies the job's run of its end."""
+    payload = {"run_id": str(job.asked.run_id), "status": job.status}
+    return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": payload}
 
 
 def _outbox_row(job: Job, now: datetime) -> dict[str, Any]:
@@ -718,21 +727,21 @@ async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
     """Returns a page of (outbox id, tenant, run, job) of ended jobs, the oldest first."""
-    given = {"of_kind": kind, "due": now, "last": after, "most": limit}
+    values = {"of_kind": kind, "due": now, "last": after, "most": limit}
     return [
         (outbox_id, tenant_id, UUID(payload["run_id"]), job_id)
-        for outbox_id, tenant_id, payload, job_id in await _OUTBOX_OF_RUNS.tuples(tx, given)
+        for outbox_id, tenant_id, payload, job_id in await _OUTBOX_OF_RUNS.tuples(tx, values)
     ]
 
 
 async def due_outbox(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUID, UUID]]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(outbox.c.id, outbox.c.tenant_id, outbox.c.job_id)
         .where(outbox.c.kind == "dispatch", outbox.c.not_before <= now)
         .order_by(outbox.c.not_before, outbox.c.id)
         .limit(limit)
     )
-    return [(row.id, row.tenant_id, row.job_id) for row in found]
+    return [(row.id, row.tenant_id, row.job_id) for row in rows]
 
 
 async def delete_outbox(tx: Tx, ids: Sequence[int]) -> None:
@@ -749,9 +758,9 @@ async def reschedule_outbox(tx: Tx, ids: Sequence[int], *, until: datetime) -> N
 
 
 async def add_batch(tx: Tx, batch: JobBatch) -> bool:
-    """Adds a batch; False if there is one with that idempotency key."""
-    found = await tx.execute(insert_if_new(tx, batches, [asdict(batch)]).returning(batches.c.id))
-    return found.first() is not None
+    """Adds a batch. Returns False if a batch with that idempotency key exists."""
+    inserted = await tx.execute(insert_if_new(tx, batches, [asdict(batch)]).returning(batches.c.id))
+    return inserted.first() is not None
 
 
 async def batch_by_key(
@@ -762,8 +771,8 @@ async def batch_by_key(
         batches.c.user_id == user_id,
         batches.c.idempotency_key == idempotency_key,
     )
-    found = (await tx.execute(query)).first()
-    return _batch_from_row(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _batch_from_row(row) if row else None
 
 
 async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch | None:

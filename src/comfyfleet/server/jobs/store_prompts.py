@@ -1,4 +1,4 @@
-"""The SQL of prompts that came through the gateway, looked up with their tenant and user; and of previews."""
+"""The SQL of gateway prompts, which are looked up with their tenant and user, and of previews."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from comfyfleet.server.jobs.model import (
     job_from_row,
 )
 
-# A statement with more is compiled and bound for too long.
+# Ids per statement. Larger statements take too long to compile and bind.
 IDS_PER_STATEMENT = 1_000
 
 
@@ -47,7 +47,9 @@ def _of_gateway(tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
 
 
 async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
-    """None: there is none, or its client has removed it from the history."""
+    """Returns the prompt, or None if it doesn't exist or its client has removed it from the
+    history.
+    """
     row = (await tx.execute(_of_gateway(tenant_id, user_id).where(ai_jobs.c.id == job_id))).first()
     return None if row is None else job_from_row(row._mapping)
 
@@ -102,8 +104,8 @@ _MOST = bindparam("most", type_=Integer)
 
 
 def _last_ended(tx: Tx) -> Select[Any]:
-    """Reads each status by itself, so that no index lists the prompts that wait. The record has the
-    client's id, too: in the job it is part of a document, which may be large.
+    """Reads each status separately, so that the index scan skips waiting prompts. The client's id
+    comes from the run's record, because in the job it is part of a document that may be large.
     """
     order = ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
     columns = ai_jobs.c.id, ai_jobs.c.model_key, ai_jobs.c.completed_at, ai_jobs.c.submitted_at
@@ -134,7 +136,9 @@ _LAST_ENDED = PreparedStatement(_last_ended)
 
 
 async def last_ended(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[EndedPrompt]:
-    """Returns the ended prompts that were submitted last, also those removed from the history."""
+    """Returns the prompts that were submitted last and have ended, including those removed from the
+    history.
+    """
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
     return [EndedPrompt(*row) for row in await _LAST_ENDED.tuples(tx, values)]
 
@@ -142,7 +146,7 @@ async def last_ended(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> l
 async def active_prompt_ids(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[tuple[UUID, bool]]:
-    """As they came, each with whether it runs."""
+    """Returns active prompts in the order of submission, and whether each is running."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
     return [
         (job_id, status == JobStatus.PROCESSING and bool(has_begun))
@@ -153,13 +157,13 @@ async def active_prompt_ids(
 async def names_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
-    """The number and the id of prompts, by job."""
+    """Returns the numbers and ids of prompts by job."""
     rows = await _NAMES.of(tx, job_ids, {"of_tenant": tenant_id})
     return {row["id"]: (row["number"], row["prompt_id"]) for row in rows}
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
-    """The last first."""
+    """Returns ended prompts, the last one first."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
     return [row[0] for row in await _ENDED_IDS.tuples(tx, values)]
 
@@ -178,7 +182,7 @@ async def is_prompt(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
 
 
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
-    """False, too, if there is none, or its client has removed it."""
+    """Whether the prompt has ended. Returns False if it doesn't exist or its client has removed it."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id}
     return any(row[0] for row in await _IS_ENDED.tuples(tx, values))
 
@@ -205,7 +209,7 @@ async def list_prompt_ids(
     before: tuple[datetime, UUID] | None,
     limit: int,
 ) -> list[UUID]:
-    """Prompts of the gateway, the newest first."""
+    """Returns gateway prompts, the newest first."""
     mine = _of_gateway(tenant_id, user_id).with_only_columns(ai_jobs.c.id)
     query = mine.where(ai_jobs.c.status.in_(statuses))
     place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
@@ -217,7 +221,7 @@ async def list_prompt_ids(
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:
-    """Prompts of the same user that came before it and have not begun either."""
+    """Counts the user's prompts that were submitted before this job and have not started either."""
     query = _of_gateway(job.tenant_id, job.asked.user_id).where(
         ai_jobs.c.completed_at.is_(None),
         ai_jobs.c.started_at.is_(None),
@@ -230,7 +234,7 @@ async def count_prompts_ahead(tx: Tx, job: Job) -> int:
 async def release_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, used_before: datetime
 ) -> None:
-    """The key can be used again if it was used before then."""
+    """Releases an idempotency key that was used before then."""
     old = update(ai_jobs).where(
         ai_jobs.c.tenant_id == tenant_id,
         ai_jobs.c.user_id == user_id,
@@ -243,7 +247,7 @@ async def release_key(
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """From the history of their client; None: all that have ended."""
+    """Removes prompts from their client's history. None means all that have ended."""
     hidden = update(ai_jobs).where(
         ai_jobs.c.tenant_id == tenant_id,
         ai_jobs.c.user_id == user_id,
@@ -261,7 +265,7 @@ async def hide_prompts(
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:
-    """Marks an active prompt as one whose client no longer waits for its backend."""
+    """Records that an active prompt's client no longer waits for its backend."""
     gateway = {**(job.asked.gateway or {}), AWAITS_BACKEND: False}
     waiting = update(ai_jobs).where(
         ai_jobs.c.tenant_id == job.tenant_id,
@@ -274,7 +278,7 @@ async def stop_awaiting(tx: Tx, job: Job) -> None:
 async def put_preview(
     tx: Tx, tenant_id: UUID, job_id: UUID, preview: Mapping[str, Any], *, now: datetime
 ) -> None:
-    """The newest picture of a running job; it replaces the one before."""
+    """Stores the newest image of a running job, which replaces the previous one."""
     row = {"job_id": job_id, "tenant_id": tenant_id, "preview": dict(preview), "shown_at": now}
     await tx.execute(upsert(tx, job_previews, row, key=("job_id",)))
 
@@ -283,8 +287,8 @@ async def get_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> Mapping[str, Any
     query = select(job_previews.c.preview).where(
         job_previews.c.job_id == job_id, job_previews.c.tenant_id == tenant_id
     )
-    found: Mapping[str, Any] | None = (await tx.execute(query)).scalar_one_or_none()
-    return found
+    preview: Mapping[str, Any] | None = (await tx.execute(query)).scalar_one_or_none()
+    return preview
 
 
 async def remove_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
@@ -296,9 +300,9 @@ async def remove_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
 
 
 async def prune_previews(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Those of control planes that died before they could remove them."""
+    """Removes previews of control planes that stopped before they could remove them."""
     old = select(job_previews.c.job_id).where(job_previews.c.shown_at < before).limit(limit)
-    gone = await tx.execute(
+    deleted = await tx.execute(
         delete(job_previews).where(job_previews.c.job_id.in_(old)).returning(job_previews.c.job_id)
     )
-    return len(gone.all())
+    return len(deleted.all())

@@ -1,8 +1,10 @@
-"""One PostgreSQL statement each for a submitted and a completed job, with all rows that go with it.
+"""Submits or completes a job in a single PostgreSQL statement, with all related rows.
 
-The submit takes no lock: it counts and reads as of one moment, and then changes the user's wallet only if
-nobody has changed or locked it since (`xmin`, the version of the row). All submits of a user change or lock
-their wallet, so no two of them rest on the same count; the loser of a race writes nothing."""
+The submit takes no lock. It counts and reads a snapshot, and then changes the user's wallet only if
+nobody has changed or locked it since (`xmin` is the version of the row). All submits of a user
+change or lock the wallet, so no two of them can rely on the same count. The loser of a race writes
+nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -53,7 +55,7 @@ _NOW = bindparam("job_submitted_at", type_=ai_jobs.c.submitted_at.type)
 
 
 class NewJobRows(NamedTuple):
-    """The row of a new job, and that of its first event."""
+    """The row of a new job and the row of its first event."""
 
     job: Mapping[str, Any]
     event: Mapping[str, Any]
@@ -68,7 +70,7 @@ def _of_job(table: Table, name: str, column: str) -> ColumnElement[Any]:
 
 
 def _admitted() -> CTE:
-    """Selects the version of the wallet, if user and tenant have room and the job is new."""
+    """Selects the wallet's version if user and tenant have room and the job is new."""
     active = active_counts().cte("active")
     mine = and_(
         ai_jobs.c.tenant_id == _parameter(ai_jobs, "job", "tenant_id"),
@@ -142,9 +144,10 @@ def _dispatch_outbox_insert(added: CTE) -> Insert:
 def _build_submit(_tx: Tx) -> Select[Any]:
     admitted = _admitted()
     one = token_transactions.c.job_id == _of_job(token_transactions, "id", "job_id")
-    # Also of a job that costs nothing: it is what others of the user are told by.
-    taken = debit_statement(one).where(is_unchanged(admitted)).cte("taken")
-    added = _added(taken)
+    # Free jobs update the wallet as well, because other submits of the user detect this one by its
+    # version.
+    debited = debit_statement(one).where(is_unchanged(admitted)).cte("taken")
+    added = _added(debited)
     outbox_row = _dispatch_outbox_insert(added).returning(outbox.c.id).cte("outbox_row")
     others = _reserve_insert(added).cte("line"), _event_insert(added).cte("event")
     return select(outbox_row.c.id).add_cte(*others)
@@ -154,14 +157,14 @@ _ADD = PreparedStatement(_build_submit)
 
 
 async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | None:
-    """Adds a job with everything that goes with it; returns the outbox id.
+    """Adds a job with all related rows and returns the outbox id.
 
-    None, and nothing is written, if the job is known, too many are active, the tokens don't
-    suffice, or another submit of its user came first.
+    Writes nothing and returns None if the job is known, too many jobs are active, the tokens don't
+    suffice, or another submit of the user came first.
     """
     values = {f"job_{name}": value for name, value in new.job.items()}
     values |= {f"event_{name}": value for name, value in new.event.items()}
-    found = await _ADD.first(
+    row = await _ADD.first(
         tx,
         {
             **values,
@@ -173,13 +176,13 @@ async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | No
             "at_most": most.of_tenant,
         },
     )
-    return found["id"] if found else None
+    return row["id"] if row else None
 
 
-# Each number of files has a text of its own, which the database plans anew.
+# Each number of files needs a separate statement, which the database must plan.
 FILES_MAX = 8
 _OUTPUTS = bindparam("with_outputs", type_=job_events.c.data.type)
-_OF_JOB = ("user_id", "tenant_id")  # columns of a file that are those of its job
+_OF_JOB = ("user_id", "tenant_id")  # columns that a file shares with its job
 
 
 class CompletedRows(NamedTuple):
@@ -189,7 +192,7 @@ class CompletedRows(NamedTuple):
 
 
 def _events_insert(done: CTE) -> Insert:
-    """Builds one INSERT of the events, so that their ids are in order."""
+    """Builds one INSERT for all events, so that their ids are in order."""
     kinds = (
         (EventKind.OUTPUTS, _OUTPUTS),
         (EventKind.STATUS, store.status_event_data(done, JobStatus.COMPLETED)),
@@ -277,20 +280,20 @@ async def complete(
     *,
     now: datetime,
 ) -> CompletedRows | None:
-    """Completes a job. None, and nothing is written, if the lease is not held, the user has
-    webhooks, or there are too many files.
+    """Completes a job. Writes nothing and returns None if the lease is not held, the job is
+    metered, the user has webhooks, or there are too many files.
     """
     if len(stored) > FILES_MAX:
         return None
-    given = {
+    file_values = {
         f"{name}_{place}": getattr(file, name)
         for place, file in enumerate(stored)
         for name in File.__slots__
         if name not in _OF_JOB
     }
-    said = store.completion_params(tenant_id, job_id, token, values, now=now)
-    said["with_outputs"] = JobResult.from_row(values["result_metadata"]).event_data
-    row = await _complete_statement(len(stored)).first(tx, {**given, **said})
+    params = store.completion_params(tenant_id, job_id, token, values, now=now)
+    params["with_outputs"] = JobResult.from_row(values["result_metadata"]).event_data
+    row = await _complete_statement(len(stored)).first(tx, {**file_values, **params})
     return (
         CompletedRows(store.ended_job(row, values), row["outbox_id"], row["has_held"])
         if row
