@@ -1,4 +1,6 @@
-"""Assets: a user's uploads and outputs by id and by content, and the names by which prompts know them."""
+"""Assets: a user's uploads and outputs by id and by content, and the names that prompts use for
+them.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -56,7 +58,7 @@ class MissingAsset(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class NewAsset:
-    """What is said of an upload. `path`: under which its user knows it."""
+    """The description of an upload. `path` is the user's name for it."""
 
     path: str
     content_type: str
@@ -66,7 +68,7 @@ class NewAsset:
 
 
 class UserAsset(NamedTuple):
-    """`prompt_id`: of the prompt that made it."""
+    """An asset of a user. `prompt_id` is the prompt that created it."""
 
     file: File
     path: str
@@ -75,7 +77,7 @@ class UserAsset(NamedTuple):
 
 
 def check_path(path: str) -> str:
-    """The path inside the folder of inputs."""
+    """Returns the path inside the input folder."""
     plain = path.strip().replace("\\", "/")
     clean = user_files.clean_path(plain)
     if not clean or plain.startswith("/") or ".." in plain.split("/") or "\0" in plain:
@@ -100,7 +102,7 @@ def parse_hash(text: object) -> str:
 async def store_asset(
     plane: ControlPlane, caller: Caller, upload: Path, wanted: NewAsset
 ) -> UserAsset:
-    """Bytes that the user has already are not stored again."""
+    """Stores an upload. Bytes that the user already has are not stored again."""
     digest = await asyncio.to_thread(_hash, upload)
     if wanted.expected_hash is not None and wanted.expected_hash != digest:
         raise HashMismatch(
@@ -124,7 +126,9 @@ def _hash(path: Path) -> str:
 async def mint_asset(
     plane: ControlPlane, caller: Caller, digest: str, wanted: NewAsset
 ) -> UserAsset:
-    """Of bytes that the user has stored before; raises AssetBytesNotFound."""
+    """Creates an asset from bytes that the user has stored before. Raises AssetBytesNotFound if
+    there are none.
+    """
     known = await _find_by_hash(plane, caller, digest)
     if known is None:
         raise AssetBytesNotFound("none of your assets has these bytes")
@@ -158,7 +162,7 @@ def _is_expired(file: File, now: datetime) -> bool:
 async def _note(
     plane: ControlPlane, caller: Caller, file: File, wanted: NewAsset, *, is_new: bool = False
 ) -> File:
-    """Tags are added; the time for which it is kept is only ever made longer."""
+    """Adds tags. The expiry time can only be extended."""
     told = {name: value for name, value in file.metadata.items() if name != EXPIRES_AT}
     if wanted.tags:
         told[TAGS] = sorted({*told.get(TAGS, ()), *wanted.tags})[:TAGS_MAX]
@@ -173,7 +177,7 @@ async def _note(
 
 
 async def find_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> UserAsset:
-    """Raises NotFound, also for others' assets."""
+    """Returns the user's asset. Raises NotFound for other users' assets as well."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         file = await _own_file(tx, plane, caller, asset_id)
         made = await _output_name(tx, caller, file)
@@ -196,7 +200,7 @@ async def _own_file(tx: Tx, plane: ControlPlane, caller: Caller, asset_id: str) 
 
 
 async def _output_name(tx: Tx, caller: Caller, file: File) -> tuple[UserFile, str] | None:
-    """The name of an output, and the prompt that made it."""
+    """Returns the name of an output and the prompt that created it."""
     job_id = job_in_key(file.path)
     job = await jobs.find(tx, caller.tenant.id, job_id) if job_id else None
     if job is None or job.asked.user_id != caller.user_id or job.asked.gateway is None:
@@ -208,7 +212,7 @@ async def _output_name(tx: Tx, caller: Caller, file: File) -> tuple[UserFile, st
 
 
 async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> None:
-    """Raises AssetInUse while a prompt that waits or runs needs it."""
+    """Deletes an asset. Raises AssetInUse while a queued or running prompt needs it."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         file = await _own_file(tx, plane, caller, asset_id)
@@ -225,7 +229,7 @@ async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> No
 async def name_references(
     plane: ControlPlane, caller: Caller, workflow: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """The workflow with the names of files in place of references; raises MissingAsset."""
+    """Returns the workflow with references replaced by file names. Raises MissingAsset."""
     wanted = {parse_reference(each) for each in references_in(workflow)}
     if len(wanted) > REFERENCES_MAX:
         raise InvalidInput(f"a workflow names at most {REFERENCES_MAX} assets")
@@ -262,8 +266,9 @@ async def _name_reference(plane: ControlPlane, caller: Caller, reference: AssetR
 
 
 async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, wanted: str) -> str:
-    """A name that the file has among the inputs; a new one if none has the ending that is wanted:
-    nodes go by that."""
+    """Returns a name that the file has among the inputs. Creates a new one if none has the
+    requested suffix, which nodes rely on.
+    """
     tenant_id, user_id = caller.tenant.id, caller.user_id
     known = await run_log.names_of_file(tx, tenant_id, user_id, file.id)
     paths = [each.path for each in known if each.folder == INPUT]

@@ -1,4 +1,6 @@
-"""A user's files by the names that ComfyUI would give them: uploads, outputs, and which a prompt names."""
+"""Finds and stores a user's files by the names that ComfyUI would give them: uploads, outputs and
+files named in prompts.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -30,24 +32,24 @@ from comfyfleet.server.tenants.model import Caller
 NAMES_TRIED_MAX = 10_000
 NAMES_LISTED_MAX = 10_000
 FILES_NAMED_MAX = 1_000
-# Names of uploads, of one user.
+# Names of one user's uploads.
 UPLOADS_MAX = 20_000
-# Others may take a name between our look and our insert, so often in a row.
+# Number of times in a row that another request may take a name between the check and the insert.
 RACES_MAX = 100
-# What file systems take as one name; backends store uploads as files.
+# The longest filename that file systems support, because backends store uploads as files.
 FILENAME_BYTES_MAX = 255
 GENERIC_TYPES = ("", "application/octet-stream")
 
 
 def split_annotation(name: str, folder: str = "input") -> tuple[str, str]:
-    """Folder and path of what a loader's input, or a view, names."""
+    """Returns the folder and path that a loader's input or a view names."""
     path, named = protocol.split_annotation(name, folder)
     return named, path
 
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """The user's files that a prompt names, as it names them."""
+    """The user's files that a prompt names, by the names in the prompt."""
 
     by_kind: dict[str, list[str]] = field(default_factory=dict)
     file_ids: dict[str, UUID] = field(default_factory=dict)
@@ -56,8 +58,9 @@ class NamedFiles:
 def names_in(
     prompt: Mapping[str, Mapping[str, Any]], object_infos: Sequence[ObjectInfo]
 ) -> frozenset[tuple[str, str]]:
-    """The kinds and names of files in a prompt, by the object_info of any backend: an input that is no file on one
-    backend may be one on another."""
+    """Returns the kinds and names of files in a prompt according to the object_info of all
+    backends, because an input may be a file on only some of them.
+    """
     names: set[tuple[str, str]] = set()
     for object_info in object_infos:
         names.update(_names(prompt, object_info))
@@ -100,7 +103,7 @@ async def _file_id(tx: Tx, caller: Caller, folder: str, path: str) -> UUID | Non
 
 
 async def _stored_id(tx: Tx, caller: Caller, named: UserFile) -> UUID | None:
-    """Of an output, as soon as its job has it."""
+    """Returns the file id of a name. An output has one as soon as its job has it."""
     if named.file_id is not None or named.job_id is None:
         return named.file_id
     job = await jobs.find(tx, caller.tenant.id, named.job_id)
@@ -109,7 +112,9 @@ async def _stored_id(tx: Tx, caller: Caller, named: UserFile) -> UUID | None:
 
 
 def clean_path(path: str) -> str:
-    """Without empty parts, `.` and `..`; empty if it leaves its folder, or can't be stored."""
+    """Returns the path without empty parts, `.` and `..`. Returns an empty string if the path
+    leaves its folder or can't be stored.
+    """
     try:
         clean = protocol.path_inside("", path)
     except InvalidInput:
@@ -118,7 +123,9 @@ def clean_path(path: str) -> str:
 
 
 def upload_path(subfolder: str, name: str) -> str:
-    """The path of an upload; raises OutsideFolder, or InvalidInput for a name that can't be stored."""
+    """Returns the path of an upload. Raises OutsideFolder, or InvalidInput for a name that can't be
+    stored.
+    """
     path = protocol.path_inside(subfolder, name)
     filename = path.rpartition("/")[2]
     is_short = len(path) <= PATH_CHARACTERS_MAX
@@ -130,7 +137,7 @@ def upload_path(subfolder: str, name: str) -> str:
 
 
 async def find_file(plane: ControlPlane, caller: Caller, folder: str, path: str) -> File:
-    """Raises NotFound."""
+    """Returns the user's file. Raises NotFound."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         file_id = await _file_id(tx, caller, folder, path)
         if file_id is None:
@@ -139,7 +146,7 @@ async def find_file(plane: ControlPlane, caller: Caller, folder: str, path: str)
 
 
 async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[str]:
-    """The newest first, without those of subfolders."""
+    """Lists the names in a folder, the newest first, without those in subfolders."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         found = await run_log.list_files(
             tx, caller.tenant.id, caller.user_id, folder, limit=NAMES_LISTED_MAX
@@ -150,7 +157,9 @@ async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[s
 async def read_part(
     plane: ControlPlane, file: File, start: int, length: int
 ) -> AsyncIterator[bytes]:
-    """The bytes of a part, at least one; raises NotFound now, not later, if the object is gone."""
+    """Returns the bytes of a part, which is never empty. If the object is missing, raises NotFound
+    at once and not during the iteration.
+    """
     chunks = plane.store.chunks(file.path, start=start, length=length)
     first = await anext(chunks, b"")
     return _continued(first, chunks)
@@ -164,7 +173,7 @@ async def _continued(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[
 
 
 async def fetch(plane: ControlPlane, file: File, to: Path) -> None:
-    """Copies a file of a user to this machine; raises NotFound if the object is gone."""
+    """Copies a user's file to this machine. Raises NotFound if the object is missing."""
     with await asyncio.to_thread(to.open, "wb") as target:
         async for chunk in plane.store.chunks(file.path):
             await asyncio.to_thread(target.write, chunk)
@@ -172,7 +181,7 @@ async def fetch(plane: ControlPlane, file: File, to: Path) -> None:
 
 class NameChoice(NamedTuple):
     named: UserFile
-    is_known: bool  # these very bytes have the name already
+    is_known: bool  # a file with these bytes already has the name
 
 
 async def store_upload(
@@ -185,10 +194,11 @@ async def store_upload(
     overwrites: bool,
     compared: Path | None = None,
 ) -> UserFile:
-    """Under the name given, or the next free one; the same bytes under it are that file.
+    """Stores an upload under its name, or under the next free one. If a file with this name has the
+    same bytes, returns that file.
 
-    `compared`: what is compared with files of that name instead of the bytes that are stored.
-    The object is stored before its row is: without a row it is removed, at once or by a sweep.
+    `compared` is compared with files of that name instead of the stored bytes. The object is stored
+    before its row. If the row can't be added, the object is removed, at once or by a sweep.
     """
     content_hash = await asyncio.to_thread(_hash, upload)
     known_by = await asyncio.to_thread(_hash, compared) if compared else content_hash
@@ -215,7 +225,7 @@ async def choose_name(
 
 
 async def _choose_name(tx: Tx, caller: Caller, named: UserFile, content_hash: str) -> NameChoice:
-    """The first of `a.png`, `a (1).png`, … that is free, or has these bytes."""
+    """Returns the first of `a.png`, `a (1).png` and so on that is free or has these bytes."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     taken = await run_log.numbered_files(
         tx, tenant_id, user_id, named.folder, named.path, limit=NAMES_TRIED_MAX
@@ -245,7 +255,9 @@ def numbered(path: str, number: int) -> str:
 async def require_folder(
     plane: ControlPlane, caller: Caller, named: UserFile, subfolder: str
 ) -> None:
-    """Raises UnforeseenInput, as ComfyUI fails, if the name itself has a folder that is not there."""
+    """Raises UnforeseenInput if the name itself contains a folder that doesn't exist, as ComfyUI
+    does.
+    """
     if named.subfolder in ("", protocol.path_inside(subfolder)):
         return
     async with plane.context.tenant(caller.tenant.id) as tx:
@@ -264,7 +276,7 @@ async def _stored(
     content_type: str,
     content_hash: str,
 ) -> File:
-    """The object is there, its row not yet."""
+    """Stores the object and returns its file, whose row has not been added yet."""
     size, media_type = await asyncio.to_thread(_inspect, plane, upload, named, content_type)
     file_id = plane.context.new_id()
     suffix = suffix_of(named.filename, media_type)
@@ -287,7 +299,9 @@ async def _stored(
 def _inspect(
     plane: ControlPlane, upload: Path, named: UserFile, content_type: str
 ) -> tuple[int, str]:
-    """Size and media type: by the first bytes, else as its client says, else by its name."""
+    """Returns size and media type. The type is determined by the first bytes, the client's claim or
+    the name, in this order.
+    """
     size, most = upload.stat().st_size, plane.settings.max_upload_bytes
     if size > most:
         raise LimitExceeded(f"a file has at most {most:,} bytes, not {size:,}", max_bytes=most)
@@ -307,7 +321,7 @@ async def _take_name(
     *,
     overwrites: bool,
 ) -> NameChoice:
-    """Rows of the file and its name, in one transaction."""
+    """Adds the rows of the file and its name in one transaction."""
     tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
     own = caller.tenant.max_storage_bytes
     most = plane.settings.max_storage_bytes_per_tenant if own is None else own

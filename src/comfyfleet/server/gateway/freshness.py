@@ -1,6 +1,7 @@
-"""Asks workers to read what their backends have, when clients ask for node types or models.
+"""Requests current facts about backends from workers when clients list node types or models.
 
-Each backend is asked every few seconds at most, however many clients come."""
+Each backend is queried every few seconds at most, regardless of the number of clients.
+"""
 
 import asyncio
 import contextlib
@@ -19,25 +20,27 @@ from comfyfleet.server.fleets.model import Fleet
 FRESH_SECONDS = 5.0
 # How long a list waits for fresh data.
 LIST_WAIT_SECONDS = 2.0
-# How long a query waits for the workers: one that has just been asked asks its backend after 5 s.
+# Seconds that a query waits for the workers. A worker that has just queried its backend does it
+# again after 5 s.
 QUERY_SECONDS = 10.0
-# Queries of one fleet begin this far apart, whoever asks: each ends the polls of its workers.
+# Minimum seconds between the starts of two queries of one fleet, because each one ends the polls of
+# its workers.
 QUERY_SECONDS_APART = 0.5
-# Of one fleet.
+# Workers per fleet that are queried.
 WORKERS_ASKED_MAX = 100
 KEY = "freshness"
 
 
 @dataclass
 class _Query:
-    """One question to the workers of a fleet. `began_at` is by the monotonic clock."""
+    """A request to the workers of a fleet. `began_at` uses the monotonic clock."""
 
     began_at: float
     work: "asyncio.Task[None]"
 
 
 class FleetQueries:
-    """The queries of one fleet: one runs at a time, and all who wait share the next one."""
+    """The queries of one fleet. One runs at a time, and all waiting callers share the next one."""
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class FleetQueries:
         self._turn = asyncio.Lock()
 
     async def wait(self, *, began_after: float, is_urgent: bool = False) -> None:
-        """Waits for a query that began after this moment. An urgent one is not delayed by another that runs."""
+        """Waits for a query that began after this moment. An urgent query doesn't wait for a
+        running one.
+        """
         while True:
             latest = self._latest
             if latest is not None and latest.began_at >= began_after:
@@ -68,7 +73,9 @@ class FleetQueries:
                 await self._start_next(latest, is_urgent=False)
 
     async def _start_next(self, latest: _Query | None, *, is_urgent: bool) -> None:
-        """Starts a query a moment after the latest one, unless somebody else has started one by then."""
+        """Starts a query a moment after the latest one, unless another task has started one by
+        then.
+        """
         pause = 0.0 if latest is None else latest.began_at + QUERY_SECONDS_APART - self._clock()
         if pause > 0:
             await self._sleep(pause)
@@ -83,7 +90,7 @@ class FleetQueries:
 
 
 class Freshness:
-    """What all calls of one process share."""
+    """The queries that all requests of one process share."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -93,8 +100,9 @@ class Freshness:
     async def refresh(self, of_fleets: Sequence[Fleet]) -> None:
         """Waits a moment for data that is a few seconds old at most.
 
-        After a call that may have changed a backend, the first list waits until the backends were asked, even if
-        they are slow: its client looks for what it has just uploaded.
+        After a request that may have changed a backend, the first list waits until the backends
+        have responded, even if they are slow, because its client looks for what it has just
+        uploaded.
         """
         oldest = monotonic() - FRESH_SECONDS
         facts = self._plane.queue.facts
@@ -121,7 +129,7 @@ class Freshness:
         return bool(worker_ids) and facts.have_reported(worker_ids or (), since=oldest)
 
     async def query(self, of_fleets: Sequence[Fleet]) -> None:
-        """Waits for queries that begin after this moment, as long as the workers answer."""
+        """Waits for queries that begin after this moment, as long as the workers respond."""
         now = monotonic()
         await _wait_for_all([self._of(fleet).wait(began_after=now) for fleet in of_fleets], None)
 
@@ -134,7 +142,7 @@ class Freshness:
         return queries
 
     async def _ask(self, fleet: Fleet, *, is_urgent: bool) -> None:
-        """Without the database, what is stored is as fresh as can be."""
+        """Queries the workers. If the database is unavailable, stored facts are used as they are."""
         with contextlib.suppress(Unavailable):
             await self._ask_workers(fleet, is_urgent=is_urgent)
 
@@ -152,15 +160,15 @@ class Freshness:
 
 
 async def _wait_for_all(waits: Iterable[Coroutine[Any, Any, None]], seconds: float | None) -> None:
-    waiting = [asyncio.create_task(each) for each in waits]
+    waiting = [asyncio.create_task(wait) for wait in waits]
     if not waiting:
         return
     try:
         await asyncio.wait(waiting, timeout=seconds)
     finally:
-        # The queries go on; only the waits end.
-        for each in waiting:
-            each.cancel()
+        # Only the waits end. The queries continue.
+        for wait in waiting:
+            wait.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
 

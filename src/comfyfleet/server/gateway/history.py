@@ -1,7 +1,9 @@
-"""What a user's clients can look up: queue, history and jobs, as ComfyUI tells them.
+"""Builds the responses that a user's clients poll: queue, history and jobs, in ComfyUI's format.
 
-Clients poll them ten times a second. So answers are kept as bytes until something of their user changes, and
-so is each prompt in them: after a change only what has changed is read and rendered."""
+Clients poll up to ten times a second. So responses are cached as bytes until something of their
+user changes, and each prompt in them is cached as well. After a change, only changed prompts are
+read and rendered.
+"""
 
 import asyncio
 import json
@@ -53,25 +55,25 @@ from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
 HISTORY_ENTRIES_MAX = 1_000
-# Of all users together.
+# Bytes for all users together.
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-# One user's history may be large; the others have room, too.
+# Maximum bytes of one user's response, so that a large history leaves room for other users.
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
-# About what Python needs for an entry beside its bytes.
+# Approximate memory that Python needs for an entry in addition to its bytes.
 OVERHEAD_BYTES = 500
-# Changes are told, here and by other control planes. An answer is made anew after so long even if none was;
-# and after the shorter time while those of others can't be heard.
+# Seconds after which a response is rendered again even if no change was reported. The shorter time
+# applies while changes at other control planes can't be received.
 TOLD_SECONDS, UNTOLD_SECONDS = 5.0, 0.5
 USERS_KEPT_MAX = 10_000
-# Of one answer: it is stored, sent and compared in one piece. Larger ones lack the oldest prompts of a history, and
-# the content of prompts at the end of a queue.
+# Maximum bytes of one response, because it is stored, sent and compared in one piece. A larger
+# history lacks its oldest prompts, and a larger queue lacks the content of its last prompts.
 BODY_BYTES_MAX = 4 * 1024 * 1024
-# Rows of one page of a list.
+# Rows and bytes of the first page of a list.
 READ_FIRST, READ_BYTES_MAX = 20, 16 * 1024 * 1024
 
 
 class PromptForm(StrEnum):
-    """How a prompt is shown. In each form it never changes."""
+    """The format in which a prompt is shown. In each format, its content never changes."""
 
     ROW = "row"  # in the queue
     WAITING = "pending"  # among jobs
@@ -81,7 +83,7 @@ class PromptForm(StrEnum):
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt as JSON. `job`: the fields by which jobs are chosen and sorted."""
+    """A prompt as JSON. `job` contains the fields by which jobs are filtered and sorted."""
 
     prompt_id: str
     number: float
@@ -91,7 +93,7 @@ class RenderedPrompt(NamedTuple):
 
     @property
     def size(self) -> int:
-        # As objects of Python JSON takes several times the room that it has as text.
+        # As Python objects, JSON takes several times the memory that it needs as text.
         return OVERHEAD_BYTES + len(self.text) * (4 if self.job else 1)
 
 
@@ -101,7 +103,7 @@ class PollAnswer(NamedTuple):
 
 
 class BoundedCache:
-    """The values that were used last, as many as fit into a number of bytes."""
+    """Caches the values that were used last, up to a total number of bytes."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -113,7 +115,7 @@ class BoundedCache:
         return self._bytes
 
     def get(self, key: Hashable) -> Any:
-        """None: it is not kept."""
+        """Returns the cached value, or None."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -135,12 +137,14 @@ class BoundedCache:
 
 @dataclass
 class PollCache:
-    """Answers to a user's polls, until something of that user changes."""
+    """Caches responses to a user's polls until something of that user changes."""
 
     kept: BoundedCache = field(default_factory=BoundedCache)
-    hears_others: Callable[[], bool] = lambda: True  # what changes at other control planes
+    # whether changes at other control planes are received
+    hears_others: Callable[[], bool] = lambda: True
     _changes: int = 0
-    _changed: OrderedDict[UUID, int] = field(default_factory=OrderedDict)  # the last one of each
+    # the number of the last change by user
+    _changed: OrderedDict[UUID, int] = field(default_factory=OrderedDict)
     _all_changed: int = 0
 
     def forget(self, user_id: UUID) -> None:
@@ -193,7 +197,7 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
             plane, tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept
         )
         left_out = [job_id for job_id, _ in active if job_id not in rows]
-        # A client takes a prompt that isn't listed for one that has ended.
+        # Clients assume that a prompt that isn't listed has ended.
         names = await jobs.prompt_names(tx, caller.tenant.id, left_out)
         rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
         rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}
@@ -209,7 +213,7 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
 
 
 async def held_back_ids(plane: ControlPlane, caller: Caller) -> set[UUID]:
-    """Returns the prompts that run, but that their clients see waiting."""
+    """Returns the running prompts that their clients see as queued."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
         if sum(runs for _, runs in active) < 2:
@@ -220,10 +224,11 @@ async def held_back_ids(plane: ControlPlane, caller: Caller) -> set[UUID]:
 
 
 async def _held_back(tx: Tx, caller: Caller, runs: Mapping[UUID, str | None]) -> set[UUID]:
-    """`runs`: by running job, in the order of submission, the client that sees its prompts one after another.
+    """Returns the running prompts that their clients see as queued.
 
-    A client's socket shows the attempt that started first. Until one has started, the client sees the prompt
-    running that was submitted first.
+    `runs` contains the running jobs in the order of submission, with the client that sees its
+    prompts one at a time. A client's socket shows the attempt that started first. Until one has
+    started, the client sees the prompt running that was submitted first.
     """
     clients = [client_id for client_id in runs.values() if client_id is not None]
     if len(clients) == len(set(clients)):
@@ -250,7 +255,7 @@ async def history_body(
     offset: int | None = None,
     most: int | None = None,
 ) -> bytes:
-    """Of prompts that have ended, the oldest of them first."""
+    """Returns the history of ended prompts, the oldest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         ended = await _ended_ids(tx, caller)
         start = -1 if offset is None else offset
@@ -267,7 +272,7 @@ async def history_body(
 async def entry_body(
     plane: ControlPlane, caller: Caller, prompt_id: str, kept: BoundedCache
 ) -> bytes:
-    """The history of one prompt: empty until it has ended."""
+    """Returns the history of one prompt, which is empty until it has ended."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
         if not await jobs.is_prompt_ended(tx, caller.tenant.id, caller.user_id, job_id):
@@ -296,7 +301,7 @@ async def jobs_body(
 
 
 async def _ended_ids(tx: Tx, caller: Caller) -> list[UUID]:
-    """The oldest first."""
+    """Returns the ids of ended prompts, the oldest first."""
     found = await jobs.ended_prompt_ids(
         tx, caller.tenant.id, caller.user_id, limit=HISTORY_ENTRIES_MAX
     )
@@ -318,21 +323,21 @@ def _object(rendered: Iterable[RenderedPrompt]) -> bytes:
 
 
 async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job | None:
-    """None: this user has no such prompt."""
+    """Returns the prompt's job, or None if this user has no such prompt."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
         return await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job_id)
 
 
 async def entry_of(plane: ControlPlane, caller: Caller, job: Job, kept: BoundedCache) -> Record:
-    """Of a prompt that has ended."""
+    """Returns the history record of an ended prompt."""
     return (await entries_of(plane, caller, [job], kept))[job.id]
 
 
 async def entries_of(
     plane: ControlPlane, caller: Caller, ended: Sequence[Job], kept: BoundedCache
 ) -> dict[UUID, Record]:
-    """Of several prompts that have ended."""
+    """Returns the history records of several ended prompts."""
     forms = [(job.id, PromptForm.ENTRY) for job in ended]
     async with plane.context.tenant(caller.tenant.id) as tx:
         found = await _rendered(
@@ -354,8 +359,9 @@ async def _rendered(
     *,
     known: Mapping[UUID, Job] | None = None,
 ) -> dict[UUID, RenderedPrompt]:
-    """By job, in the order in which they are wanted; only those that are not kept are read. As many as fit into
-    an answer: of the history the last ones, and at least one."""
+    """Returns rendered prompts by job, in the requested order. Only those that are not cached are
+    read. Limited to the size of a response: a history contains the last ones, and at least one.
+    """
     found: dict[UUID, RenderedPrompt] = {}
     missing: list[tuple[UUID, PromptForm]] = []
     is_history = bool(wanted) and wanted[-1][1] is PromptForm.ENTRY
@@ -382,7 +388,7 @@ async def _rendered(
 
 
 def _fitting(found: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set[UUID]:
-    """The first ones, up to the size of an answer."""
+    """Returns the first prompts, up to the size of a response."""
     fitting: set[UUID] = set()
     size = 0
     for job_id in order:
@@ -400,7 +406,7 @@ async def _render_in_parts(
     known: Mapping[UUID, Job],
     sees: bool,
 ) -> AsyncGenerator[dict[tuple[UUID, PromptForm], RenderedPrompt], None]:
-    """Other tasks run between the parts."""
+    """Renders prompts in parts. Other tasks run between the parts."""
     form_of = dict(forms)
     for job_id, job in known.items():
         if job_id in form_of:

@@ -1,4 +1,6 @@
-"""What the online workers of a user's fleets have: GPUs, and model files by ComfyUI's names of their folders."""
+"""The GPUs and model files of the online workers of a user's fleets. Models are grouped by
+ComfyUI's folder names.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +12,12 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# Clients poll figures of the machine to see whether a server lives.
+# Seconds for which an inventory is cached. Clients poll it to check whether a server is alive.
 KEPT_SECONDS = 5.0
 INVENTORIES_MAX = 1_000
 DEVICES_PER_FLEET_MAX = 64
 
-# `Class.input` where the input's name alone does not tell the folder.
+# `Class.input` for inputs whose name alone doesn't determine the folder.
 FOLDER_OF_CLASS: Mapping[str, str] = {
     "CLIPVisionLoader.clip_name": "clip_vision",
     "UpscaleModelLoader.model_name": "upscale_models",
@@ -49,7 +51,7 @@ FOLDER_OF_INPUT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerDevice:
-    """A worker's GPU, or its CPU."""
+    """A worker's GPU or CPU."""
 
     name: str
     is_gpu: bool
@@ -68,12 +70,14 @@ class Inventory:
 
 
 def folder_of(model_input: str) -> str | None:
-    """The model folder that an input such as `CheckpointLoaderSimple.ckpt_name` chooses from."""
+    """Returns the model folder that an input such as `CheckpointLoaderSimple.ckpt_name` selects
+    from.
+    """
     return FOLDER_OF_CLASS.get(model_input) or FOLDER_OF_INPUT.get(model_input.rpartition(".")[2])
 
 
 def models_by_folder(facts: Iterable[BackendFacts]) -> dict[str, list[str]]:
-    """The union over all backends."""
+    """Returns the union of all backends' models."""
     found: dict[str, set[str]] = {}
     for each in facts:
         for model_input, files in each.model_files.items():
@@ -102,7 +106,7 @@ def device_of(facts: BackendFacts, reading: Reading) -> WorkerDevice:
 
 
 def largest_device(devices: Sequence[WorkerDevice]) -> list[WorkerDevice]:
-    """Returns the device with the most memory, GPUs first; none if there is none."""
+    """Returns the device with the most memory, GPUs first, or an empty list."""
     if not devices:
         return []
     return [max(devices, key=lambda device: (device.is_gpu, device.memory_bytes))]
@@ -129,7 +133,7 @@ async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inv
 
 
 class InventoryCache:
-    """Keeps each for some seconds, whoever asks."""
+    """Caches each inventory for some seconds, for all callers."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -138,7 +142,7 @@ class InventoryCache:
     async def get(
         self, plane: ControlPlane, of_fleets: Sequence[Fleet], *, fresh: bool = False
     ) -> Inventory:
-        """Returns what was read in the last seconds, unless it is to be `fresh`."""
+        """Returns the cached inventory, or reads it if it is too old or `fresh` is set."""
         key = tuple(sorted(fleet.id for fleet in of_fleets))
         read_at, inventory = self._kept.get(key, (float("-inf"), Inventory()))
         if not fresh and self._clock() - read_at < KEPT_SECONDS:

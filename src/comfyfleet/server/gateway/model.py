@@ -1,4 +1,4 @@
-"""Prompts of the gateway as ComfyUI shows them: in its queue, in its history, among its jobs; and what they cost. Pure."""
+"""Gateway prompts as ComfyUI shows them in its queue, history and jobs, and their prices. Pure."""
 
 import heapq
 import math
@@ -35,12 +35,16 @@ CLIENT_ID_CHARACTERS_MAX = 200
 
 
 def job_id_of(tenant_id: UUID, user_id: UUID, prompt_id: str) -> UUID:
-    """The job of a client's prompt: the same id again is the same job, of this user alone."""
+    """Returns the job id of a client's prompt. For one user, the same prompt id always has the same
+    job id.
+    """
     return uuid5(user_id, f"{tenant_id}/{prompt_id}")
 
 
 def gateway_data(job: Job) -> Mapping[str, Any]:
-    """What came with the prompt: `prompt_id`, `number`, `client_id`, `extra_data`, `outputs`."""
+    """Returns the data that was submitted with the prompt: `prompt_id`, `number`, `client_id`,
+    `extra_data`, `outputs`.
+    """
     return job.asked.gateway or {}
 
 
@@ -49,7 +53,9 @@ def prompt_id_of(job: Job) -> str:
 
 
 def client_in_order(job: Job) -> str | None:
-    """Returns the client that sees this prompt in order with its others; None if it is shown at once."""
+    """Returns the client that sees this prompt in order with its others, or None if it is shown at
+    once.
+    """
     data = gateway_data(job)
     return data["client_id"] if sees_in_order(data) else None
 
@@ -59,7 +65,7 @@ def is_running(job: Job) -> bool:
 
 
 def queued_prompt(job: Job) -> QueuedPrompt:
-    """As queue and history show it: whole, and with the names that its client gave."""
+    """Returns the complete prompt for queue and history, with the names that its client used."""
     data = gateway_data(job)
     return QueuedPrompt(
         number=data["number"],
@@ -79,7 +85,9 @@ N = TypeVar("N", bound=Numbered)
 
 
 def as_in_heap(waiting: Iterable[N]) -> list[N]:
-    """As ComfyUI lists them: the next one first, and the others as they lie in its heap."""
+    """Returns prompts in ComfyUI's order: the next one first, and the others in the order of its
+    heap.
+    """
     heap: list[tuple[float, int, N]] = []
     for arrival, item in enumerate(waiting):
         heapq.heappush(heap, (item.number, arrival, item))
@@ -91,7 +99,7 @@ def history_entry(job: Job, record: Mapping[str, Any]) -> Record:
 
 
 def record_of_end(job: Job, told: Sequence[Event]) -> dict[str, Any]:
-    """Of a job that ended without a report of its run."""
+    """Builds the history record of a job that ended without a report of its run."""
     at = job.completed_at or job.submitted_at
     end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
     events = [*told, *missing_events(prompt_id_of(job), end, told, at)]
@@ -116,8 +124,8 @@ class StoredUserdata(NamedTuple):
     data: bytes
 
 
-# Reserved for a prompt unlike any that its user has run, and the least that is reserved for others
-# if the balance allows it: a few more steps must not run into the end of the reservation.
+# Seconds that are reserved for a prompt unlike any that its user has run, and the minimum for
+# others if the balance allows it, so that a few more steps don't exceed the reservation.
 DEFAULT_SECONDS = 60.0
 # Reserved for a prompt like earlier ones, as a multiple of the longest of their runs: the usual
 # reservation, and the smallest that is accepted where the balance doesn't cover the usual one.
@@ -128,22 +136,22 @@ MAX_TOKENS_HEADER = "x-max-tokens"
 def max_tokens_of(
     headers: Mapping[str, str], query: Mapping[str, str], extra_data: Mapping[str, Any]
 ) -> int | None:
-    """The most that the caller wants to pay: by a header, in the query, or in `extra_data`."""
-    given = headers.get(MAX_TOKENS_HEADER, query.get(MAX_TOKENS, extra_data.get(MAX_TOKENS)))
-    if given is None:
+    """Returns the caller's maximum price, from a header, the query or `extra_data`."""
+    value = headers.get(MAX_TOKENS_HEADER, query.get(MAX_TOKENS, extra_data.get(MAX_TOKENS)))
+    if value is None:
         return None
     try:
-        most = int(given) if isinstance(given, str | int) else -1
+        most = int(value) if isinstance(value, str | int) else -1
     except ValueError:
         most = -1
-    if isinstance(given, bool) or not 0 <= most <= PRICE_TOKENS_MAX:
+    if isinstance(value, bool) or not 0 <= most <= PRICE_TOKENS_MAX:
         says = f"max_tokens must be a whole number from 0 to {PRICE_TOKENS_MAX:,}"
-        raise RefusedPrompt(fault("invalid_max_tokens", says, str(given)[:100]))
+        raise RefusedPrompt(fault("invalid_max_tokens", says, str(value)[:100]))
     return most
 
 
 class PricedPrompt(NamedTuple):
-    """A prompt with what is reserved for it, and the smallest reservation with which it may run."""
+    """A prompt with its reservation, and the smallest reservation with which it may run."""
 
     asked: JobSpec
     least_tokens: int
@@ -220,9 +228,8 @@ def _fixed(asked: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
 
 
 def shortfall(error: InsufficientTokens) -> Fault:
-    """The error of a prompt that its user can not pay.
-
-    As ComfyUI would tell it: with what is needed, and what there is.
+    """Returns the error of a prompt that its user can't pay, with the required tokens and the
+    balance.
     """
     required, balance = error.details["required_tokens"], error.details["balance"]
     says = f"The prompt needs {required} tokens, and the balance is {balance}"

@@ -21,7 +21,7 @@ FORM_BYTES = 64 * 1024
 
 
 class ArrivingUploads:
-    """Of this process."""
+    """The uploads that are arriving at this process."""
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[UUID, FairTurns] = WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""What an editor stores on its server, per user: settings, and files such as workflows."""
+"""Stores an editor's data per user: settings, and files such as workflows."""
 
 import json
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from comfyfleet.server.tenants.model import Caller
 SETTINGS = "comfy.settings.json"
 PATH_CHARACTERS_MAX = 500
 FILE_BYTES_MAX = 20 * 1024**2
-# A folder is listed with each of its files.
+# A folder is listed with all of its files.
 PATH_FOLDERS_MAX = 20
-# All settings are read and written for each one that changes.
+# Limited because all settings are read and written for each change.
 SETTINGS_BYTES_MAX = 512 * 1024
 FILES_MAX = 5_000
 BYTES_MAX = 512 * 1024**2
@@ -31,7 +31,9 @@ class PathTooDeep(InvalidInput):
 
 
 def checked_path(name: str) -> str:
-    """The path that a client's name leads to; raises InvalidInput, OutsideFolder for one that leaves."""
+    """Returns the path for a client's name. Raises InvalidInput, or OutsideFolder if the path
+    leaves the user's folder.
+    """
     path = path_inside("", name)
     if not path or len(path) > PATH_CHARACTERS_MAX or not is_storable(path):
         raise InvalidInput(f"a path has 1 to {PATH_CHARACTERS_MAX} characters, none of them NUL")
@@ -41,7 +43,7 @@ def checked_path(name: str) -> str:
 
 
 async def read(plane: ControlPlane, caller: Caller, path: str) -> StoredUserdata:
-    """Raises NotFound."""
+    """Returns a file. Raises NotFound."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         found = await store.get(tx, caller.tenant.id, caller.user_id, path)
     if found is None:
@@ -50,7 +52,9 @@ async def read(plane: ControlPlane, caller: Caller, path: str) -> StoredUserdata
 
 
 async def list_files(plane: ControlPlane, caller: Caller, folder: str) -> list[UserdataEntry]:
-    """All in a folder and its subfolders, by path; none: there is no such folder."""
+    """Returns all files in a folder and its subfolders, sorted by path. An empty list means that
+    the folder doesn't exist.
+    """
     async with plane.context.tenant(caller.tenant.id) as tx:
         found = await store.list_under(
             tx, caller.tenant.id, caller.user_id, folder, limit=FILES_MAX
@@ -66,7 +70,9 @@ async def has_any(plane: ControlPlane, caller: Caller) -> bool:
 async def write(
     plane: ControlPlane, caller: Caller, path: str, data: bytes, *, overwrites: bool
 ) -> UserdataEntry:
-    """Raises Conflict if it is there and may not be overwritten, InvalidInput if a folder is."""
+    """Stores a file. Raises Conflict if it exists and may not be overwritten, and InvalidInput if a
+    folder has its name.
+    """
     if len(data) > FILE_BYTES_MAX:
         raise LimitExceeded(f"a file has at most {FILE_BYTES_MAX:,} bytes")
     async with plane.context.tenant_transaction(caller.tenant.id) as tx:
@@ -102,7 +108,7 @@ async def _write(
 
 
 async def delete(plane: ControlPlane, caller: Caller, path: str) -> None:
-    """Raises NotFound."""
+    """Deletes a file. Raises NotFound."""
     async with plane.context.tenant_transaction(caller.tenant.id) as tx:
         if not await store.remove(tx, caller.tenant.id, caller.user_id, path):
             raise _missing(path)
@@ -111,7 +117,7 @@ async def delete(plane: ControlPlane, caller: Caller, path: str) -> None:
 async def move(
     plane: ControlPlane, caller: Caller, path: str, target: str, *, overwrites: bool
 ) -> UserdataEntry:
-    """Raises NotFound, and what `write` raises."""
+    """Moves a file. Raises NotFound and the errors of `write`."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.context.tenant_transaction(tenant_id) as tx:
         data = await store.get_locked(tx, tenant_id, user_id, path)
@@ -133,7 +139,7 @@ async def read_settings(plane: ControlPlane, caller: Caller) -> dict[str, Any]:
 
 
 async def change_settings(plane: ControlPlane, caller: Caller, changes: Mapping[str, Any]) -> None:
-    """Merges them. An editor sends several at once, and none may be lost."""
+    """Merges changes into the settings. An editor sends several at once, and none may be lost."""
     if is_larger(changes, bytes_max=SETTINGS_BYTES_MAX):
         raise _settings_too_large()
     tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
@@ -154,7 +160,7 @@ def _settings_too_large() -> LimitExceeded:
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
     if data is not None and len(data) > SETTINGS_BYTES_MAX:
-        return {}  # written as a file of this name
+        return {}  # not settings, but a file that was written under this name
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,6 @@
-"""Jobs of Comfy API v2: the same prompts as those of ComfyUI's own clients, submitted, found, listed and followed."""
+"""Jobs of Comfy API v2: submits, finds, lists and follows the same prompts as ComfyUI's own
+clients.
+"""
 
 import asyncio
 import hashlib
@@ -41,9 +43,11 @@ from comfyfleet.workflow.model import Limits
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
-# A page with a filter by labels looks at so many jobs, and then says where to go on.
+# A page with a label filter searches at most this many jobs, and then returns a cursor for the
+# rest.
 JOBS_SCANNED_MAX = 100
-# A larger prompt would be refused anyway. The texts are those of the body, unless subgraphs repeat them.
+# Larger prompts would be refused anyway. Strings have the size of the body, unless subgraphs repeat
+# them.
 CONVERSION_LIMITS = Limits(nodes_max=prompts.NODES_MAX, text_characters_max=16 * 1024**2)
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 20
 conversions = FairThreads("conversions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
@@ -59,7 +63,7 @@ class WorkflowRefused(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowJob:
-    """A submitted job. `metadata`: labels, or a text."""
+    """A job to submit. `metadata` consists of labels, or is a string."""
 
     workflow: Mapping[str, Any]
     idempotency_key: str | None = None
@@ -78,7 +82,9 @@ async def submit_job(
     *,
     at_id: Callable[[UUID], None],
 ) -> Job:
-    """Raises KeyReused, WorkflowRefused, MissingAsset; then nothing was queued, and the key is free."""
+    """Submits a job. Raises KeyReused, WorkflowRefused or MissingAsset. In these cases, nothing was
+    queued and the key can be used again.
+    """
     key = None if asked.idempotency_key is None else stored_key(asked.idempotency_key)
     if key is not None:
         await _refuse_used(plane, caller, key)
@@ -93,7 +99,8 @@ async def submit_job(
     prompt_id = str(uuid4())
     options = prompts.PromptOptions(key, asked.priority or 0, kept, asked.max_tokens)
     try:
-        # The id is its client's, too: as with comfy-api-proxy, nobody else hears of its run.
+        # The job's id is also used as client id. As with comfy-api-proxy, no other client receives
+        # the run's messages.
         submission = parse_submission(
             {
                 "prompt": prompt,
@@ -115,7 +122,9 @@ async def submit_job(
 
 
 def stored_key(key: str) -> str:
-    """Keys of this API are others than those of our own."""
+    """Returns the stored form of a key. The prefix separates this API's keys from those of our own
+    API.
+    """
     return f"v2:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -144,7 +153,7 @@ def _kept(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extra_data(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of the editor goes into the pictures, as when the editor submits it."""
+    """Adds an editor's document to the images' metadata, as when the editor submits it."""
     shown = {"extra_pnginfo": {"workflow": workflow}} if is_editor_format(workflow) else {}
     return {**asked.extra_data, **shown}
 
@@ -156,7 +165,7 @@ async def _prompt_of(
         return workflow
     offer = await offer_to(plane, caller)
     try:
-        # Unknown types are kept, and refused by name when the prompt is validated.
+        # Unknown types are kept here, and refused by name when the prompt is validated.
         work = partial(
             convert,
             workflow,
@@ -183,7 +192,7 @@ def _refusal(refused: RefusedPrompt) -> WorkflowRefused:
 
 
 async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job:
-    """Raises NotFound, also for others' jobs."""
+    """Returns the user's job. Raises NotFound for other users' jobs as well."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
         return await _find(tx, caller, job_id)
@@ -203,7 +212,9 @@ async def cancel_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job
 
 
 def workflow_of(job: Job) -> dict[str, Any]:
-    """The document that the editor saved, if it came as one; else the prompt."""
+    """Returns the document that the editor saved, if the job was submitted as one, and otherwise
+    the prompt.
+    """
     data = gateway_data(job)
     saved = data.get("workflow")
     if isinstance(saved, Mapping):
@@ -236,7 +247,7 @@ async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: Bounded
 async def cancelling_among(
     plane: ControlPlane, caller: Caller, found: Sequence[Job]
 ) -> frozenset[UUID]:
-    """Those whose workers have been told to stop them."""
+    """Returns the jobs whose workers have been told to stop them."""
     running = [job.id for job in found if is_running(job)]
     if not running:
         return frozenset()
@@ -275,10 +286,10 @@ class WorkflowJobQuery:
     limit: int = 50
 
     def own_statuses(self) -> list[JobStatus]:
-        """Ours, among which some of the wanted ones are."""
+        """Returns our statuses that may contain jobs with the requested ones."""
         wanted = set(self.statuses) or set(STATUSES.values())
         own = [*dict.fromkeys(own for said, own in OWN_STATUSES.items() if said in wanted)]
-        # One that its worker has fetched and not begun is queued.
+        # A prefetched job that its worker has not begun counts as queued.
         return own + [JobStatus.PROCESSING] * ("queued" in wanted and "running" not in wanted)
 
     def wants(self, job: Job, cancelling: Collection[UUID] = ()) -> bool:
@@ -291,7 +302,7 @@ class WorkflowJobQuery:
 
 
 class WorkflowJobPage(NamedTuple):
-    """`last`: where the next page begins; None: there is none."""
+    """A page of jobs. `last` is the position at which the next page begins, or None at the end."""
 
     jobs: list[Job]
     facts: Mapping[UUID, JobFacts]
@@ -301,7 +312,7 @@ class WorkflowJobPage(NamedTuple):
 async def list_jobs(
     plane: ControlPlane, caller: Caller, query: WorkflowJobQuery, cache: BoundedCache
 ) -> WorkflowJobPage:
-    """The newest first."""
+    """Returns a page of jobs, the newest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         found, is_more = await _read_jobs(tx, caller, query)
     cancelling = await cancelling_among(plane, caller, found)
@@ -313,7 +324,9 @@ async def list_jobs(
 
 
 async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[list[Job], bool]:
-    """As many as a page needs, or fewer where their prompts are large; and whether there may be more."""
+    """Returns as many jobs as a page needs, or fewer if their prompts are large, and whether there
+    may be more.
+    """
     scanned = JOBS_SCANNED_MAX if query.labels else query.limit + 1
     found: list[Job] = []
     before, size = query.before, 0
@@ -344,7 +357,7 @@ def _cut(
     *,
     is_more: bool,
 ) -> tuple[list[Job], Job | None]:
-    """The jobs of a page, and after which the next one begins."""
+    """Returns the jobs of a page, and the job after which the next page begins."""
     page: list[Job] = []
     for place, job in enumerate(found):
         page += [job] * query.wants(job, cancelling)
@@ -356,7 +369,9 @@ def _cut(
 async def read_run(
     plane: ControlPlane, caller: Caller, job_id: UUID, *, after_id: int
 ) -> tuple[Job, LogPage]:
-    """The job first: once it has ended, its messages are complete when there are no more."""
+    """Returns a job and a page of its messages. The job is read first, so that its messages are
+    complete if it has ended and no more pages exist.
+    """
     async with plane.context.tenant(caller.tenant.id) as tx:
         job = await _find(tx, caller, job_id)
         told = await run_log.events_of_job(tx, caller.tenant.id, job_id, after_id=after_id)

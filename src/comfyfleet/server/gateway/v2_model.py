@@ -1,4 +1,4 @@
-"""Jobs, progress and assets in the words of Comfy API v2. Pure."""
+"""Jobs, progress and assets in the format of Comfy API v2. Pure."""
 
 import base64
 import math
@@ -25,16 +25,16 @@ STATUSES: Mapping[JobStatus, str] = {
     JobStatus.CANCELLED: "canceled",
 }
 CANCELING, EXPIRED = "canceling", "expired"
-# Ours among which they are.
+# Our statuses that may contain jobs with each of the API's statuses.
 OWN_STATUSES: Mapping[str, JobStatus] = {
     **{said: own for own, said in STATUSES.items()},
     CANCELING: JobStatus.PROCESSING,
     EXPIRED: JobStatus.FAILED,
 }
-# As a worker reports it.
+# The start of the error that a worker reports for a run that it stopped at its limit.
 RUN_LIMIT_ERROR = '{"code": "run_limit"'
 ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
-# Where nothing is ever deleted, clients want a date all the same.
+# The retention that is reported if nothing is ever deleted, because clients require a date.
 KEPT_DAYS = 365
 URL_VALID = timedelta(hours=24)
 OUTPUT_TYPES = {
@@ -49,7 +49,7 @@ TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
 
 
 def time_text(moment: datetime) -> str:
-    """As strict readers of ISO 8601 want it, with Z."""
+    """Returns the time in ISO 8601 with Z, which strict parsers require."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -58,7 +58,9 @@ def _time_or_none(moment: datetime | None) -> str | None:
 
 
 def status_of(job: Job, *, is_cancelling: bool = False) -> str:
-    """`is_cancelling`: its worker has been told to stop it."""
+    """Returns the API's status of a job. `is_cancelling` means that its worker has been told to
+    stop it.
+    """
     if job.status == JobStatus.FAILED and (job.raw_error or "").startswith(RUN_LIMIT_ERROR):
         return EXPIRED
     if is_cancelling and job.shown_status == JobStatus.PROCESSING:
@@ -68,7 +70,7 @@ def status_of(job: Job, *, is_cancelling: bool = False) -> str:
 
 @dataclass
 class LoggedProgress:
-    """What the messages of a run tell of its progress, so far."""
+    """The progress of a run according to its messages so far."""
 
     prompt: Mapping[str, Any]
     done: set[str] = field(default_factory=set)
@@ -77,7 +79,7 @@ class LoggedProgress:
     steps: int | None = None
 
     def take(self, event: Event) -> bool:
-        """Whether the message told of progress."""
+        """Processes a message. Returns whether it changed the progress."""
         kind, data = event
         if kind == "execution_start":
             self.done, self.current = set(), None
@@ -114,7 +116,7 @@ class LoggedProgress:
                 self.step, self.steps = _whole(node.get("value")), _whole(node.get("max"))
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it, never a difference."""
+        """Returns the complete progress, never a difference."""
         done = len(self.done & self.prompt.keys())
         total = max(len(self.prompt), 1)
         part = 0.0
@@ -144,7 +146,7 @@ def _whole(value: object) -> int | None:
 
 
 def preview_of(event: Event) -> dict[str, Any] | None:
-    """A picture that the run showed."""
+    """Returns an image that the run displayed, or None for other messages."""
     kind, data = event
     if kind != PICTURE or not data.get("base64"):
         return None
@@ -164,11 +166,11 @@ def preview_body(preview: RunPreview) -> dict[str, Any]:
 
 
 class Reader(NamedTuple):
-    """Who is told: by which address they reach us, and when."""
+    """The client that reads a response: the address at which it reaches us, and the current time."""
 
     base: str
     now: datetime
-    kept_days: int = 0  # for how long jobs and files are kept; 0: for ever
+    kept_days: int = 0  # retention of jobs and files in days; 0 means forever
 
     def asset_url(self, file: File) -> str:
         return f"{self.base}{ASSETS_PATH}/{file.id}/content"
@@ -178,7 +180,9 @@ class Reader(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """What is told of a job beside its row. `record`: how it ended, or what it has shown so far."""
+    """The facts that a job's response contains in addition to its row. `record` contains how the
+    job ended, or what it has displayed so far.
+    """
 
     record: Record | None = None
     names: Iterable[UserFile] = ()
@@ -218,7 +222,7 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
 
 
 def list_item(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A job among others. Clients of lists look for its times under these names."""
+    """Returns a job as a list entry. Clients of lists expect its times under these names."""
     changed = body["completed_at"] or body["started_at"] or body["created_at"]
     return {**body, "create_time": body["created_at"], "update_time": changed}
 
@@ -230,7 +234,7 @@ def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
 
 
 def messages_of(record: Record | None) -> dict[str, Mapping[str, Any]]:
-    """By type; of several of one type the last."""
+    """Returns the messages by type. If a type occurs several times, the last one is used."""
     messages = ((record or {}).get("status") or {}).get("messages") or ()
     return dict(messages)
 
@@ -251,12 +255,12 @@ def error_of(job: Job, messages: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 
 def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, Any]]:
-    """The files that a job has made, in the order of its nodes; those that are gone are left out."""
+    """Yields the output files of a job in the order of its nodes, without deleted ones."""
     by_output = {each.name: each.file_id for each in job.outputs}
     by_name = {
         (each.folder, each.path): facts.files.get(file_id)
         for each in facts.names
-        # Of a job that has not been completed the names themselves say which files they are.
+        # If the job has not been completed, the names contain the file ids.
         if (file_id := each.file_id or by_output.get(each.output or "")) is not None
     }
     for node_id, listed in ((facts.record or {}).get("outputs") or {}).items():
@@ -277,7 +281,9 @@ def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, 
 
 
 def output_type(key: str, media_type: str) -> str:
-    """By what the file is; ComfyUI's nodes show videos as pictures, too."""
+    """Returns the type of an output according to its media type, because ComfyUI's nodes list
+    videos as images as well.
+    """
     family = media_type.partition("/")[0]
     if family in ("video", "audio"):
         return family
@@ -325,7 +331,7 @@ def expiry_of(file: File) -> datetime | None:
 
 
 def is_editor_format(workflow: Mapping[str, Any]) -> bool:
-    """Whether it is a document of the editor, not a prompt."""
+    """Checks whether the workflow is an editor's document and not a prompt."""
     return isinstance(workflow.get("nodes"), list) and "links" in workflow
 
 
@@ -333,7 +339,7 @@ REFERENCE = "core/ASSET"
 
 
 def references_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every asset reference, at any depth."""
+    """Yields all asset references, at any depth."""
     if isinstance(value, Mapping):
         if value.get("__type") == REFERENCE:
             yield value
@@ -346,7 +352,9 @@ def references_in(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class AssetReference(NamedTuple):
-    """The hash counts only where there is no id; the path tells which of several names is meant."""
+    """A reference to an asset. The hash is used only if there is no id. The path selects one of
+    several names.
+    """
 
     id: str | None
     hash: str | None
@@ -365,7 +373,7 @@ def parse_reference(reference: Mapping[str, Any]) -> AssetReference:
 
 
 def with_names(value: Any, names: Mapping[AssetReference, str]) -> Any:
-    """The same workflow, where each reference is replaced by the name of its file."""
+    """Returns the same workflow with references replaced by the names of their files."""
     if isinstance(value, Mapping):
         if value.get("__type") == REFERENCE:
             return names[parse_reference(value)]
@@ -374,7 +382,7 @@ def with_names(value: Any, names: Mapping[AssetReference, str]) -> Any:
 
 
 class EventPlace(NamedTuple):
-    """Up to where a reader has got: reports of the run, then the outputs, then the end."""
+    """A reader's position in the events: reports of the run, then the outputs, then the end."""
 
     row: int = 0
     outputs: int = 0
@@ -385,7 +393,7 @@ END = "end"
 
 
 def parse_place(text: str | None) -> EventPlace:
-    """Of a `Last-Event-ID`; what is none of ours is the beginning."""
+    """Parses a `Last-Event-ID`. Unknown values mean the beginning."""
     if not text:
         return EventPlace()
     if text == END:
@@ -402,7 +410,7 @@ def encode_cursor(job: Job) -> str:
 
 
 def decode_cursor(text: str) -> tuple[datetime, UUID] | None:
-    """None: it is none of ours."""
+    """Decodes a cursor. Returns None if it isn't valid."""
     try:
         place = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
         moment, _, job_id = place.partition(" ")
