@@ -1,7 +1,8 @@
-"""Decides which waiter gets which job. Pure: candidates and waiters in, matches out.
+"""Decides which waiter gets which job. Pure: it maps candidates and waiters to matches.
 
-Candidates stand in one order: priority, then fair share between lanes, then fair rank and age inside a lane.
-Every waiter takes from the front; one that has a job's model loaded may look a little ahead.
+Candidates are in one order: priority, then fair share between lanes, then fair rank and age within
+a lane. Every waiter takes jobs from the front. A waiter that has a job's model loaded may look a
+little ahead.
 """
 
 from collections import Counter
@@ -27,13 +28,14 @@ class Match(NamedTuple):
 
 class MatchDecision(NamedTuple):
     choices: list[Match]
-    passed: frozenset[int]  # jobs before which another went because of its model
-    has_fresh: bool = False  # a job was kept from those who would only prefetch it
-    # After so long, a job that is left to workers with its model may go to those left over here.
+    passed: frozenset[int]  # jobs that another job passed because of its model
+    has_fresh: bool = False  # a job was withheld from workers that would only prefetch it
+    # Seconds after which a job that is reserved for workers with its model may go to the remaining
+    # waiters.
     held_seconds: float | None = None
 
 
-# A candidate's place in the one order: priority, turn of the lane, id.
+# A candidate's place in the order: priority, turn of the lane, id.
 OrderKey = tuple[int, float, int]
 
 
@@ -50,9 +52,9 @@ class MatchRules:
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
-    # So long a new job is left to the idle worker of its client's previous prompt.
+    # How long a new job is reserved for the idle worker of its client's previous prompt.
     preferred_max_wait: timedelta = timedelta(seconds=0.3)
-    prefetch_after: timedelta = timedelta()  # so long a new job is left to those who are idle
+    prefetch_after: timedelta = timedelta()  # how long a new job is reserved for idle workers
     window: int = AFFINITY_WINDOW
     costs: SwitchCosts = field(default_factory=SwitchCosts)
 
@@ -61,15 +63,15 @@ DEFAULT_RULES = MatchRules()
 
 
 class MatchView(NamedTuple):
-    """What is known when the matcher decides which job may pass which."""
+    """The state that decides which job may pass which."""
 
     now: datetime
     passed_since: Mapping[int, datetime]
     rules: MatchRules
-    ahead: Mapping[int, int]  # job → how many with its model stand before it
+    ahead: Mapping[int, int]  # the number of earlier jobs with the same model by job
 
     def may_pass(self, waiter: Waiter, candidate: DispatchCandidate) -> bool:
-        """Whether jobs whose model the waiter has loaded may still go before this one."""
+        """Whether jobs whose model the waiter has loaded may still pass this one."""
         most = self.rules.costs.passed_max(
             waiter.fleet_id,
             waiter.models_loaded[0],
@@ -80,23 +82,25 @@ class MatchView(NamedTuple):
         return bool(most) if since is None else self.now - since < most / 2
 
     def is_still_loaded(self, waiter: Waiter, model_key: str | None) -> bool:
-        """Whether a model that another has followed counts as loaded: yes, until switching back is
-        known to be free.
+        """Whether a model still counts as loaded after another one was used. It does until
+        switching back is known to be free.
         """
         if model_key is None or model_key not in waiter.models_loaded:
             return False
         return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is left to workers that have its model, or to the worker
-        of its client's previous prompt; this waiter is none of them.
+        """Returns how much longer the job is reserved for workers that have its model, or for the
+        worker of its client's previous prompt. This waiter is not one of them.
         """
         return self.preferred_for(waiter, candidate) or self._held_by_model(waiter, candidate)
 
     def preferred_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is left to the worker of its client's previous prompt.
+        """Returns how much longer the job is reserved for the worker of its client's previous
+        prompt.
 
-        That worker is preferred while it is idle, and not to run the job after another one.
+        That worker is preferred only while it is idle, and not if it would run the job after
+        another one.
         """
         preferred = candidate.preferred_worker_id
         if preferred is None or (preferred == waiter.worker_id and not waiter.is_prefetch):
@@ -168,8 +172,8 @@ def _ahead(order: Iterable[DispatchCandidate]) -> dict[int, int]:
 def _passed(
     order: Sequence[DispatchCandidate], choices: Sequence[Match], waiters: Sequence[Waiter]
 ) -> frozenset[int]:
-    """Returns the jobs that were passed. Perhaps too many: whether the worker could run them isn't
-    checked.
+    """Returns the jobs that were passed. There may be too many of them, because it isn't checked
+    whether the worker could run them.
     """
     by_model = {
         choice.candidate.id
@@ -189,20 +193,28 @@ def _held_seconds(
     waiters: Sequence[Waiter],
     view: MatchView,
 ) -> float | None:
-    """Returns after how many seconds the waiters without a job should retry, if a job is held from
+    """Returns the seconds after which waiters without a job should retry, if a job is withheld from
     them.
     """
     window = order[: view.rules.window]
-    may_hold = view.rules.costs.estimates or any(each.preferred_worker_id for each in window)
+    may_hold = view.rules.costs.estimates or any(
+        candidate.preferred_worker_id for candidate in window
+    )
     if not may_hold or len(choices) == len(waiters):
         return None
-    served, taken = {each.waiter for each in choices}, {each.candidate.id for each in choices}
-    idle = [waiter for index, waiter in enumerate(waiters) if index not in served]
-    left = [each for each in window if each.id not in taken]
-    held = (
-        view.held_for(waiter, each) for each in left for waiter in idle if each.lane in waiter.lanes
+    served, taken = (
+        {candidate.waiter for candidate in choices},
+        {candidate.candidate.id for candidate in choices},
     )
-    return min((each.total_seconds() for each in held if each), default=None)
+    idle = [waiter for index, waiter in enumerate(waiters) if index not in served]
+    left = [candidate for candidate in window if candidate.id not in taken]
+    held = (
+        view.held_for(waiter, candidate)
+        for candidate in left
+        for waiter in idle
+        if candidate.lane in waiter.lanes
+    )
+    return min((candidate.total_seconds() for candidate in held if candidate), default=None)
 
 
 def _serve(
@@ -211,7 +223,9 @@ def _serve(
     equals: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Matches workers of equal load: first those that have a wanted model loaded, then the others."""
+    """Matches workers of equal load, first those that have a suitable model loaded, then the
+    others.
+    """
     warm = [index for index in equals if waiters[index].models_loaded]
     if not warm:
         return _match_in_order(left, waiters, equals, view)
@@ -226,8 +240,8 @@ def _serve(
 def sort_candidates(
     candidates: Iterable[DispatchCandidate], starts: Mapping[QueueLane, float]
 ) -> list[tuple[OrderKey, DispatchCandidate]]:
-    """Sorts candidates of all lanes. Ranks are times of one lane, so positions are compared between
-    lanes.
+    """Sorts candidates of all lanes. Ranks are only comparable within a lane, so positions are
+    compared between lanes.
     """
     placed = []
     for lane, line in group_by_lane(candidates).items():
@@ -245,8 +259,8 @@ def sort_candidates(
 def group_by_lane(
     candidates: Iterable[DispatchCandidate],
 ) -> dict[QueueLane, list[DispatchCandidate]]:
-    """Groups candidates by lane. They mostly come lane by lane with the same object, which saves
-    hashing it.
+    """Groups candidates by lane. Successive candidates usually share the same lane object, which
+    saves hashing it.
     """
     lines: dict[QueueLane, list[DispatchCandidate]] = {}
     lane: QueueLane | None = None
@@ -265,7 +279,7 @@ def _in_lane(candidate: DispatchCandidate) -> tuple[int, int, int]:
 def complete_prefix(
     order: list[tuple[OrderKey, DispatchCandidate]], cut: Collection[QueueLane]
 ) -> list[DispatchCandidate]:
-    """Returns the part of the order that no unread candidate can belong to."""
+    """Returns the part of the order that unread candidates can't precede."""
     unseen = set(cut)
     end = len(order)
     for place in range(len(order) - 1, -1, -1):
@@ -279,9 +293,10 @@ def complete_prefix(
 
 
 def waiter_rank(waiter: Waiter) -> tuple[bool, int, int, int]:
-    """Orders waiters by load, then fewer lanes (others have more to choose from), then memory.
+    """Orders waiters by load, then by number of lanes, because others have more jobs to choose
+    from, then by memory.
 
-    A worker that would only prefetch the job comes after all that would run it now.
+    A worker that would only prefetch the job comes after all workers that would run it now.
     """
     return (waiter.is_prefetch, waiter.load, len(waiter.lanes), -waiter.free_gpu_memory_bytes)
 
@@ -295,8 +310,8 @@ def may_take(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> boo
 
 
 def is_avoided(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> bool:
-    """Whether its backend has just failed with this job, so that another worker should try it, if
-    there is one.
+    """Whether the worker's backend has just failed with this job, so that another worker should try
+    it, if there is one.
     """
     if candidate.avoid_worker_id != waiter.worker_id or waiter.is_alone:
         return False
@@ -326,7 +341,9 @@ def _match_in_order(
 
 
 class _WaiterLines:
-    """Waiters by lane, the best last. If all may run the same lanes they share one list."""
+    """Waiters by lane, the best one last. If all of them may run the same lanes, they share one
+    list.
+    """
 
     def __init__(self, waiters: Sequence[Waiter], idle: Sequence[int]) -> None:
         self._waiters = waiters
@@ -355,7 +372,7 @@ def _first_able(
     candidate: DispatchCandidate,
     view: MatchView,
 ) -> int | None:
-    """Takes the best waiter for a candidate from a list whose best stands last."""
+    """Takes the best waiter for a candidate from a list that has the best one last."""
     if not line:
         return None
     best = waiters[line[-1]]
@@ -381,21 +398,21 @@ def _match_by_model(
     warm: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Matches jobs with workers that have the model loaded. Jobs that nobody matches are left over."""
+    """Matches jobs with workers that have the model loaded. Other jobs remain."""
     choices: list[Match] = []
-    taken: set[int] = set()
+    matched_ids: set[int] = set()
     for index in warm:
         waiter = waiters[index]
         mine = (
             each
             for each in left
-            if each.id not in taken
+            if each.id not in matched_ids
             and may_take(waiter, each, view.now)
             and not view.preferred_for(waiter, each)
         )
         best = best_by_model(mine, waiter, view)
         if best is not None:
-            taken.add(best.id)
+            matched_ids.add(best.id)
             choices.append(Match(best, index))
     return choices
 
@@ -403,27 +420,27 @@ def _match_by_model(
 def best_by_model(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> DispatchCandidate | None:
-    """Picks the exact model set first, then the heavy model of the last run, then one used before
-    it.
+    """Picks a job with the exact model set if there is one, then one with the heavy model of the
+    last run, then one with a model that was used before.
     """
     current = before = None
-    for each in iter_reachable(mine, waiter, view):
-        if view.rules.costs.is_free(waiter.fleet_id, each.model_key):
-            continue  # to have it loaded is no advantage: whoever is first may run it
-        if each.model_key == waiter.models_loaded[0]:
-            if not waiter.model_set or each.model_set == waiter.model_set:
-                return each
-            current = current or each
-        elif view.is_still_loaded(waiter, each.model_key):
-            before = before or each
+    for candidate in iter_reachable(mine, waiter, view):
+        if view.rules.costs.is_free(waiter.fleet_id, candidate.model_key):
+            continue  # a loaded model is no advantage, so the first worker may run the job
+        if candidate.model_key == waiter.models_loaded[0]:
+            if not waiter.model_set or candidate.model_set == waiter.model_set:
+                return candidate
+            current = current or candidate
+        elif view.is_still_loaded(waiter, candidate.model_key):
+            before = before or candidate
     return current or before
 
 
 def iter_reachable(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> Iterator[DispatchCandidate]:
-    """Iterates how far a worker may look past the head: never past a priority, a round or the
-    longest wait.
+    """Iterates over the jobs that a worker may look at past the head. It never passes a priority, a
+    round or the longest wait.
     """
     rounds: dict[QueueLane, int] = {}
     priority: int | None = None

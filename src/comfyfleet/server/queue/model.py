@@ -1,4 +1,6 @@
-"""The data of the queue: dispatches, lanes, leases, waiters. Pure: no clock, no database."""
+"""The data of the queue: dispatches, lanes, leases and waiters. Pure: it uses no clock and no
+database.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +15,7 @@ ENDED = frozenset({DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStat
 
 
 class QueueLane(NamedTuple):
-    """What a worker must be able to run to get a job; never null, never 'any'."""
+    """What a worker must be able to run to get a job. No field may be null or a wildcard."""
 
     workflow_id: int
     stage: str
@@ -27,15 +29,15 @@ class NewDispatch:
     lane: QueueLane
     priority: int = 0
     max_attempts: int = 3
-    model_key: str | None = None  # the heavy model
-    model_set: str | None = None  # all models, hashed
+    model_key: str | None = None  # the prompt's main model, which takes the most memory
+    model_set: str | None = None  # the hash of all models
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
-    preferred_worker_id: str | None = None  # of the client's previous prompt
+    preferred_worker_id: str | None = None  # the worker of the client's previous prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One row of the queue."""
+    """A row of the queue."""
 
     id: int
     tenant_id: UUID
@@ -67,16 +69,16 @@ class Dispatch:
     started_at: datetime | None
     ended_at: datetime | None
     heard_at: datetime | None
-    lost_leases: int  # that ran out before the job had started
+    lost_leases: int  # leases that expired before the job had started
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no further lease may follow; the holder then ends the dispatch as failed."""
+        """Whether no further lease may follow. The holder then ends the dispatch as failed."""
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
 class WorkerLoad(NamedTuple):
-    """What a worker that takes jobs holds, and how much it may."""
+    """The number of jobs that a worker holds, and the limits of a worker that accepts jobs."""
 
     fleet_id: int
     max_concurrency: int
@@ -84,7 +86,7 @@ class WorkerLoad(NamedTuple):
 
 
 class ActiveDispatch(NamedTuple):
-    """The columns of a dispatch that has not ended which are compared with its job."""
+    """The columns of an active dispatch that are compared with its job."""
 
     id: int
     tenant_id: UUID
@@ -110,7 +112,7 @@ class DispatchLease(NamedTuple):
     lane: QueueLane
     worker_id: str
     token: UUID
-    number: int  # counts every lease; fences the tenant's row
+    number: int  # counts all leases, and protects the tenant's row from older ones
     attempt: int
     expires_at: datetime
     is_prefetched: bool = False
@@ -120,7 +122,7 @@ class DispatchLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A worker that polls for a job, with everything that the matcher takes into account."""
+    """A worker that polls for a job, with everything that the matcher considers."""
 
     worker_id: str
     lanes: frozenset[QueueLane]
@@ -129,23 +131,24 @@ class Waiter:
     models_loaded: tuple[str, ...] = ()  # heavy models, most recently used first
     model_set: str | None = None
     free_gpu_memory_bytes: int = 0
-    is_prefetch: bool = False  # it is busy, and would hold the job until its turn
-    # worker ids that live and may run some lane of this worker: without any, nobody is avoided
+    is_prefetch: bool = False  # the worker is busy and would hold the job for later
+    # No other live worker may run any of this worker's lanes, so it is not avoided after a failure.
     is_alone: bool = False
-    # Of the key that it asks with. The claim holds it, and the worker's approval, draining and
-    # assignments, against the database. None: no worker of a fleet asks, but we ourselves.
+    # The hash of the key that the worker polls with. The claim checks it, and the worker's
+    # approval, draining and assignments, against the database. None means that the poll is our own
+    # and not a fleet worker's.
     key_hash: str | None = None
     fleet_id: int | None = None
-    tells_leases: bool = False  # it says with each poll which leases it knows
-    offer: BackendOffer | None = None  # what its backend has; None: not known
+    tells_leases: bool = False  # each of its polls reports the leases that it knows
+    offer: BackendOffer | None = None  # what its backend has; None means unknown
     lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file
-    # With how many leases it may get another. The claim holds it against the database: a worker that
-    # polls several times at once gets no more than it may hold.
+    # The number of held leases up to which it may get another one. The claim checks it against the
+    # database, so that a worker with several simultaneous polls gets no more than it may hold.
     held_max: int | None = None
 
 
 class DispatchCandidate(NamedTuple):
-    """A queued row as the matcher reads it. A tuple, because tens of them are read for each lease."""
+    """A queued row for the matcher. It is a tuple, because dozens of them are read for each lease."""
 
     id: int
     lane: QueueLane
@@ -168,14 +171,16 @@ class ExtendedLease(NamedTuple):
     recall_requested: bool
     tenant_id: UUID
     job_id: UUID
-    begins: bool = False  # with this beat a prefetched job runs
+    begins: bool = False  # this heartbeat starts a prefetched job
     lease_number: int = 0
     attempts: int = 0
     worker_id: str | None = None
 
 
 class RequeueReason(StrEnum):
-    """Why a lease is handed back. An interruption returns the attempt; a broken backend does not."""
+    """The reason why a lease is returned. An interruption doesn't use up the attempt, but a broken
+    backend does.
+    """
 
     SPOT = "spot"
     REBALANCE = "rebalance"
@@ -186,9 +191,9 @@ class RequeueReason(StrEnum):
     BACKEND_FAULT = "backend_fault"
     OUT_OF_MEMORY = "out_of_memory"
     BACKEND_LACKS = "backend_lacks"
-    DISK_FULL = "disk_full"  # of the worker's machine
-    OTHER = "other"  # in a worker's own words
-    # by ourselves, never by a worker:
+    DISK_FULL = "disk_full"  # the disk of the worker's machine
+    OTHER = "other"  # a reason in a worker's own words
+    # used by the control plane, never by a worker:
     EXPIRED = "expired"
     REVOKED = "revoked"
     WAITER_GONE = "waiter_gone"
@@ -196,14 +201,16 @@ class RequeueReason(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """Whether the attempt is used up; for an expired lease that depends on whether it had
+        """Whether the attempt is used up. For an expired lease, that depends on whether the job had
         started.
         """
         return self in _BROKEN
 
     @property
     def is_interruption(self) -> bool:
-        """Whether it counts towards the requeues that poison a job; requeues of our own do not."""
+        """Whether it counts towards the requeues after which a job is poisoned. The control plane's
+        own requeues don't.
+        """
         return self not in _OUR_REASONS
 
     @property

@@ -47,8 +47,8 @@ BATCH_MAX = 256
 
 
 class Coalescer(Generic[Item, Answer]):
-    """Combines concurrent calls into batches: the next gathers while one is being executed, so
-    batches grow with the load.
+    """Combines concurrent calls into batches. While one batch is executed, the next one is
+    collected, so batches grow with the load.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Coalescer(Generic[Item, Answer]):
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _resolve(future, answer)
-        # Here, and not in a done callback: a call in between would wait for a pump that has
-        # already checked for the last time.
+        # Set here and not in a done callback, because a call in between would wait for a pump that
+        # has already checked for the last time.
         self._pump = None
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 class DispatchQueue:
-    """The queue of one process: leases, heartbeats, completions, and the polls that wait."""
+    """The queue of one process: leases, heartbeats, completions and waiting polls."""
 
     def __init__(
         self, db: Database, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
@@ -118,7 +118,7 @@ class DispatchQueue:
         self._completes = Coalescer(self._complete)
         self._extends = Coalescer(self._extend)
         self._hints = NotifyChannel(db, CHANNEL)
-        self._name = new_token().hex  # by which we skip our own hints
+        self._name = new_token().hex  # identifies our own hints, which are skipped
         self._waiting = WaiterPool()
         self._new_requests: list[PollRequest] = []
         self._woken: Counter[QueueLane] = Counter()
@@ -128,13 +128,13 @@ class DispatchQueue:
         self._unannounced_orders: list[dict[str, Any]] = []
         self.heartbeat_waiters = HeartbeatWaiters()
         self.facts = FactsRequests(self.announce, self.dismiss)
-        # Called with each message of another control plane.
+        # Called with each message from another control plane.
         self.hearers: list[Callable[[Mapping[str, Any]], None]] = [self.facts.heard]
         self._is_serving = False
         self._pump: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._learned_at: datetime | None = None  # the newest run that is known here
+        self._learned_at: datetime | None = None  # the newest run that this process has read
         self.dismissals = 0  # how often waits were ended from outside
 
     async def lease(
@@ -153,9 +153,8 @@ class DispatchQueue:
     def ask(self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None) -> PollRequest:
         """Starts a poll and returns its request, whose future gets the lease or None.
 
-        `as_of` is the number of dismissals before the caller read what the waiter may run: after
-        another one that may be outdated, and the caller must read it again. A waiter without lanes
-        gets nothing, and waits to be dismissed.
+        `as_of` is the number of dismissals before the caller read what the waiter may run. If there
+        has been another dismissal since, the request gets nothing and waits to be dismissed.
         """
         loop = asyncio.get_running_loop()
         request = PollRequest(waiter, loop.create_future(), loop.time() + wait_seconds)
@@ -170,7 +169,7 @@ class DispatchQueue:
         return request
 
     def leave(self, request: PollRequest) -> None:
-        """Abandons a poll; a job that it was just given is returned, see `_give_back`."""
+        """Abandons a poll. A job that it has just been given is returned, see `_give_back`."""
         self._waiting.discard(request)
         if request.timer is not None:
             request.timer.cancel()
@@ -190,7 +189,7 @@ class DispatchQueue:
         return self._matcher.switch_costs
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
-        """Adds dispatches, commits, wakes those who wait for them, and returns those that are new.
+        """Adds dispatches, commits, wakes their waiters and returns the new ones.
 
         On SQLite, a power cut can undo it until the database's `persist`.
         """
@@ -201,8 +200,8 @@ class DispatchQueue:
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
-        """Completes a dispatch. Repeating it with the same token succeeds; another token raises
-        LeaseLost. On SQLite, a power cut can undo it until the database's `persist`.
+        """Completes a dispatch. A repeated call with the same token succeeds, and another token
+        raises LeaseLost. On SQLite, a power cut can undo it until the database's `persist`.
         """
         await self._completes.ask(Completion(dispatch_id, token, duration))
 
@@ -214,13 +213,13 @@ class DispatchQueue:
         return extended
 
     def arrived(self, rows: Collection[Dispatch], preferred: Iterable[str] = ()) -> None:
-        """Wakes waiters for rows that were enqueued or requeued; to be called after the commit.
+        """Wakes waiters for rows that were enqueued or requeued. Must be called after the commit.
 
-        `preferred`: the affinities of workers to which the rows are left for a moment. They are woken
-        besides the best waiters, which may not take the rows until then.
+        `preferred` are the affinities of workers for which the rows are reserved for a moment. They
+        are woken in addition to the best waiters, which may not take the rows until then.
         """
-        arrived = {each.id: each.lane for each in rows}
-        bound = {each.backend_affinity for each in rows if each.backend_affinity}
+        arrived = {row.id: row.lane for row in rows}
+        bound = {row.backend_affinity for row in rows if row.backend_affinity}
         left_to = set(preferred)
         self._woken.update(arrived.values())
         self._woken_affinities |= bound | left_to
@@ -232,13 +231,15 @@ class DispatchQueue:
             self._start()
 
     def order(self, worker_ids: Iterable[str] | None = None) -> None:
-        """Makes these workers (or all) poll anew at every control plane, as they were given orders."""
+        """Makes these workers, or all, poll again at every control plane, because they have new
+        orders.
+        """
         ids = None if worker_ids is None else sorted(set(worker_ids))
         self.dismiss(ids)
         self.announce({"dismissed": ids})
 
     def push(self, dispatch_ids: Iterable[int]) -> None:
-        """Ends the waiting heartbeats of these dispatches, at any control plane, so that orders
+        """Ends the waiting heartbeats of these dispatches at any control plane, so that orders
         arrive at once.
         """
         ids = sorted(set(dispatch_ids))
@@ -253,8 +254,8 @@ class DispatchQueue:
             self._start()
 
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
-        """Ends the polls of these workers (or all) without a job, so that they poll anew with their
-        current rights.
+        """Ends the polls of these workers, or all, without a job, so that they poll again with
+        their current permissions.
         """
         self.dismissals += 1
         ids = None if worker_ids is None else set(worker_ids)

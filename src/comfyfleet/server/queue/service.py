@@ -1,7 +1,8 @@
-"""Every change of a dispatch. Each function takes a transaction of the central database.
+"""Makes all changes to dispatches. Each function takes a transaction of the central database.
 
-A worker's requests are fenced by its lease token. The token stays on the row when the lease ends, so that a
-repeated request is recognised; any other token raises LeaseLost, and nothing changes.
+A worker's requests are checked by its lease token. The token stays on the row after the lease has
+ended, so that a repeated request is recognized. Any other token raises LeaseLost and changes
+nothing.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +33,8 @@ from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet, Samples
 from comfyfleet.settings import Settings
 
 DEFAULTS = Settings()
-# How long a sweep may take to end what it has taken, before another sweep may take it.
+# Seconds for which a sweep owns the leases that it has taken over, before another sweep may take
+# them.
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
 RECALL_LOOKED_AT_MAX = 20
@@ -40,16 +42,16 @@ SWITCHES_KEPT = timedelta(days=30)
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-    """Adds dispatches and returns those that are new; the caller wakes their lanes after its
-    commit.
-    """
+    """Adds dispatches and returns the new ones. The caller wakes their lanes after its commit."""
     return await writes.enqueue(tx, new, now=now) if new else []
 
 
 async def enqueue_ended(
     tx: Tx, new: NewDispatch, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch | None:
-    """Adds an ended dispatch for a job that ended without one; its unique key prevents a second."""
+    """Adds an ended dispatch for a job that ended without one. The unique key prevents a second
+    one.
+    """
     values = {
         "status": status,
         "created_at": now,
@@ -78,49 +80,51 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
 async def list_dispatches(
     tx: Tx, *, before_id: int | None = None, limit: int = 100, **wanted: Any
 ) -> list[Dispatch]:
-    """Returns the newest first; `wanted` filters by column: status, workflow_id, worker_id,
-    tenant_id, is_poisoned.
+    """Returns a page of dispatches, the newest first. `wanted` filters by column: status,
+    workflow_id, worker_id, tenant_id, is_poisoned.
     """
     return await reads.list_page(tx, wanted, before_id=before_id, limit=limit)
 
 
 async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Dispatch]:
-    """Returns the dispatches of these jobs, by job id; jobs without one are left out."""
+    """Returns the dispatches of these jobs by job id. Jobs without one are left out."""
     return {row.job_id: row for row in await reads.of_jobs(tx, tenant_id, job_ids)}
 
 
 async def newest(tx: Tx, *, limit: int) -> list[Dispatch]:
-    """Returns the dispatches that were made last, in any state."""
+    """Returns the dispatches that were created last, in any state."""
     return await reads.newest(tx, limit=limit)
 
 
 async def get_many(tx: Tx, dispatch_ids: Collection[int]) -> list[Dispatch]:
-    """Returns those of them that exist."""
+    """Returns the existing dispatches."""
     return await reads.get_many(tx, dispatch_ids) if dispatch_ids else []
 
 
 async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
-    """Returns the dispatches of these (tenant, job), by job id; jobs without one are left out."""
+    """Returns the dispatches of these (tenant, job) pairs by job id. Jobs without one are left out."""
     return {row.job_id: row for row in await reads.of_pairs(tx, pairs)} if pairs else {}
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
-    """Returns by job whether its dispatch has ended, for those (tenant, job) that have one."""
+    """Returns by job id whether its dispatch has ended, for those (tenant, job) pairs that have
+    one.
+    """
     return await reads.have_ended(tx, pairs) if pairs else {}
 
 
 async def leased_after(
     tx: Tx, after_id: int, *, before: datetime, limit: int
 ) -> list[ActiveDispatch]:
-    """Returns a page of leased dispatches that were made before a moment."""
+    """Returns a page of leased dispatches that were created before a moment."""
     return await reads.leased_page(tx, after_id, before=before, limit=limit)
 
 
 async def queued_after(
     tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
 ) -> tuple[list[ActiveDispatch], list[Any] | None]:
-    """Returns a page of queued dispatches made before a moment, and the next cursor (None at the
-    end).
+    """Returns a page of queued dispatches that were created before a moment, and the next cursor
+    (None at the end).
     """
     return await reads.queued_page(tx, after, before=before, limit=limit)
 
@@ -128,12 +132,12 @@ async def queued_after(
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Returns a page of ended dispatches, the longest ended first."""
+    """Returns a page of ended dispatches, those that ended first first."""
     return await reads.ended_before(tx, before, after=after, limit=limit)
 
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
-    """Deletes those of them that have ended. The caller must know that their jobs have ended too."""
+    """Deletes dispatches that have ended. The caller must know that their jobs have ended as well."""
     return await reads.remove(tx, dispatch_ids) if dispatch_ids else 0
 
 
@@ -147,18 +151,18 @@ async def worker_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> str | None:
 
 
 async def load_of(tx: Tx, worker_id: str) -> WorkerLoad | None:
-    """Returns what a worker holds; None if there is no such worker or it takes no jobs."""
+    """Returns a worker's load, or None if the worker doesn't exist or accepts no jobs."""
     return await reads.load_of(tx, worker_id)
 
 
 async def held_by_any(
     tx: Tx, worker_ids: Collection[str], *, limit: int
 ) -> dict[str, list[Dispatch]]:
-    """Returns what these workers hold, by worker."""
-    found: dict[str, list[Dispatch]] = defaultdict(list)
+    """Returns the dispatches that these workers hold, by worker."""
+    rows_by_worker: dict[str, list[Dispatch]] = defaultdict(list)
     for row in await reads.held_by_any(tx, worker_ids, limit=limit) if worker_ids else ():
-        found[row.worker_id or ""].append(row)
-    return found
+        rows_by_worker[row.worker_id or ""].append(row)
+    return rows_by_worker
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None = None) -> int:
@@ -171,17 +175,19 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_held(tx: Tx) -> dict[QueueLane, int]:
-    """Counts by lane the leased jobs that have not begun: workers hold them for later."""
+    """Counts the leased jobs that have not started, which workers hold for later, by lane."""
     return await reads.count_held(tx)
 
 
 async def count_leases(tx: Tx, worker_ids: Collection[str] | None = None) -> dict[str, int]:
-    """Counts the jobs that each of these workers holds, or each worker; those without any are left out."""
+    """Counts the jobs that each of these workers holds, or each worker. Workers without jobs are
+    left out.
+    """
     return await reads.count_leases(tx, worker_ids)
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
+    """Counts the jobs that each worker holds or that are bound to it, by `worker:ID`."""
     return await reads.count_bound(tx)
 
 
@@ -194,8 +200,8 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """Stores timed runs, from which switch costs are learned, and counts them for operators' plots;
-    deletes samples that nobody adds to.
+    """Stores timed runs, from which switch costs are estimated, and counts them for operators'
+    plots. Deletes old samples that are no longer added to.
     """
     await writes.add_runs(tx, runs, now=now)
     changes = Counter(f"{MODEL_RUNS}{run.change}" for run in runs)
@@ -208,7 +214,7 @@ async def switches_changed_at(tx: Tx) -> datetime | None:
 
 
 async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFleet, Estimate]:
-    """Estimates what a switch to each model costs a fleet, from its stored runs."""
+    """Estimates the cost of a switch to each model on a fleet from its stored runs."""
     by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
     for kind, samples in (await writes.all_samples(tx, fleet_id=fleet_id)).items():
         by_model[kind.fleet_id, kind.model_key].append(samples)
@@ -217,7 +223,7 @@ async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFl
 
 
 async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
-    """Raises LeaseLost if another worker holds it. A row without a worker was requeued."""
+    """Raises LeaseLost if another worker holds the dispatch. A row without a worker was requeued."""
     row = await _get_locked(tx, dispatch_id)
     if row.worker_id not in (None, worker_id):
         raise _not_held(row)
@@ -234,8 +240,8 @@ async def requeue(
     not_before: datetime | None = None,
     settings: Settings = DEFAULTS,
 ) -> Dispatch:
-    """Returns a dispatch to the queue. If it comes back still leased it is used up, and the caller
-    ends it as failed.
+    """Returns a dispatch to the queue. If the returned row is still leased, its attempts are used
+    up, and the caller ends it as failed.
     """
     row = await _get_locked(tx, dispatch_id)
     if row.status is DispatchStatus.QUEUED and row.lease_token == token:
@@ -254,7 +260,7 @@ async def requeue(
     }
     if not after.is_used_up:
         values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
-        if reason is RequeueReason.RECALL:  # it keeps its place, unless that has passed
+        if reason is RequeueReason.RECALL:  # it keeps its place, unless that place has passed
             values["rank"] = max(values["rank"], row.rank)
         if reason.prefers_others:
             until = now + timedelta(seconds=settings.avoid_worker_seconds)
@@ -276,7 +282,7 @@ def _after_requeue(row: Dispatch, reason: RequeueReason, settings: Settings) -> 
     if reason is RequeueReason.EXPIRED:
         is_counted = row.started_at is not None
     elif reason is RequeueReason.BACKEND_DOWN and row.is_prefetched:
-        # It waited behind another job, and has not touched the backend that died.
+        # It waited behind another job and never used the backend that failed.
         is_counted = row.started_at is not None
     is_lost = reason is RequeueReason.EXPIRED and not is_counted and not row.is_prefetched
     requeues = row.requeues + int(reason.is_interruption)
@@ -314,7 +320,7 @@ async def end(
 async def force_end(
     tx: Tx, dispatch_id: int, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch:
-    """Ends the dispatch of an ended job whatever its lease is, because the tenant's row decides."""
+    """Ends the dispatch of an ended job regardless of its lease, because the tenant's row decides."""
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED:
         return row
@@ -325,8 +331,8 @@ async def force_end(
 
 
 async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None = None) -> Dispatch:
-    """Cancels: a queued one ends at once, a leased one learns it by its next heartbeat, an ended
-    one stays.
+    """Cancels a dispatch. A queued one ends at once, and the worker of a leased one is told with
+    its next heartbeat. An ended one is not changed.
     """
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED or row.cancel_requested:
@@ -375,31 +381,31 @@ async def take_expired(
 
 
 async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
-    """Extends all leases after an outage of the control plane, in which no worker could send a
-    heartbeat.
+    """Extends all leases after an outage of the control plane, because no worker could send
+    heartbeats during it.
     """
     return await writes.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
 async def postpone_all(tx: Tx, *, seconds: int) -> int:
-    """Moves the end of all leases by so many seconds in which no worker could send a heartbeat."""
+    """Postpones the expiry of all leases by the seconds during which no worker could send a
+    heartbeat.
+    """
     return await writes.postpone_all(tx, seconds=seconds)
 
 
 async def is_any_due(tx: Tx, now: datetime) -> bool:
-    """Whether a `not_before` has passed; a cheap check before `wake_due`, made every second."""
+    """Whether a `not_before` has passed. This cheap check precedes `wake_due` every second."""
     return await reads.is_any_due(tx, now)
 
 
 async def end_delays(tx: Tx, pool: str, *, now: datetime) -> None:
-    """Makes the delayed jobs of a pool due: its database is back."""
+    """Makes the delayed jobs of a pool due, because its database is available again."""
     await writes.end_delays(tx, pool, now=now)
 
 
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
-    """Clears `not_before` where it has passed and returns those rows, whose waiters are to be
-    woken.
-    """
+    """Clears `not_before` where it has passed and returns these rows, whose waiters must be woken."""
     woken = []
     for row in await reads.list_due(tx, now, limit=limit):
         values = await _requeue_values(tx, row, row.priority, row.queued_at) | {"not_before": None}
@@ -408,12 +414,14 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
 
 
 async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
-    """Whether another worker holds a prefetched job; mostly not, and then no transaction is begun."""
+    """Whether another worker holds a prefetched job. Usually none does, which saves a transaction."""
     return await reads.has_prefetched(tx, not_of=not_of)
 
 
 async def is_any_prefetched(tx: Tx, lanes: Collection[QueueLane], *, not_of: str) -> bool:
-    """Whether there may be a job to recall in these lanes; cheaper than beginning a transaction."""
+    """Whether there may be a job to recall in these lanes. This check is cheaper than a
+    transaction.
+    """
     return bool(lanes) and await reads.is_any_prefetched(tx, lanes, not_of=not_of)
 
 
@@ -425,7 +433,7 @@ async def recall(
     limit: int = 1,
     is_wanted: Callable[[Dispatch], bool] = lambda row: True,
 ) -> list[Dispatch]:
-    """Asks for prefetched jobs back, for an idle worker that could run them."""
+    """Recalls prefetched jobs for an idle worker that could run them."""
     if not lanes:
         return []
     held = await reads.list_prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
@@ -452,19 +460,21 @@ async def reprioritise(
 
 
 async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]:
-    """Gives the places of these jobs to the same jobs in this order; none changes its place with other
-    jobs. Returns prefetched ones that are asked back, as another has to go first.
+    """Assigns the places of these jobs to the same jobs in this order, so that other jobs are not
+    affected. Returns prefetched jobs that are recalled, because another one must run first.
     """
-    found = await of_jobs(tx, tenant_id, job_ids)
+    row_of_job = await of_jobs(tx, tenant_id, job_ids)
     rows = [
-        await _get_locked(tx, found[each].id)
+        await _get_locked(tx, row_of_job[each].id)
         for each in job_ids
-        if each in found and found[each].status not in ENDED and found[each].started_at is None
+        if each in row_of_job
+        and row_of_job[each].status not in ENDED
+        and row_of_job[each].started_at is None
     ]
     recalled = []
     queued_before = False
     places = sorted(row.rank for row in rows)
-    for index in range(1, len(places)):  # of equal ranks the older would go first
+    for index in range(1, len(places)):  # for equal ranks, the older job would come first
         places[index] = max(places[index], places[index - 1] + 1)
     for row, rank in zip(rows, places, strict=True):
         is_leased = row.status is DispatchStatus.LEASED
@@ -492,8 +502,8 @@ def _end_values(status: DispatchStatus, now: datetime, error: str | None) -> dic
 
 
 async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -> dict[str, Any]:
-    """Ranks a requeued job in the current round: its old rank would set virtual time back and give
-    its tenant credit.
+    """Returns the values that rank a requeued job in the current round. Its old rank would set
+    virtual time back and give its tenant an advantage.
     """
     head = await writes.head_rank(tx, row.lane, priority)
     return {
@@ -509,7 +519,7 @@ async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -
 
 
 async def _get_locked(tx: Tx, dispatch_id: int) -> Dispatch:
-    """Reads the row with a lock, so that a decision about it holds until the transaction ends."""
+    """Reads the row with a lock, so that a decision based on it holds until the transaction ends."""
     row = await reads.get(tx, dispatch_id, lock=True)
     if row is None:
         raise NotFound(f"there is no dispatch {dispatch_id}")
@@ -528,7 +538,9 @@ def _not_held(row: Dispatch) -> LeaseLost:
 async def _update(
     tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
 ) -> Dispatch:
-    """Updates the row if it still has the status that was read; guarded although the row is locked."""
+    """Updates the row if it still has the status that was read. This is checked although the row is
+    locked.
+    """
     return _require_moved(
         row, await writes.update_dispatch(tx, row.id, values, status=row.status, token=token)
     )
