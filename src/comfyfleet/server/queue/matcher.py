@@ -1,7 +1,10 @@
-"""Matches waiters with queued jobs: probes the lanes, decides, claims, and repeats for those left over.
+"""Matches waiters with queued jobs: probes the lanes, decides, claims, and repeats for the
+remaining waiters.
 
-FairShare is start-time fair queueing over lanes, in memory: a rank is a virtual time of its own lane and
-can't be compared with another lane's, so a lane with 100,000 older jobs would otherwise starve the others."""
+FairShare implements start-time fair queueing over lanes in memory. A rank is a virtual time within
+its own lane and can't be compared with another lane's. Otherwise, a lane with 100,000 older jobs
+would starve the others.
+"""
 
 import contextlib
 from collections import Counter, OrderedDict
@@ -28,15 +31,15 @@ from comfyfleet.settings import Settings
 MODEL_SETS_KEPT_MAX = 10_000
 UNKNOWN_READ_MAX = 100
 
-# What a dispatch's prompt needs; None where nobody can tell any more.
+# Returns the requirements of a dispatch's prompt, or None if they can no longer be determined.
 FindNeeds = Callable[[int], Awaitable[WorkflowRequirements | None]]
 NOTHING = WorkflowRequirements()
 
 
 class ModelSetCache:
-    """What jobs need of a backend, by model set: their models, and the node types of open prompts.
+    """The requirements of jobs by model set: their models, and the node types of open prompts.
 
-    Noted when a job is enqueued here, read once for jobs of other processes.
+    They are recorded when a job is enqueued here, and read once for jobs of other processes.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,9 @@ class ModelSetCache:
             self._kept.popitem(last=False)
 
     def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
-        """Whether the waiter's backend has what the set needs; True as long as the set is unknown."""
+        """Whether the waiter's backend meets the model set's requirements. Returns True while the
+        set is unknown.
+        """
         if waiter.offer is None or model_set is None or model_set not in self._kept:
             return True
         return not self._lacks(waiter.offer, model_set)
@@ -60,10 +65,10 @@ class ModelSetCache:
     def judge(
         self, waiters: Sequence[Waiter], candidates: Iterable[DispatchCandidate]
     ) -> tuple[list[Waiter], dict[str, int]]:
-        """Returns the waiters with the model sets they lack, and a dispatch of each unknown model
+        """Returns the waiters with the model sets they lack, and one dispatch of each unknown model
         set.
 
-        A job of an unknown set is given to no worker whose backend has reported its models.
+        A job of an unknown set is not given to workers whose backends have reported their models.
         """
         wanted = {each.model_set: each.id for each in candidates if each.model_set}
         offers = {each.offer.key: each.offer for each in waiters if each.offer}
@@ -85,7 +90,7 @@ class ModelSetCache:
         return judged, unknown
 
     async def read(self, unknown: dict[str, int]) -> None:
-        """Reads model sets. Those of a database that is unavailable stay unknown."""
+        """Reads model sets. If a database is unavailable, its sets stay unknown."""
         for model_set, dispatch_id in list(unknown.items())[:UNKNOWN_READ_MAX]:
             with contextlib.suppress(Unavailable):
                 found = None if self.find is None else await self.find(dispatch_id)
@@ -100,8 +105,8 @@ LANES_REMEMBERED_MAX = 10_000
 
 
 class FairShare:
-    """Counts how many jobs each lane was given. Losing the counts costs one round of fairness, no
-    more.
+    """Counts the jobs that each lane was given. If the counts are lost, only one round of fairness
+    is lost.
     """
 
     def __init__(self) -> None:
@@ -109,8 +114,8 @@ class FairShare:
         self._finished: dict[QueueLane, float] = {}
 
     def starts(self, lanes: Iterable[QueueLane]) -> Mapping[QueueLane, float]:
-        """Returns each lane's virtual start. A lane that was empty starts now, with neither credit
-        nor debt.
+        """Returns each lane's virtual start. A lane that was empty starts at the current virtual
+        time, without credit or debt.
         """
         return {lane: max(self._time, self._finished.get(lane, 0.0)) for lane in lanes}
 
@@ -122,7 +127,7 @@ class FairShare:
             return
         for lane, count in counted.items():
             self._finished[lane] = max(self._time, self._finished.get(lane, 0.0)) + count
-        # Time is where the lane stands that is furthest behind of those just served.
+        # Virtual time is the position of the lane that is furthest behind among those just served.
         self._time = max(self._time, min(self._finished[lane] for lane in counted) - 1)
 
 
@@ -134,16 +139,17 @@ PASSED_REMEMBERED_MAX = 10_000
 
 @dataclass(slots=True)
 class Matches:
-    """Leases by the index of their waiter, and whether there might be more to give.
+    """Leases by the index of their waiter, and whether more jobs may be available.
 
-    A waiter in `refused` was given orders that its caller has not seen: it must poll anew.
+    A waiter in `refused` has orders that its caller has not seen, so it must poll again.
     """
 
     leases: dict[int, DispatchLease] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     has_more: bool = False
-    has_fresh: bool = False  # too new for those who would only prefetch it
-    held_seconds: float | None = None  # after so long, a job held for others may go to them
+    has_fresh: bool = False  # a job is too new for workers that would only prefetch it
+    # seconds after which a job that is held for other workers may go to these
+    held_seconds: float | None = None
 
 
 class Matcher:
@@ -167,7 +173,7 @@ class Matcher:
         ] = {}  # jobs that others went before, by their models
 
     async def give(self, waiters: Sequence[Waiter]) -> Matches:
-        """Leases at most one job to each waiter, the best there is at this moment."""
+        """Leases at most one job to each waiter, the best one at this moment."""
         matches = Matches()
         in_other_hands: set[int] = set()
         deeper = 1
@@ -193,7 +199,8 @@ class Matcher:
             matches.has_fresh |= step.has_fresh
             matches.held_seconds = step.held_seconds
             self._fair_share.given(lease.lane for lease in leases)
-            # What was chosen and not won is in other hands: looking again would find it again.
+            # Chosen jobs that were not claimed were taken by others. Another probe would find them
+            # again.
             in_other_hands |= step.chosen.keys()
             is_short = len(leases) + len(refused) < len(left)
             matches.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
@@ -201,7 +208,7 @@ class Matcher:
                 await self.model_sets.read(step.unknown)
             if not is_short or not (step.chosen or refused or step.cut or step.unknown):
                 break
-            # Behind jobs that nobody of them can run there may be others.
+            # Behind jobs that none of these waiters can run, there may be others.
             without |= step.lacked_by_all
             deeper *= 2
         return matches
@@ -214,7 +221,9 @@ class Matcher:
             )
 
     def _note_passed(self, passed: Iterable[int], now: datetime) -> None:
-        """Notes since when jobs are passed. Kept in memory only: what is lost is counted anew."""
+        """Records since when jobs have been passed. The times are only kept in memory and start
+        again after a restart.
+        """
         for dispatch_id in passed:
             self._passed_since.setdefault(dispatch_id, now)
         while len(self._passed_since) > PASSED_REMEMBERED_MAX:
@@ -222,7 +231,7 @@ class Matcher:
 
 
 class _Round:
-    """One probe of the lanes, the choice made from it, and what that told."""
+    """One probe of the lanes, the choice made from it, and its results."""
 
     def __init__(
         self, matcher: Matcher, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
@@ -233,7 +242,7 @@ class _Round:
         self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
         self._limit = self._depth(deeper)
         self.without: frozenset[str] = frozenset()
-        self.unknown: dict[str, int] = {}  # model set → a dispatch that has it
+        self.unknown: dict[str, int] = {}  # one dispatch by model set
         self.lacked_by_all: frozenset[str] = frozenset()
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[QueueLane] = frozenset()
@@ -241,8 +250,8 @@ class _Round:
         self.held_seconds: float | None = None
 
     def _depth(self, deeper: int) -> int:
-        """Returns how many rows to read of each lane: enough for all waiters, fewer each if there
-        are many lanes.
+        """Returns how many rows to read from each lane: enough for all waiters, but fewer per lane
+        if there are many lanes.
         """
         wanted = len(self._waiters) + len(self._in_other_hands)
         if any(waiter.models_loaded for waiter in self._waiters):

@@ -78,7 +78,7 @@ class Dispatch:
 
 
 class WorkerLoad(NamedTuple):
-    """The number of jobs that a worker holds, and the limits of a worker that accepts jobs."""
+    """The jobs that a worker holds, and the limits of a worker that accepts jobs."""
 
     fleet_id: int
     max_concurrency: int

@@ -153,8 +153,9 @@ class DispatchQueue:
     def ask(self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None) -> PollRequest:
         """Starts a poll and returns its request, whose future gets the lease or None.
 
-        `as_of` is the number of dismissals before the caller read what the waiter may run. If there
-        has been another dismissal since, the request gets nothing and waits to be dismissed.
+        `as_of` is the number of dismissals before the caller read what the waiter may run. After
+        another dismissal, that state may be outdated, and the caller must read it again. A waiter
+        without lanes gets nothing and waits to be dismissed.
         """
         loop = asyncio.get_running_loop()
         request = PollRequest(waiter, loop.create_future(), loop.time() + wait_seconds)
@@ -267,8 +268,8 @@ class DispatchQueue:
                     self._answer(request, None)
 
     def end_prefetch_wait(self, worker_id: str) -> bool:
-        """Ends the worker's prefetch poll without a job, because a lease of it has ended; False if
-        it has none here.
+        """Ends the worker's prefetch poll without a job, because one of its leases has ended.
+        Returns False if it has no such poll here.
         """
         request = self._waiting.prefetching(worker_id)
         if request is None or request.is_being_served:
@@ -287,9 +288,7 @@ class DispatchQueue:
         return [request for request in self._waiting if request.looked_at <= when]
 
     async def run(self) -> None:
-        """Runs until cancelled: listens to other processes, and rechecks the queue every few
-        seconds.
-        """
+        """Listens to other processes and rechecks the queue every few seconds, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hints.listen(self._on_hint, self._wake_all))
             tasks.create_task(self._recheck())
@@ -357,7 +356,7 @@ class DispatchQueue:
                 request.is_being_served = False
         for index, request in enumerate(requests):
             if (lease := matches.leases.get(index)) is not None:
-                # By its id: a job that was announced may be given while another one arrives.
+                # Removed by id, because an announced job may be given while another one arrives.
                 self._unannounced.pop(lease.dispatch_id, None)
                 self._answer(request, lease)
             elif index in matches.refused:
@@ -372,8 +371,9 @@ class DispatchQueue:
         ]
         lanes = {lane for waiter in left for lane in waiter.lanes}
         if matches.has_more or matches.refused:
-            # They lost a race, or did not read far enough; what was refused to one is for the
-            # next in line: neither should wait for the periodic recheck.
+            # These waiters lost a race or the probe did not read far enough. A job that was refused
+            # to one waiter may be for the next one. None of them should wait for the periodic
+            # recheck.
             self._wake_after(RETRY_SECONDS, lanes)
         if matches.has_fresh:
             busy = {
@@ -399,7 +399,7 @@ class DispatchQueue:
 
     def _timed_out(self, request: PollRequest) -> None:
         if request.is_being_served:
-            # The running statement may have a job for it; a late answer is better than a requeue.
+            # The running statement may have a job for it. A late response is better than a requeue.
             request.timer = asyncio.get_running_loop().call_later(
                 LATE_SECONDS, self._timed_out, request
             )
@@ -428,17 +428,18 @@ class DispatchQueue:
                 request.future.set_exception(error)
 
     def _give_back(self, request: PollRequest, lease: DispatchLease) -> None:
-        """Requeues a lease whose poll is gone, unless the worker reports its leases with each poll.
+        """Requeues a lease whose poll has ended, unless the worker reports its leases with each
+        poll.
 
-        Such a worker gets it with its next poll, which may have been answered already: the lease
-        must not be taken away then.
+        Such a worker gets the lease with its next poll, which may have been answered already. So
+        the lease must stay valid.
         """
         if not request.waiter.tells_leases:
             self._run_in_background(self._requeue(lease))
 
     async def _requeue(self, lease: DispatchLease) -> None:
-        """Requeues a lease. If that fails the lease expires; it never started, so the attempt is
-        returned then.
+        """Requeues a lease. If that fails, the lease expires. The attempt isn't counted, because
+        the job never started.
         """
         try:
             async with self._db.transaction() as tx:
@@ -462,7 +463,8 @@ class DispatchQueue:
         asyncio.get_running_loop().call_later(seconds, self._wake_lanes, wanted)
 
     def _wake_lanes(self, lanes: Counter[QueueLane]) -> None:
-        # A request being served may have read the queue before the job came, and be about to wait.
+        # A request that is being served may have read the queue before the job arrived, and may be
+        # about to wait.
         if self._is_serving or self._waiting.has_waiter_for(lanes):
             self._woken += lanes
             self._start()
@@ -527,8 +529,8 @@ class DispatchQueue:
             hear(message)
 
     async def _announce(self) -> None:
-        """Notifies other processes, once per batch, of jobs that are bound or that nobody here has
-        taken.
+        """Notifies other processes, once per batch, of jobs that are bound to a backend or that no
+        worker here has taken.
         """
         unannounced, self._unannounced = Counter(self._unannounced.values()), {}
         affinities, self._unannounced_affinities = self._unannounced_affinities, set()
@@ -552,7 +554,7 @@ class DispatchQueue:
         except Exception as error:  # noqa: BLE001 — returned to the caller whose item it is
             if len(batch) == 1:
                 return [error]
-            # One of them can't be added; the others must not suffer for it.
+            # One of them can't be added. The others must still succeed.
             return [answer for new in batch for answer in await self._enqueue([new])]
         preferred = {each.preferred_worker_id for new in batch for each in new}
         self.arrived(added, map(affinity_of, filter(None, preferred)))
@@ -591,7 +593,9 @@ def _lease_lost(dispatch_id: int) -> LeaseLost:
 
 
 def _wake_payload(name: str, lanes: Counter[QueueLane], affinities: Iterable[str]) -> str:
-    """Encodes a wake hint. What doesn't fit is left out, and found by the others' own rechecks."""
+    """Encodes a wake hint. Entries that don't fit are left out, and other processes find these jobs
+    when they recheck the queue.
+    """
     jobs_by_lane = [[*lane, jobs] for lane, jobs in lanes.items()]
     bound = sorted(affinities)
     while len(payload := _wake_json(name, jobs_by_lane, bound)) > PAYLOAD_BYTES_MAX:
@@ -600,8 +604,8 @@ def _wake_payload(name: str, lanes: Counter[QueueLane], affinities: Iterable[str
 
 
 def _order_payload(name: str, order: dict[str, Any]) -> str:
-    """Encodes an order. One that names too many workers is for all; a push that does is left to
-    their next heartbeats.
+    """Encodes an order. An order that names too many workers applies to all of them. A push with
+    too many dispatches is dropped, so that their next heartbeats return the orders.
     """
     payload = json.dumps({"from": name, **order})
     if len(payload) <= PAYLOAD_BYTES_MAX:

@@ -21,29 +21,33 @@ SWITCHES_MIN = 2
 SAMPLES_KEPT_MAX = 32
 RUNS_NOTED_MAX = 10_000
 WORKERS_KEPT_MAX = 10_000
-# A worker that was not given a job for so long is no longer waited for.
+# A worker that was not given a job for this long is no longer waited for.
 WARM_MAX = timedelta(minutes=5)
 RUN_SECONDS_MAX = 86_400.0
-# A switch that costs less than this share of a run is free: the order of arrival is kept.
+# A switch that costs less than this share of a run is considered free, and jobs keep their order of
+# arrival.
 FREE_SHARE = 0.1
-# A job may be passed for half of so many times the cost: a group then lasts ten times a switch.
+# A job may be passed for half of this many times the cost, so that a group lasts ten times as long
+# as a switch.
 PASSED_PER_COST = 20
-# A switch is paid twice, there and back, and by all who wait: to hold a job may take longer than one.
+# A switch is paid twice, there and back, and by all waiting jobs. So a job may be held for longer
+# than one switch takes.
 HELD_PER_COST = 3
-# Of normally distributed values: the deviation by the median one, and the error of a median.
+# For normally distributed values: the standard deviation per median absolute deviation, and the
+# standard error of a median.
 _DEVIATION_PER_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
 
 
 class ModelChange(StrEnum):
-    """How a run's heavy model came to be loaded."""
+    """How a run's heavy model was loaded."""
 
-    SAME = "same"  # the run before had it, too
-    SWITCHED = "switched"  # a run before that one had it
-    FIRST = "first"  # none had, since the backend began
+    SAME = "same"  # the previous run used it as well
+    SWITCHED = "switched"  # an earlier run used it
+    FIRST = "first"  # no run has used it since the backend started
 
 
 class RunKind(NamedTuple):
-    """Runs that can be compared with each other."""
+    """Runs that are comparable with each other."""
 
     fleet_id: int
     model_key: str
@@ -57,7 +61,7 @@ class TimedRun(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Seconds of the last runs of a kind, the newest last."""
+    """Seconds of the last runs of a kind, the newest one last."""
 
     stayed: tuple[float, ...] = ()
     switched: tuple[float, ...] = ()
@@ -71,7 +75,7 @@ class Samples(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a switch to a model costs; `error` is the part of it that is uncertainty."""
+    """The cost of a switch to a model in seconds. `error` is the uncertainty in it."""
 
     seconds: float
     error: float
@@ -85,10 +89,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
-    """Estimates the cost of a switch to one model, by the runs of all workflows or of the one that
-    tells it best.
+    """Estimates the cost of a switch to one model, from the runs of all workflows or of the one
+    with the most precise estimate.
 
-    None if there are too few runs.
+    Returns None if there are too few runs.
     """
     usable = [each for each in of_workflows if len(each.stayed) >= SAMPLES_MIN and each.switched]
     alone = [[each] for each in usable]
@@ -107,7 +111,7 @@ def _estimate(of_workflows: Sequence[Samples]) -> Estimate | None:
         errors += [_error_of_median(stayed)] * len(switched)
     if len(longer) < SWITCHES_MIN:
         return None
-    # The deviation of a few values says little: then their whole range is uncertain.
+    # The deviation of a few values is unreliable, so their whole range is used as the uncertainty.
     of_few = max(longer) - min(longer) if len(longer) < SAMPLES_MIN else 0.0
     error = math.hypot(max(of_few, _error_of_median(longer)), statistics.fmean(errors))
     return Estimate(
@@ -129,7 +133,7 @@ ModelOfFleet = tuple[int, str]
 
 
 class WarmWorkers:
-    """The model that each worker was last given, so that a job may wait briefly for a worker that
+    """The model that each worker was given last, so that a job may wait briefly for a worker that
     has its model.
     """
 
@@ -158,7 +162,7 @@ class WarmWorkers:
 
 @dataclass(slots=True)
 class SwitchCosts:
-    """Current estimates, and runs that are yet to be stored."""
+    """The current estimates, and runs that have not been stored yet."""
 
     estimates: Mapping[ModelOfFleet, Estimate] = field(default_factory=dict)
     warm: WarmWorkers = field(default_factory=WarmWorkers)
@@ -173,7 +177,7 @@ class SwitchCosts:
         return (fleet_id, model_key) in self.estimates
 
     def is_free(self, fleet_id: int | None, model_key: str | None) -> bool:
-        """Whether a switch to the model is known to cost next to nothing."""
+        """Whether a switch to the model is known to cost almost nothing."""
         if fleet_id is None or model_key is None:
             return False
         known = self.estimates.get((fleet_id, model_key))
@@ -182,10 +186,9 @@ class SwitchCosts:
     def passed_max(
         self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
     ) -> timedelta:
-        """Returns how long jobs with the loaded model may go before one with the other model.
+        """Returns how long jobs with the loaded model may pass one with another model.
 
-        A worker that runs that job and then goes on pays twice: to switch to it, and to switch
-        back.
+        A worker that runs that job and then continues pays twice, to switch to its model and back.
         """
         if fleet_id is None or not self.estimates:
             return most

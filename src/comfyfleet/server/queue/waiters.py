@@ -1,4 +1,6 @@
-"""Workers that wait for a job, grouped by what they may run, best first; and heartbeats that wait for an order."""
+"""Polls that wait for a job, grouped by what their workers may run, the best first, and heartbeats
+that wait for an order.
+"""
 
 import asyncio
 from bisect import bisect_left, insort
@@ -28,20 +30,23 @@ class PollRequest:
         self.waiter = waiter
         self.future = future
         self.deadline = deadline
-        self.looked_at = 0.0  # when its worker's rights were last read, by the loop's clock
+        # when its worker's permissions were last read, in the event loop's time
+        self.looked_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.is_being_served = False  # a statement that may give it a job is running
-        self.key: tuple[float, ...] = ()  # set when it has to wait: most get a job at once
+        # set when it must wait, because most polls get a job at once
+        self.key: tuple[float, ...] = ()
 
     def set_order_key(self) -> None:
-        """Sets the sort key: among equals, the one that has waited longest comes first."""
+        """Sets the sort key. Among equal requests, the one that has waited longest comes first."""
         self.key = (*waiter_rank(self.waiter), next(_numbers))
 
     def __lt__(self, other: "PollRequest") -> bool:
         return self.key < other.key
 
 
-# What the waiters of a group share: the lanes, and what their backends offer.
+# The properties that the waiters of a group share: the lanes, and the key of their backends'
+# offers.
 GroupKey: TypeAlias = tuple[frozenset[QueueLane], str | None]
 
 
@@ -50,7 +55,7 @@ def group_key(waiter: Waiter) -> GroupKey:
 
 
 class WaiterGroup:
-    """Requests of workers that may run the same lanes on backends that offer the same."""
+    """Requests of workers that may run the same lanes on equal backends."""
 
     __slots__ = ("best", "by_model", "kind")
 
@@ -89,7 +94,7 @@ class WaiterPool:
         self._by_lane: dict[QueueLane, set[GroupKey]] = {}
         self._by_affinity: dict[str, set[PollRequest]] = {}
         self._all: set[PollRequest] = set()
-        self._prefetching: dict[str, PollRequest] = {}  # by worker; its latest
+        self._prefetching: dict[str, PollRequest] = {}  # the latest request by worker
 
     def __len__(self) -> int:
         return len(self._all)
@@ -153,11 +158,11 @@ class WaiterPool:
     def shortlist(
         self, wanted: Counter[QueueLane], affinities: Iterable[str] = ()
     ) -> list[PollRequest]:
-        """Returns the requests among which the best for each arriving job is; no others are woken.
+        """Returns the requests that include the best one for each arriving job. No others are
+        woken.
 
-        A group stands for several lanes: it gives as many requests as jobs have come into any of
-        them. Otherwise its first would be woken for two jobs, and the second job be left for a
-        prefetch.
+        A group stands for several lanes. It returns as many requests as jobs have arrived in any of
+        them, without regard to whether a request would only prefetch.
         """
         found: dict[PollRequest, None] = {}
         jobs_of: Counter[GroupKey] = Counter()
@@ -175,7 +180,7 @@ class WaiterPool:
         return list(found)
 
 
-# The id of a dispatch, or of a worker.
+# A dispatch id or a worker id.
 Subject: TypeAlias = int | str
 
 
@@ -185,7 +190,7 @@ class HeartbeatWaiters:
 
     @contextmanager
     def waiting(self, *subjects: Subject) -> Iterator[asyncio.Event]:
-        """Yields an event that is set when something is pushed about any of the subjects."""
+        """Yields an event that is set when there is news about any of the subjects."""
         event = asyncio.Event()
         for subject in subjects:
             self._waiting.setdefault(subject, set()).add(event)

@@ -1,5 +1,6 @@
-"""How much of a user's run log each client was told, known at all control planes: one that comes back, wherever
-that is, misses nothing, and hears little twice."""
+"""Stores how much of a user's run log each client was sent, and shares it with all control planes.
+A client that reconnects to any of them misses nothing and receives few messages twice.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +20,7 @@ from comfyfleet.server.run_log.model import Cursor, cursor_at
 
 logger = logging.getLogger(__name__)
 CHANNEL = "comfyfleet_cursors"
-# For so long a client that was away may come back and miss nothing.
+# Seconds for which a disconnected client may come back without missing anything.
 REMEMBERED_SECONDS = 600.0
 CURSORS_MAX = 10_000
 # Messages may still be on their way to a client that listens, so other control planes learn its position one or two
@@ -32,11 +33,11 @@ PER_MESSAGE_MAX = 60  # up to 120 characters each, and a message has at most 8,0
 
 
 class ClientCursors:
-    """By a hash of user and client: what the client was sent, and when that was noted."""
+    """Cursors by a hash of user and client, with the time at which they were stored."""
 
     def __init__(self, central: Database, name: str) -> None:
         self._hints = NotifyChannel(central, CHANNEL)
-        self._name = name  # tells our own messages from those of others
+        self._name = name  # identifies the messages that this process has sent
         self._seen: OrderedDict[str, tuple[Cursor, float]] = OrderedDict()
         self._left: dict[str, Cursor] = {}
         self._due: dict[str, Cursor] = {}
@@ -52,7 +53,7 @@ class ClientCursors:
                 both.create_task(self._speak())
 
     async def close(self) -> None:
-        """Sends the remaining positions: clients reconnect to other control planes now."""
+        """Sends the remaining positions, because clients now reconnect to other control planes."""
         if self._hints.reach_others:
             self._unsent += [*self.messages(), *self.messages()]
             with contextlib.suppress(TimeoutError):
@@ -61,7 +62,9 @@ class ClientCursors:
         await self._hints.close()
 
     def keep(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
-        """Of a client that goes."""
+        """Stores the position of a client that disconnects, and sends it to other control planes at
+        once.
+        """
         key = _key(user_id, client_id)
         self._store(key, seen)
         self._new.pop(key, None)
@@ -71,7 +74,9 @@ class ClientCursors:
             self._has_left.set()
 
     def note(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
-        """Of a client that listens: should this process end, others know."""
+        """Stores the position of a connected client, so that other control planes know it if this
+        process ends.
+        """
         if self._hints.reach_others and len(self._new) < CURSORS_MAX:
             self._new[_key(user_id, client_id)] = seen
 
@@ -83,7 +88,8 @@ class ClientCursors:
         said = json.loads(message)
         if said["from"] == self._name:
             return
-        # Older control planes send no places: their clients were sent everything up to `floor`.
+        # Older control planes send no places, because their clients were sent everything up to
+        # `floor`.
         places = said.get("places") or [None] * len(said["seen"])
         for (key, floor), place in zip(said["seen"], places, strict=True):
             cursor = cursor_at(floor)
@@ -94,8 +100,9 @@ class ClientCursors:
             self._store(key, max(cursor, known))
 
     def messages(self, *, ends_round: bool = True) -> Iterator[str]:
-        """Returns the messages to other control planes: clients that left, and at the end of a round also
-        listening clients."""
+        """Returns the messages to other control planes. They contain clients that have left and, at
+        the end of a round, connected clients as well.
+        """
         told, self._left = self._left, {}
         if ends_round:
             told = self._due | told
@@ -126,7 +133,7 @@ class ClientCursors:
             await self._send()
 
     async def _send(self) -> None:
-        """Sends what is unsent. A message that was being sent when this was cancelled stays there."""
+        """Sends the unsent messages. If this is cancelled, the message being sent remains unsent."""
         try:
             while self._unsent:
                 await self._hints.send(self._unsent[0])

@@ -1,4 +1,4 @@
-"""Logged messages, and names of files as ComfyUI would give them. Pure."""
+"""Logged messages, and filenames in the form that ComfyUI would give them. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,15 +11,16 @@ from comfyfleet.api.values import DeliveredOutput
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
 FOLDERS = ("input", "output", "temp")
-# In place of a folder: an upload whose name another has taken.
+# Replaces the folder of an upload whose name was taken by another upload.
 REPLACED = "replaced"
 PATH_CHARACTERS_MAX = 500
-# ComfyUI_00001_.png, video_00012.mp4: what comes before the counter, the counter, what comes after.
+# Splits ComfyUI_00001_.png or video_00012.mp4 into the part before the counter, the counter and the
+# rest.
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")
 
 
-# Our own types beside ComfyUI's: frames that are binary there, prompts that were taken back, and runs whose
-# client wants previews.
+# Our own message types in addition to ComfyUI's: frames that are binary in ComfyUI, prompts that
+# were cancelled while queued, and runs whose client wants previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
 PREVIEWS = "comfyfleet_previews"
 START, CACHED = "execution_start", "execution_cached"
@@ -29,7 +30,9 @@ FAILED_TYPE = "comfyfleet.JobFailed"
 
 
 class RunEnd(NamedTuple):
-    """How a run ended, for what its backend has not told. `status`: completed, failed or cancelled."""
+    """How a run ended, for messages that its backend has not sent. `status` is completed, failed or
+    cancelled.
+    """
 
     status: str
     prompt: Mapping[str, Any] = {}
@@ -37,8 +40,9 @@ class RunEnd(NamedTuple):
 
 
 class RunFiles(NamedTuple):
-    """Outputs that a worker has delivered. `aliases`: by an output's name, that under which it is known already;
-    `file_ids`: which file each is, unless its job says so."""
+    """Outputs that a worker has delivered. `aliases` maps an output's name to the name under which
+    it is already known. `file_ids` contains their files, unless their job's result does.
+    """
 
     outputs: Sequence[DeliveredOutput] = ()
     aliases: Mapping[str, str] = {}
@@ -49,7 +53,9 @@ NO_FILES = RunFiles()
 
 
 class LoggedRun(NamedTuple):
-    """Whose run it is, and under which lease it ran. `start_id`: 0 if its client sees one prompt at a time."""
+    """The run that messages belong to, and its lease. `start_id` is 0 if its client sees its
+    prompts one at a time.
+    """
 
     tenant_id: UUID
     user_id: UUID
@@ -71,7 +77,9 @@ class LoggedRun(NamedTuple):
 
 
 class LoggedState(NamedTuple):
-    """A job's lease and what its log holds, read under the locks that every writer of the log takes."""
+    """A job's lease and the state of its log, read under the locks that every writer of the log
+    takes.
+    """
 
     lease_token: UUID | None
     lease_number: int
@@ -88,8 +96,10 @@ class LoggedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvents:
-    """One report of a worker. `is_last`: its job has ended with it. `start_id`: the row that started its attempt;
-    None if sockets show the row at once, whatever else their client's prompts do."""
+    """One report of a worker. `is_last` means that its job has ended with it. `start_id` is the row
+    that started its attempt, or None if sockets show the row at once, regardless of their client's
+    other prompts.
+    """
 
     id: int
     job_id: UUID
@@ -101,7 +111,7 @@ class LoggedEvents:
 
 
 class StartedAttempt(NamedTuple):
-    """An attempt of a prompt that has told something, and is shown in order."""
+    """An attempt of a prompt that has logged messages and is shown in order."""
 
     start_id: int
     job_id: UUID
@@ -111,8 +121,9 @@ class StartedAttempt(NamedTuple):
 class Cursor(NamedTuple):
     """How much of a user's run log a client was sent.
 
-    Of the rows that are shown in order: everything up to `floor`, all attempts that started before `start_id`, and
-    of that attempt everything up to `row`. Of other rows: everything up to `seen`.
+    Of the rows that are shown in order, it was sent everything up to `floor`, all attempts that
+    started before `start_id`, and everything up to `row` of that attempt. Of other rows, it was
+    sent everything up to `seen`.
     """
 
     seen: int
@@ -122,12 +133,14 @@ class Cursor(NamedTuple):
 
 
 def cursor_at(row_id: int) -> Cursor:
-    """The cursor of a client that was sent everything up to this row."""
+    """Returns the cursor of a client that was sent everything up to this row."""
     return Cursor(seen=row_id, start_id=0, row=0, floor=row_id)
 
 
 class LogLook(NamedTuple):
-    """Of one moment: how many prompts wait or run, and what was told since the last look."""
+    """The number of queued and running prompts, and the messages since the last read, at one
+    moment.
+    """
 
     active: int
     rows: list[LoggedEvents]
@@ -135,14 +148,14 @@ class LogLook(NamedTuple):
 
 
 class LogPage(NamedTuple):
-    """Rows of the log, as many as a reader takes at once."""
+    """Rows of the log, limited to what a reader handles at once."""
 
     rows: list[LoggedEvents]
     has_more: bool
 
 
 class UserFile(NamedTuple):
-    """A file under the name that its user knows: an upload, or an output of a job."""
+    """A file under its user's name for it: an upload or an output of a job."""
 
     folder: str
     path: str
@@ -160,7 +173,7 @@ class UserFile(NamedTuple):
 
 
 class BackendFile(NamedTuple):
-    """Where a backend had a file, inside the job's own folder there."""
+    """The location of a file on a backend, inside the job's own folder."""
 
     folder: str
     subfolder: str
@@ -182,7 +195,7 @@ class CountedName(NamedTuple):
 
 
 def split_counter(path: str) -> CountedName | None:
-    """None: the name has no counter."""
+    """Splits a path at its counter. Returns None if it has no counter."""
     found = _COUNTED.fullmatch(path)
     if found is None:
         return None
@@ -191,7 +204,7 @@ def split_counter(path: str) -> CountedName | None:
 
 
 def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str]:
-    """The name of the output, by where the backend had it."""
+    """Returns the names of outputs by their location on the backend."""
     return {
         BackendFile(each.folder, each.subfolder or "", each.filename or each.name): each.name
         for each in outputs
@@ -199,13 +212,13 @@ def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str
     }
 
 
-# Pictures of a batch, as far as their numbers are believed.
+# The largest plausible number of images in a batch.
 BATCH_MAX = 4_096
 OUTPUT = "output"
 
 
 class CounterRange(NamedTuple):
-    """The numbers that files of a report have of one prefix on their backend."""
+    """The numbers that a report's files of one prefix have on their backend."""
 
     first: int
     last: int
@@ -218,8 +231,10 @@ class CounterRange(NamedTuple):
 def counters_used(
     files: Iterable[BackendFile], *, after: Iterable[UserFile] = ()
 ) -> dict[tuple[str, str], CounterRange]:
-    """By folder and prefix. `after`: files that the same run has named before; without any of a prefix outputs
-    begin with 1, as they do in the folder of a run: of a batch each picture may have a prefix of its own."""
+    """Returns the ranges by folder and prefix. `after` contains files that the same run has named
+    before. A prefix without any begins with 1, as in the folder of a run, because each image of a
+    batch may have its own prefix.
+    """
     named = ((each.folder, split_counter(each.path)) for each in after)
     known = {(folder, counted.prefix) for folder, counted in named if counted}
     used: dict[tuple[str, str], CounterRange] = {}
@@ -238,7 +253,7 @@ def path_after(
     ranges: Mapping[tuple[str, str], CounterRange],
     before: Mapping[tuple[str, str], int],
 ) -> str:
-    """Its path when so many numbers of its prefix were used before."""
+    """Returns the file's path if this many numbers of its prefix were used before."""
     counted = split_counter(file.path)
     if counted is None:
         return file.path
@@ -249,7 +264,9 @@ def path_after(
 def with_other_files(
     value: Any, renamed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 ) -> Any:
-    """The same JSON, where each object that names a file is replaced by what `renamed` makes of it."""
+    """Returns the same JSON in which each object that names a file is replaced by the result of
+    `renamed`.
+    """
     if isinstance(value, Mapping):
         if "filename" in value and "type" in value:
             return renamed(value) or value
@@ -258,7 +275,7 @@ def with_other_files(
 
 
 def with_prompt_id(value: Any, prompt_id: str) -> Any:
-    """The same JSON, where each `prompt_id` is the client's."""
+    """Returns the same JSON in which each `prompt_id` is the client's."""
     if isinstance(value, Mapping):
         return {
             key: prompt_id if key == "prompt_id" else with_prompt_id(each, prompt_id)
@@ -268,7 +285,7 @@ def with_prompt_id(value: Any, prompt_id: str) -> Any:
 
 
 def file_named(value: Mapping[str, Any]) -> BackendFile:
-    """What an output of a node names."""
+    """Returns the file that a node's output names."""
     subfolder = str(value.get("subfolder") or "").replace("\\", "/").strip("/")
     return BackendFile(str(value.get("type")), subfolder, str(value.get("filename")))
 
@@ -276,7 +293,9 @@ def file_named(value: Mapping[str, Any]) -> BackendFile:
 def record_from(
     events: Iterable[Event], history: Mapping[str, Any] | None, *, is_success: bool
 ) -> dict[str, Any]:
-    """What history shows of a run: as the backend had it, else made of its messages."""
+    """Returns the history record of a run: the backend's own if it was reported, and otherwise one
+    built from the messages.
+    """
     if history and isinstance(history.get("status"), Mapping):
         return sound_record(history)
     outputs: dict[str, Any] = {}
@@ -298,12 +317,16 @@ def record_from(
 
 
 def told_by_run(events: Iterable[Event]) -> list[Event]:
-    """What a run can tell: the rest of our own types is for us alone to say."""
+    """Returns the events that a run may report. Only the control plane may log prompts that were
+    removed.
+    """
     return [(kind, data) for kind, data in events if kind != REMOVED]
 
 
 def sound_record(history: Mapping[str, Any]) -> dict[str, Any]:
-    """A backend's entry, but for what has not the shape that clients, and we, read it by."""
+    """Returns a backend's history entry without parts that don't have the format that clients and
+    the control plane expect.
+    """
     status = history["status"]
     messages = [
         [each[0], each[1]]
@@ -335,7 +358,9 @@ def names_files(row: LoggedEvents) -> bool:
 
 
 def without_results(events: Iterable[Event]) -> list[Event]:
-    """But for those that show what nodes have made: a run that failed is not paid for, and gives nothing away."""
+    """Removes events that contain results of nodes. A failed run isn't paid for, so its results
+    must not be given away.
+    """
     return [
         (kind, data)
         for kind, data in events
@@ -370,7 +395,9 @@ def without_repeated_start(
 
 
 def without_ends(events: Iterable[Event]) -> list[Event]:
-    """A run ends with its last report only: before that, another worker may still run it again."""
+    """Removes ends, because only a run's last report ends it. Before that, another worker may still
+    run it again.
+    """
     return [(kind, data) for kind, data in events if kind not in ENDS]
 
 
@@ -391,8 +418,9 @@ def missing_events(
     *,
     history: Mapping[str, Any] | None = None,
 ) -> list[Event]:
-    """What ComfyUI would have told and nobody has heard: a beginning, results that are in the backend's history,
-    an end."""
+    """Returns the messages that ComfyUI would have sent but that were not reported: a start,
+    results in the backend's history, and an end.
+    """
     if is_ended(heard):
         return []
     opening = {"prompt_id": prompt_id, "timestamp": int(at.timestamp() * 1000)}

@@ -1,4 +1,6 @@
-"""Logs what a run told and names the files that it made. Takes a tenant's transaction, never commits."""
+"""Logs the messages of runs and names their output files. Every function uses the caller's
+transaction with the tenant's database and never commits.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -47,14 +49,17 @@ T = TypeVar("T")
 EVENTS_PER_READ_MAX = 200
 ATTEMPTS_MAX = 10_000
 NAMES_TRIED_MAX = 1_000
-# No report is refused: workers wait for each other.
+# Large, so that no report is refused. Reports wait for a thread instead.
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 10_000
 _threads = FairThreads("run log", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-QUEUE_FOLDER = "queue"  # beside those of files: their counters are kept together
+# stored next to the folders of files, because their counters are in the same table
+QUEUE_FOLDER = "queue"
 
 
 async def lock_log(tx: Tx, user_id: UUID) -> None:
-    """Before a job's row is locked whose messages are logged in the same transaction."""
+    """Locks a user's log. Must be called before a job's row is locked whose messages are logged in
+    the same transaction.
+    """
     await store.lock_log(tx, user_id)
 
 
@@ -69,7 +74,9 @@ async def lock_run(
 
 
 async def is_reported(tx: Tx, run: LoggedRun) -> bool:
-    """Whether this report was logged before. Without locks, so it is a hint that saves work."""
+    """Whether this report was logged before. It takes no locks, so the result is only a hint that
+    saves work.
+    """
     if run.report is None:
         return False
     return await store.is_reported(tx, run.tenant_id, run.job_id, run.lease_number, run.report)
@@ -84,9 +91,11 @@ async def log_live(
     state: LoggedState,
     now: datetime,
 ) -> list[UUID]:
-    """Logs messages of a run that continues, and the files that they name. Returns files that these have replaced.
+    """Logs messages of a run that continues, and the files that they name. Returns the files that
+    were replaced by these.
 
-    `state` is what `lock_run` returned for this report. A report that was logged before must not come here.
+    `state` is what `lock_run` returned for this report. The caller must not pass a report that was
+    logged before.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
     named = await _events_as_known(events, run, names)
@@ -99,20 +108,22 @@ async def log_live(
 async def _events_as_known(
     events: Iterable[Event], run: LoggedRun, names: Mapping[BackendFile, str]
 ) -> list[Event]:
-    """What the run told, with the names and the id that the client knows."""
+    """Returns the run's messages with the names and the prompt id that the client knows."""
     told = told_by_run(events)
     known = await _as_known([data for _, data in told], run, names)
     return [(kind, data) for (kind, _), data in zip(told, known, strict=True)]
 
 
 async def _as_known(value: T, run: LoggedRun, names: Mapping[BackendFile, str]) -> T:
-    """The same with the names and the id that the client knows; large values are converted in a thread."""
+    """Returns the value with the names and the prompt id that the client knows. Large values are
+    converted in a thread.
+    """
     work = partial(_converted, value, run, names)
     return work() if is_small(value) else await _threads.run(run.tenant_id, work)
 
 
 def _converted(value: Any, run: LoggedRun, names: Mapping[BackendFile, str]) -> Any:
-    """The same with the names and the id that the client knows."""
+    """Returns the value with the names and the prompt id that the client knows."""
 
     def renamed(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
         path = names.get(file_named(said))
@@ -156,7 +167,9 @@ async def log_end(
 
 
 async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: datetime) -> None:
-    """So many prompts that had not begun were taken back. `tells`: how often ComfyUI would tell of it."""
+    """Logs that queued prompts were removed. `count` is their number, and `tells` is how often
+    ComfyUI would report it.
+    """
     await store.lock_log(tx, run.user_id)
     await store.add_events(tx, run, [(REMOVED, {"count": count, "tells": tells})], None, now=now)
 
@@ -164,8 +177,9 @@ async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: da
 async def _name_files(
     tx: Tx, run: LoggedRun, delivered: RunFiles, *, now: datetime
 ) -> tuple[dict[BackendFile, str], list[UUID]]:
-    """The path of each as its user knows it, the same again for a report that is repeated; and files that others
-    have replaced."""
+    """Returns each file's path as its user knows it, which is the same for a repeated report, and
+    the files that others have replaced.
+    """
     outputs, aliases, file_ids = delivered
     files = delivered_files(outputs)
     if not files:
@@ -206,7 +220,7 @@ async def _take_name(tx: Tx, run: LoggedRun, wanted: UserFile, *, now: datetime)
 
 
 async def take_prompt_numbers(tx: Tx, tenant_id: UUID, user_id: UUID, count: int) -> int:
-    """So many numbers of a user's queue; returns the first."""
+    """Reserves numbers of a user's queue and returns the first one."""
     key = QUEUE_FOLDER, "number"
     return (await store.take_numbers(tx, tenant_id, user_id, {key: count}))[key]
 
@@ -219,9 +233,10 @@ async def look(
     after_id: int,
     but_jobs: Collection[UUID] = (),
 ) -> LogLook:
-    """What was told after this id, and how many prompts wait or run, but for `but_jobs`.
+    """Returns messages after this id, and the number of queued and running prompts, without the
+    jobs in `but_jobs`.
 
-    Of some reports at a time: a caller looks again while there are more.
+    The messages are limited to some reports. The caller reads again while there are more.
     """
     return await store.look(
         tx,
@@ -278,7 +293,7 @@ async def running_attempts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Start
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Of the oldest report for a client that is not older than this."""
+    """Returns the id of the oldest report for a client that is not older than `since`."""
     return await store.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
 
 
@@ -294,7 +309,7 @@ async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int 
 
 
 async def messages_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[Event]:
-    """Returns all messages of a run, but for pictures and texts, which are large."""
+    """Returns all messages of a run except images and texts, which are large."""
     events: list[Event] = []
     after_id, has_more = 0, True
     while has_more:
@@ -311,7 +326,7 @@ async def has_messages(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
 async def records_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
-    """The lease and the record of each job that has one."""
+    """Returns the lease number and the record of each job that has a record."""
     return await store.records_of(tx, tenant_id, job_ids) if job_ids else {}
 
 
@@ -322,17 +337,18 @@ async def get_file(
 
 
 async def live_files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
-    """What was stored while the job ran, or before it failed."""
+    """Returns the files that were stored while the job ran or before it failed."""
     return [each for each in await store.files_of_job(tx, tenant_id, job_id) if each.file_id]
 
 
 async def settle_outputs(
     tx: Tx, tenant_id: UUID, job_id: UUID, names: Mapping[str, str]
 ) -> list[UUID]:
-    """The job is completed, and says which file an output is. Names of what it did not make are removed.
+    """Settles the outputs of a completed job, whose result contains their files. Removes the names
+    of files that are not part of the result.
 
-    `names`: by the name under which an output was known, its name in the job's result. Returns the files that the
-    names stood for.
+    `names` maps the name under which an output was known to its name in the job's result. Returns
+    the files that the names referred to.
     """
     before = []
     for row in await live_files_of_job(tx, tenant_id, job_id):
@@ -347,7 +363,7 @@ async def settle_outputs(
 async def files_of_jobs(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, list[UserFile]]:
-    """The names of what each job has made."""
+    """Returns the names of each job's output files."""
     found: dict[UUID, list[UserFile]] = {}
     for each in await store.files_of_jobs(tx, tenant_id, job_ids) if job_ids else ():
         if each.job_id is not None:
@@ -356,12 +372,12 @@ async def files_of_jobs(
 
 
 async def names_of_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> list[UserFile]:
-    """Of an upload, by all names that its user gave it."""
+    """Returns all names that a user gave to an upload."""
     return await store.names_of_file(tx, tenant_id, user_id, file_id)
 
 
 async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> None:
-    """Of an upload that is deleted."""
+    """Deletes the names of an upload that is deleted."""
     await store.delete_names(tx, tenant_id, user_id, file_id)
 
 
@@ -372,14 +388,16 @@ async def list_files(
 
 
 async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> int:
-    """Of all folders, also those that others have replaced; counted up to `most`."""
+    """Counts uploads in all folders, including replaced ones, up to `most`."""
     return await store.count_uploads(tx, tenant_id, user_id, most=most)
 
 
 async def numbered_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
 ) -> dict[str, tuple[UserFile, str | None]]:
-    """By path, those called `a.png` or `a (1).png`, each with the hash of its content, if known."""
+    """Returns the files called `a.png` or `a (1).png` by path, each with the hash of its content if
+    it is known.
+    """
     found = await store.numbered_files(tx, tenant_id, user_id, folder, path, limit=limit)
     return {each.path: (each, content_hash) for each, content_hash in found}
 
@@ -393,7 +411,7 @@ async def has_files_under(
 async def add_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> bool:
-    """False: the name is taken."""
+    """Adds a file. Returns False if the name is taken."""
     return await store.add_file(tx, tenant_id, user_id, file, now=now)
 
 

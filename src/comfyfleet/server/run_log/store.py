@@ -1,4 +1,6 @@
-"""The SQL of logged messages and of users' file names. Every row is looked up with its tenant and user."""
+"""The SQL of logged messages and of users' file names. Rows are looked up with their tenant and
+user.
+"""
 
 import json
 import posixpath
@@ -58,12 +60,12 @@ from comfyfleet.server.run_log.model import (
 
 _ADDED = (*LoggedRun._fields, "events", "record", "created_at", "has_start", "has_end")
 _LOCK_BITS = 2**64 - 1
-_IS_FIRST = "run_events.start_id = 0"  # as its index has it
+_IS_FIRST = "run_events.start_id = 0"  # matches the index's condition
 _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
 
 def _new_values(table: Table, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """What `_as_new` binds."""
+    """Returns the parameters that `_as_new` binds."""
     return {
         name: bindparam(f"new_{name}", type_=table.c[name].type)
         for name in (table.columns.keys() if names is None else names)
@@ -77,15 +79,17 @@ def _as_new(row: Mapping[str, Any]) -> dict[str, Any]:
 _ADD_EVENTS = PreparedStatement(
     lambda tx: insert(run_events).values(_new_values(run_events, _ADDED)).returning(run_events.c.id)
 )
-# Ids of a user's rows are in the order in which they are committed: a reader who goes on from one
-# misses none. SQLite has one writer anyway.
+# A user's row ids are in the order of the commits, so that a reader that continues after an id
+# misses nothing. SQLite needs no lock, because it has only one writer.
 _LOCK_LOG = PreparedStatement(
     lambda tx: select(func.pg_advisory_xact_lock(bindparam("key", type_=BigInteger)))
 )
 
 
 async def lock_log(tx: Tx, user_id: UUID) -> None:
-    """Whoever also locks a job's row does so after this, so that no two wait for each other."""
+    """Locks a user's log. A transaction that also locks a job's row must do so afterwards, so that
+    no two transactions deadlock.
+    """
     if not is_sqlite(tx):
         await _LOCK_LOG.first(tx, {"key": (user_id.int & _LOCK_BITS) - 2**63})
 
@@ -98,7 +102,9 @@ async def add_events(
     *,
     now: datetime,
 ) -> int:
-    """Adds a row. The caller has locked the log and knows what it holds; the indexes refuse repeated rows."""
+    """Adds a row. The caller has locked the log and knows its state. The indexes refuse repeated
+    rows.
+    """
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
     row |= {"has_start": starts(events), "has_end": record is not None or is_ended(events)}
     ((row_id,),) = await _ADD_EVENTS.tuples(tx, _as_new(row))
@@ -168,7 +174,7 @@ async def is_reported(
     return (await tx.execute(query)).first() is not None
 
 
-# Without the record, which is large: history alone reads it.
+# Without the record, which is large and only read for the history.
 _EVENTS = (
     run_events.c.id,
     run_events.c.job_id,
@@ -192,14 +198,16 @@ def _events(row: Sequence[Any]) -> LoggedEvents:
     return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last), start_id)
 
 
-# A row has up to 16 MB, and takes several times as much when it is read and sent. A page has one row at least.
+# A row may have up to 16 MB, and takes several times as much memory when it is read and sent. A
+# page has at least one row.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
 def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
-    """The first rows, up to `most` and `page_bytes`, each with how many there are up to `most`.
+    """Returns the first rows, up to `most` and `page_bytes`, each with their total number up to
+    `most`.
 
-    What PostgreSQL keeps of a large row beside the table isn't read to learn its size.
+    PostgreSQL doesn't read the externally stored part of a large row to determine its size.
     """
     size = func.length if is_sqlite(tx) else func.pg_column_size
     keys = [key.label(f"key_{place}") for place, key in enumerate(order)]
@@ -223,7 +231,7 @@ def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
 
 
 def _limits(rows_max: int) -> dict[str, int]:
-    """With one row more, a reader knows whether there are more."""
+    """Returns the limits of a page. One additional row shows whether there are more."""
     return {"most": rows_max + 1, "page_bytes": PAGE_BYTES_MAX}
 
 
@@ -233,7 +241,7 @@ def _read_page(rows: Sequence[Sequence[Any]], rows_max: int) -> LogPage:
 
 
 def _is_none_of(tx: Tx) -> Any:
-    """By one text for any number of ids."""
+    """Builds a condition with the same SQL text for any number of ids."""
     if is_sqlite(tx):
         # As it stores them.
         others = text("ai_jobs.id NOT IN (SELECT value FROM json_each(:but_jobs))")
@@ -281,7 +289,7 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> LogPage:
-    """Those that aren't shown in order."""
+    """Returns rows that aren't shown in order."""
     where = (
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
@@ -355,7 +363,7 @@ _UNFINISHED = PreparedStatement(_unfinished)
 
 
 async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
-    """By one statement, so that rows and lease are of the same moment."""
+    """Uses one statement, so that rows and lease are read at the same moment."""
     values = {"of_tenant": tenant_id, "start": start_id, "to_id": to_id}
     return not await _UNFINISHED.tuples(tx, values)
 
@@ -413,7 +421,7 @@ async def events_of_job(
 async def records_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
-    """The lease and the record of each job that has one."""
+    """Returns the lease number and the record of each job that has a record."""
     query = select(run_events.c.job_id, run_events.c.lease_number, run_events.c.record).where(
         run_events.c.tenant_id == tenant_id,
         is_one_of(tx, run_events.c.job_id, job_ids),
@@ -432,7 +440,7 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Of the oldest report for a client that is not older than this."""
+    """Returns the id of the oldest report for a client that is not older than `since`."""
     query = select(func.min(run_events.c.id)).where(
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
@@ -444,11 +452,13 @@ async def first_id_of_client(
 
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Removes messages of ended runs; records stay as long as the prompts of their jobs.
+    """Removes messages of ended runs. Records stay as long as the prompts of their jobs.
 
-    Messages stay while a prompt that started earlier runs, which their client may see first.
+    Messages also stay while a prompt that started earlier is running, because their client may see
+    that prompt first.
     """
-    # Row by row: SQLite would walk an index over all jobs ever to list the active ones.
+    # Checked row by row. Otherwise, SQLite would scan an index over all jobs to list the active
+    # ones.
     active = select(ai_jobs.c.id).where(ai_jobs.c.id == run_events.c.job_id, text(IS_ACTIVE))
     earlier = select(ai_jobs.c.id).where(
         run_events.c.start_id.is_not(None),
@@ -484,7 +494,7 @@ _TAKE_NUMBERS = PreparedStatement(
 async def take_numbers(
     tx: Tx, tenant_id: UUID, user_id: UUID, needed: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
-    """Advances each counter; how many numbers were used before, by folder and prefix."""
+    """Advances each counter. Returns how many numbers were used before, by folder and prefix."""
     before: dict[tuple[str, str], int] = {}
     for (folder, prefix), count in sorted(needed.items()):
         row = {
@@ -507,7 +517,7 @@ _ADD_FILE = PreparedInsert(
 async def add_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> bool:
-    """False: the name is taken."""
+    """Adds a file. Returns False if the name is taken."""
     row = {"tenant_id": tenant_id, "user_id": user_id, **file._asdict(), "created_at": now}
     return bool(await _ADD_FILE.add(tx, [row]))
 
@@ -554,13 +564,13 @@ def _is_output(tenant_id: UUID, job_id: UUID, file: UserFile) -> ColumnElement[b
 
 
 async def set_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, file_id: UUID) -> None:
-    """The name means this file from now on."""
+    """Makes the name refer to this file."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=file_id))
 
 
 async def settle_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, output: str) -> None:
-    """The job says which file the output is."""
+    """Makes the name refer to an output of the job's result."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=None, output=output))
 

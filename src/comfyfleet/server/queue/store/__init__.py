@@ -1,4 +1,5 @@
-"""All SQL of the queue: `reads` and `writes` in SQLAlchemy Core, the hot path once for each database.
+"""All SQL of the queue. `reads` and `writes` use SQLAlchemy Core, and the hot path is implemented
+for each database.
 
 Internal: may change without notice.
 """
@@ -21,12 +22,12 @@ from comfyfleet.server.queue.model import (
 
 
 class Probe(NamedTuple):
-    """Where to look for candidates, and how far into each lane."""
+    """The lanes to search for candidates, and how far to read in each one."""
 
     lanes: Sequence[QueueLane]
     affinities: Sequence[str]
     limit: int
-    without: Sequence[str] = ()  # model sets that none of those who ask can run
+    without: Sequence[str] = ()  # model sets that none of the waiters can run
 
 
 class Claim(NamedTuple):
@@ -34,12 +35,14 @@ class Claim(NamedTuple):
     token: UUID
     worker_id: str
     is_prefetched: bool
-    key_hash: str | None = None  # None: no orders to a worker stand against it
-    held_max: int | None = None  # refused if the worker holds more leases by now
+    key_hash: str | None = None  # None means that no worker's orders are checked
+    held_max: int | None = None  # the claim is refused if the worker now holds more leases
 
 
 class ClaimResult(NamedTuple):
-    """The claimed leases, and the dispatches refused by orders to the worker (not lost in a race)."""
+    """The claimed leases, and the dispatches that were refused because of the worker's orders, not
+    because of a race.
+    """
 
     leases: list[DispatchLease]
     refused: frozenset[int] = frozenset()  # dispatch ids
@@ -55,24 +58,25 @@ class Extension(NamedTuple):
     dispatch_id: int
     token: UUID
     started: bool
-    worker_id: str | None = None  # None: whoever holds it
+    worker_id: str | None = None  # None means any holder
 
 
 # A dispatch id and its lease token.
 HeldLease = tuple[int, UUID]
 
-# Called with the candidates; the claims it returns are made for rows that are still queued then.
+# Called with the candidates. Of the claims that it returns, those are made whose rows are still
+# queued.
 Chooser = Callable[[list[DispatchCandidate]], list[Claim]]
 
 
 class QueueStore(Protocol):
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-        """Adds dispatches, commits, and returns those that are new."""
+        """Adds dispatches, commits, and returns the new ones."""
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult: ...
 
     async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
-        """Completes dispatches that are held with the given token, and returns those; each once."""
+        """Completes the dispatches that are held with the given token. Returns each of them once."""
 
     async def extend(
         self, batch: Sequence[Extension], *, seconds: int

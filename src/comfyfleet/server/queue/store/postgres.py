@@ -1,4 +1,4 @@
-"""The hot path on PostgreSQL; `sqlite.py` is its counterpart."""
+"""The hot path on PostgreSQL. `sqlite.py` is its counterpart."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,8 +36,8 @@ _SEEN = """
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 _ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
 
-# One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
-# backend have an index of their own, and cost one probe in all where there are none.
+# One indexed probe per lane. It takes no locks, so it disturbs no other statement. Rows that are
+# bound to a backend have their own index, and cost one additional probe if there are none.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
     SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
@@ -65,8 +65,9 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 _QUEUED = "status || '' = 'queued'"
 _LEASED = "status || '' = 'leased'"
 
-# Orders hold at once, whichever control plane was told and however long the worker has waited here:
-# its key, approval, draining and assignments are looked at by the statement that gives the job.
+# Orders apply at once, regardless of which control plane received them and how long the worker has
+# waited here. So the statement that gives the job checks the worker's key, approval, draining and
+# assignments.
 _ENTITLED = f"""
     EXISTS (SELECT 1 FROM workflows WHERE id = workflow AND is_active AND NOT is_paused)
     AND NOT EXISTS (
@@ -79,8 +80,8 @@ _ENTITLED = f"""
     AND (held_max IS NULL OR held_max >= (
         SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""
 
-# Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate already
-# holds is not returned again.
+# A locked row is about to be changed by another transaction, so it is skipped without waiting. Jobs
+# that the candidate already holds are not returned again.
 CLAIM = f"""
 WITH wanted AS MATERIALIZED (
     SELECT *, {_ENTITLED} AS is_entitled
@@ -147,7 +148,7 @@ RETURNING d.id, d.lease_token, d.lease_expires_at, d.cancel_requested, d.recall_
     d.lease_number, d.attempts, d.worker_id
 """
 
-# From one affinity to the next by the index, however many rows each has.
+# Jumps from one affinity to the next in the index, regardless of the number of rows of each.
 AFFINITIES = f"""
 WITH RECURSIVE waiting AS (
     (SELECT backend_affinity AS name FROM ai_job_dispatches WHERE {BOUND}
@@ -222,8 +223,8 @@ class PostgresQueueStore:
 
 
 def _held_max(claims: Iterable[Claim]) -> list[int | None]:
-    """Returns each claim's limit, one less for every earlier claim of the same worker: a statement
-    does not see its own writes.
+    """Returns each claim's limit, reduced by one for every earlier claim of the same worker,
+    because a statement does not see its own writes.
     """
     before: Counter[str] = Counter()
     limits = []
@@ -235,9 +236,7 @@ def _held_max(claims: Iterable[Claim]) -> list[int | None]:
 
 
 def _columns(batch: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
-    """Transposes the batch in the order of ids, so that no two statements can wait for each other's
-    rows.
-    """
+    """Transposes the batch in the order of ids, so that no two statements deadlock."""
     return map(list, zip(*sorted(batch, key=itemgetter(0)), strict=True))
 
 

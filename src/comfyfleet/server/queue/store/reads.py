@@ -1,4 +1,6 @@
-"""Reads dispatches: single rows, operators' lists, sweeps page by page; and removes ended ones."""
+"""Reads dispatches: single rows, operators' lists, and pages for sweeps. Also deletes ended
+dispatches.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -46,7 +48,7 @@ from comfyfleet.server.queue.store.writes import DISPATCH_COLUMNS, dispatch_from
 
 AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
-# Built once: that takes longer than SQLite takes to answer.
+# Built once, because building it takes longer than SQLite's response.
 _ALL = select(*DISPATCH_COLUMNS)
 IS_LEASED = "status = 'leased'"
 _HELD = f"ai_job_dispatches.{IS_LEASED}"
@@ -101,7 +103,7 @@ async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]
 
 
 _HELD_BY = PreparedStatement(
-    # Worded as in the index: others list all that the worker ever ran.
+    # Matches the index's condition. Other indexes list everything that the worker ever ran.
     lambda tx: _ALL.where(text(IS_LEASED), d.c.worker_id == bindparam("of_worker")).order_by(d.c.id)
 )
 
@@ -151,8 +153,8 @@ async def held_by_any(tx: Tx, worker_ids: Iterable[str], *, limit: int) -> list[
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None) -> int:
-    """Counts queued rows. The condition is worded as in the index: SQLite would else use one over
-    all rows ever.
+    """Counts queued rows. The condition matches the index's. Otherwise, SQLite would use an index
+    over all rows.
     """
     mine = [] if tenant_id is None else [d.c.tenant_id == tenant_id]
     query = select(func.count()).select_from(d).where(text(QUEUED), *mine)
@@ -176,7 +178,7 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_held(tx: Tx) -> dict[QueueLane, int]:
-    """Counts by lane the leased jobs that have not begun: workers hold them for later."""
+    """Counts the leased jobs that have not started, which workers hold for later, by lane."""
     lane = (d.c.workflow_id, d.c.stage, d.c.provider)
     query = (
         select(*lane, func.count())
@@ -187,14 +189,14 @@ async def count_held(tx: Tx) -> dict[QueueLane, int]:
 
 
 async def count_leases(tx: Tx, worker_ids: Collection[str] | None) -> dict[str, int]:
-    """Counts the leases of each worker that has one; None: of all workers."""
+    """Counts the leases of each worker that has one. None means all workers."""
     mine = [] if worker_ids is None else [is_one_of(tx, d.c.worker_id, worker_ids)]
     query = select(d.c.worker_id, func.count()).where(text(IS_LEASED), *mine)
     return {row[0]: int(row[1]) for row in await tx.execute(query.group_by(d.c.worker_id))}
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
+    """Counts the jobs that each worker holds or that are bound to it, by `worker:ID`."""
     holder = func.coalesce("worker:" + d.c.worker_id, "")
     bound_to = case((d.c.status == DispatchStatus.LEASED, holder), else_=d.c.backend_affinity)
     query = (
@@ -207,7 +209,9 @@ async def count_bound(tx: Tx) -> dict[str, int]:
 
 
 async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
-    """Counts the queued rows of its lane that come before it, up to a bound; it is for display."""
+    """Counts the queued rows of its lane that precede it, up to a limit. It is only used for
+    display.
+    """
     before = or_(
         d.c.priority > dispatch.priority,
         and_(d.c.priority == dispatch.priority, d.c.rank < dispatch.rank),
