@@ -165,9 +165,7 @@ async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """Locks rows in the order of their ids, so that no two transactions deadlock. Does nothing on
-    SQLite, which has only one writer.
-    """
+    """Locks rows in the order of their ids to prevent deadlocks. SQLite has only one writer."""
     if job_ids and not is_sqlite(tx):
         await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
 
@@ -202,9 +200,7 @@ async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID]
 async def active_after(
     tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
 ) -> list[tuple[UUID, UUID]]:
-    """Returns a page of (tenant, id) of the pool's active jobs, without jobs submitted after
-    `before`.
-    """
+    """Returns a page of (tenant, id) of active jobs that were submitted before a moment."""
     query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
         text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
@@ -301,7 +297,6 @@ async def list_page(
     status: JobStatus | None,
     limit: int,
 ) -> list[Job]:
-    """Returns a page of jobs, the newest first."""
     query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
     if status:
         query = query.where(ai_jobs.c.status == status)
@@ -548,7 +543,6 @@ def completion_update() -> ReturningUpdate[Any]:
 def completion_params(
     tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> dict[str, Any]:
-    """Returns the parameters of the completion."""
     return _params(
         tenant_id,
         job_id,
@@ -681,9 +675,7 @@ _DELETE_OUTBOX = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).w
 
 
 async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
-    """Adds an outbox row for each job, so that the central queue follows the change. Each change
-    has its own row, so none is lost.
-    """
+    """Adds an outbox row for each job, so that the central queue follows its change."""
     return [row["id"] for row in await _ADD_OUTBOX.add(tx, [_outbox_row(job, now) for job in jobs])]
 
 

@@ -162,7 +162,8 @@ class WaiterPool:
         woken.
 
         A group stands for several lanes. It returns as many requests as jobs have arrived in any of
-        them, without regard to whether a request would only prefetch.
+        them. Otherwise, its first request would be woken for two jobs, and the second job would be
+        left to a worker that only prefetches it.
         """
         found: dict[PollRequest, None] = {}
         jobs_of: Counter[GroupKey] = Counter()

@@ -66,9 +66,10 @@ async def lock_log(tx: Tx, user_id: UUID) -> None:
 async def lock_run(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, *, report: int | None = None
 ) -> LoggedState | None:
-    """Locks a run for a report and returns its state; None if the user has no such job.
+    """Locks a run for a report and returns its state, or None if the user has no such job.
 
-    Comes before everything that the report changes: of two equal reports, the second one sees the first.
+    Must be called before anything that the report changes, so that the second of two equal reports
+    sees the first.
     """
     return await store.lock_run(tx, tenant_id, user_id, job_id, report)
 
@@ -146,11 +147,11 @@ async def log_end(
     history: Mapping[str, Any] | None = None,
     now: datetime,
 ) -> list[UUID]:
-    """The last messages of a run, with its files under their users' names, and its record. Returns files that
-    these have replaced.
+    """Logs the last messages of a run, with its files under their users' names, and its record.
+    Returns the files that were replaced by these.
 
-    Whatever the backend has not told of the end is added: clients wait for it. `state` is what `lock_run` returned
-    before the job's row was changed.
+    Missing messages about the end are added, because clients wait for them. `state` is what
+    `lock_run` returned before the job's row was changed.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
     named = await _events_as_known(events, run, names)
