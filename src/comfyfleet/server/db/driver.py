@@ -59,7 +59,7 @@ class PostgresDriver:
         self._idle: list[Any] = []
 
     async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
-        """Executes a statement; `locks` are taken before it, in the same transaction."""
+        """Executes a statement. `locks` are taken before it, in the same transaction."""
         with self._outages.watched():
             return await self._fetch(sql, values, locks)
 
@@ -73,7 +73,7 @@ class PostgresDriver:
             if begin:
                 await connection.execute("COMMIT", timeout=STATEMENT_SECONDS_MAX)
         except BaseException as error:
-            # Whatever happened, this connection is not trusted with the next statement.
+            # After any error, this connection must not be used for the next statement.
             is_lost = connection.is_closed() or is_disconnect(error)
             connection.terminate()
             if is_lost and isinstance(error, Exception):
@@ -90,10 +90,12 @@ class PostgresDriver:
         return await connect(self._dsn, PLANNING, is_pooled=self._is_pooled)
 
     def _begin(self, locks: Sequence[int]) -> str:
-        """Returns the text that begins a transaction and takes the locks; empty if none is needed.
+        """Returns the SQL that begins a transaction and takes the locks, or an empty string if
+        neither is needed.
 
-        Without parameters it is one round trip. The locks are not part of the statement that
-        follows: one that itself waited for a lock would not see what was committed meanwhile.
+        Without parameters, it takes one round trip. The locks are not part of the statement that
+        follows, because a statement that waited for a lock itself would not see what was committed
+        in the meantime.
         """
         if not locks and not self._is_pooled:
             return ""
@@ -115,8 +117,8 @@ LOOP_CALLS_MAX = 16
 
 
 class SqliteDriver:
-    """One connection; a batch is one transaction and one commit. A small batch runs on the event loop, a large
-    one in the connection's thread.
+    """A single connection. Each batch is one transaction and one commit. A small batch runs on the
+    event loop, a large one in the connection's thread.
 
     A caller that relies on the commit awaits the database's `persist`.
     """
@@ -126,7 +128,7 @@ class SqliteDriver:
         self._path = make_url(database.url).database or ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-queue")
         self._connection: sqlite3.Connection | None = None
-        self._in_thread: Future[Any] | None = None  # goes on when its caller is cancelled
+        self._in_thread: Future[Any] | None = None  # continues when its caller is cancelled
         self._deadline = math.inf  # of the batch on the event loop
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, calls: int) -> T:
@@ -157,7 +159,7 @@ class SqliteDriver:
         return time.perf_counter() > self._deadline
 
     def _run_patiently(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs in the thread, where another process that writes is waited for."""
+        """Runs in the thread, where it can wait for another process that writes."""
         if self._connection is None:
             self._connection = open_sqlite(self._path)
             self._connection.set_progress_handler(self._is_late, INSTRUCTIONS_BETWEEN_LOOKS)
@@ -192,9 +194,11 @@ class SqliteDriver:
 async def connect(
     dsn: str, session_settings: Mapping[str, str] = NOTHING, *, is_pooled: bool = False
 ) -> Any:
-    """Connects without SQLAlchemy. Settings are sent by SET: poolers refuse most startup parameters.
+    """Connects without SQLAlchemy. Settings are sent with SET, because poolers refuse most startup
+    parameters.
 
-    With `is_pooled`, no settings are sent at all: the next transaction may get another server connection.
+    With `is_pooled`, no settings are sent at all, because the next transaction may get another
+    server connection.
     """
     import asyncpg  # optional: only whoever uses PostgreSQL has it
 
@@ -210,7 +214,9 @@ async def connect(
 
 
 async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) -> None:
-    """Closes the connection if that fails or is cancelled: nobody else has it yet."""
+    """Prepares a new connection. Closes it if that fails or is cancelled, because no caller has it
+    yet.
+    """
     try:
         keep_alive(connection)
         if settings is not None:
@@ -223,7 +229,7 @@ async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) 
 
 
 async def require_own_connections(database: Database, history: str) -> None:
-    """Raises Refused if a transaction pooler is in between and no direct URL is set."""
+    """Raises Refused if the database is behind a transaction pooler and no direct URL is set."""
     if database.is_sqlite or database.is_pooled:
         return
     import asyncpg  # optional: only a control plane on PostgreSQL needs it
@@ -244,9 +250,9 @@ async def require_own_connections(database: Database, history: str) -> None:
 # On SQLite a statement costs no round trip.
 ONE_BY_ONE_MAX = 64
 ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
-# Which statements travel together is the same for each kind of request.
+# Few, because each kind of request always sends the same statements together.
 JOINED_KEPT_MAX = 200
-# Characters of a JSON value; a larger one takes milliseconds to convert.
+# Characters of a JSON value. Larger values take milliseconds to convert.
 PIECE_CHARACTERS_MAX = 64 * 1024
 Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile(r"\$(\d+)")
@@ -255,11 +261,12 @@ Convert = Callable[[Any], Any]
 
 class _Compiled(NamedTuple):
     text: str
-    names: Sequence[str]  # in the order of the places in the text
-    constants: Mapping[str, Any]  # values that the builder has given
-    binds: Sequence[tuple[str, Convert]]  # what the driver doesn't take as it is
+    names: Sequence[str]  # in the order of the placeholders in the text
+    constants: Mapping[str, Any]  # values that the builder has set
+    binds: Sequence[tuple[str, Convert]]  # conversions for values that the driver doesn't accept
     columns: Sequence[str]
-    reads: Sequence[tuple[int, Convert]]  # what the driver doesn't give as it should be
+    # conversions for values that the driver returns in another type
+    reads: Sequence[tuple[int, Convert]]
 
     async def bound(self, values: Values) -> list[Any]:
         given = {**self.constants, **values}
@@ -285,12 +292,14 @@ class _Compiled(NamedTuple):
 
 
 def is_large_text(value: Any) -> bool:
-    """Whether converting this JSON text takes so long that the event loop should turn before the next one."""
+    """Whether converting this JSON text takes so long that other tasks should run before the next
+    one.
+    """
     return isinstance(value, str) and len(value) > PIECE_CHARACTERS_MAX
 
 
 class PreparedStatement:
-    """A statement of a fixed text, compiled once for each database."""
+    """A statement with a fixed text, compiled once for each database."""
 
     def __init__(self, build: Callable[[Tx], Any], *, columns: Iterable[str] | None = None) -> None:
         self._build = build
@@ -298,7 +307,7 @@ class PreparedStatement:
         self._compiled: dict[str, _Compiled] = {}
 
     async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
-        """Returns all rows, in the order of the columns."""
+        """Returns all rows, with values in the order of the columns."""
         compiled = self.compiled(tx)
         rows = await _send(tx, compiled.text, await compiled.bound(values))
         return await compiled.read(rows)

@@ -1,4 +1,6 @@
-"""What a database error means (unreachable, value out of range, faulty statement), and how loudly it is logged."""
+"""Classifies database errors (unreachable, value out of range, faulty statement), and determines
+their log level.
+"""
 
 import logging
 import sqlite3
@@ -14,26 +16,26 @@ def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Whether the server is gone or shutting down, so that nothing is wrong with the statement."""
+    """Whether the server is lost or shutting down, so that the statement itself is not at fault."""
     import asyncpg  # optional: only whoever uses PostgreSQL has it
 
     away = (
         asyncpg.PostgresConnectionError,
         asyncpg.InterfaceError,
-        # A statement sent after the server closed, before the driver has noticed.
+        # a statement that was sent after the server closed, before the driver noticed
         asyncpg.InternalClientError,
         asyncpg.AdminShutdownError,
         asyncpg.CannotConnectNowError,
         asyncpg.CrashShutdownError,
         asyncpg.TooManyConnectionsError,
     )
-    # asyncpg calls a value that doesn't fit its column an error of the interface, too.
+    # asyncpg also reports a value that doesn't fit its column as an interface error.
     return isinstance(error, (*away, OSError)) and not isinstance(error, asyncpg.DataError)
 
 
 def is_caused_by_disconnect(error: Exception) -> bool:
-    """Whether the error comes from a lost connection. SQLAlchemy wraps it twice and recognises few
-    of them.
+    """Whether the error comes from a lost connection. SQLAlchemy wraps such errors twice and
+    recognizes few of them.
     """
     driver = _postgres_error(error)
     is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
@@ -42,7 +44,9 @@ def is_caused_by_disconnect(error: Exception) -> bool:
 
 
 def _is_of_a_closed_driver(error: Exception) -> bool:
-    """Whether asyncpg was cut off in a call: its connection has no protocol any more, which it doesn't check."""
+    """Whether asyncpg was interrupted in a call. Its connection then has no protocol any more,
+    which it doesn't check.
+    """
     if not isinstance(error, AttributeError) or error.obj is not None:
         return False
     traceback = error.__traceback__
@@ -53,7 +57,9 @@ def _is_of_a_closed_driver(error: Exception) -> bool:
 
 
 def is_caused_by_bad_value(error: Exception) -> bool:
-    """Whether a value fits no column: a number too large, a text with a NUL character."""
+    """Whether a value doesn't fit its column, such as a number that is too large or a string with a
+    NUL character.
+    """
     driver = _postgres_error(error)
     if driver is None:
         return False
@@ -65,7 +71,8 @@ def is_caused_by_bad_value(error: Exception) -> bool:
         asyncpg.UntranslatableCharacterError,
         asyncpg.StringDataRightTruncationError,
     )
-    # Before it was sent: a value of the wrong type is our own mistake, and stays one.
+    # The error was raised before sending. A value of the wrong type is our own bug, and is not
+    # hidden.
     is_refused = isinstance(driver.__cause__, OverflowError | UnicodeEncodeError)
     return isinstance(driver, misfits) or (isinstance(driver, asyncpg.DataError) and is_refused)
 
@@ -81,7 +88,9 @@ def is_caused_by_full_disk(error: Exception) -> bool:
 
 
 def _postgres_error(error: Exception) -> BaseException | None:
-    """Returns the driver's own error, wrapped or not: some statements are sent without SQLAlchemy."""
+    """Returns the driver's own error, wrapped or not, because some statements are sent without
+    SQLAlchemy.
+    """
     driver: BaseException | None = error
     if isinstance(error, DBAPIError):
         driver = error.orig.__cause__ if error.orig is not None else None
@@ -89,7 +98,7 @@ def _postgres_error(error: Exception) -> BaseException | None:
 
 
 def log_level_of(error: FleetError) -> int:
-    """Returns the level for consequences of an error: DEBUG if its outage is logged already, or
-    they would flood the log.
+    """Returns the log level for consequences of an error. It is DEBUG if the outage is logged
+    already, because they would flood the log.
     """
     return logging.DEBUG if is_logged(error) else logging.WARNING

@@ -1,6 +1,7 @@
-"""Finds a PostgreSQL server that no longer answers, such as behind a network that drops packets.
+"""Detects a PostgreSQL server that no longer responds, for example because a network drops packets.
 
-Nothing else does: a statement on such a connection waits until TCP gives up, which takes a quarter of an hour.
+Without this check, a statement on such a connection waits until TCP gives up, which takes a quarter
+of an hour.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any
 from comfyfleet.errors import Unavailable
 
 SILENT = "the database doesn't answer"
-# Packets that get no answer for so long end a connection.
+# TCP settings that close a connection whose packets aren't acknowledged.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 # The same for the server, whose own limit is two hours: a control plane whose machine is gone would keep its
 # locks for so long. The last one is for a control plane that hangs: no transaction of ours waits for anything else.
@@ -25,11 +26,11 @@ SESSION_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    # A connection that is in use for longer is a reason to ask the server whether it is there.
+    # Seconds of use after which the server is checked.
     use_seconds: float = 5.0
-    # Connecting and one statement must not take longer, also under load.
+    # Seconds that connecting and one statement may take, even under load.
     answer_seconds: float = 10.0
-    # While it is silent it is asked so often.
+    # Seconds between retries while the server doesn't respond.
     retry_seconds: float = 1.0
 
 
@@ -46,19 +47,19 @@ class Liveness:
     ) -> None:
         self._ask = ask
         self._limits = limits or LivenessLimits()
-        # Since when, and the driver's connection; None while it is opened.
+        # The start of each use, and the driver's connection, which is None while it is opened.
         self._in_use: dict[int, tuple[float, Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._is_silent = False
 
     def require_answers(self) -> None:
-        """Raises Unavailable while the server is silent."""
+        """Raises Unavailable while the server doesn't respond."""
         if self._is_silent:
             raise Unavailable(SILENT)
 
     def began(self, use: int, driver: Any) -> None:
-        """Notes that a connection is in use, until `ended` is called with the same number."""
+        """Records that a connection is in use, until `ended` is called with the same number."""
         self._in_use[use] = asyncio.get_running_loop().time(), driver
         if self._timer is None and self._asking is None:
             self._look_in(self._limits.use_seconds)
@@ -68,7 +69,7 @@ class Liveness:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Notes that a connection is opened meanwhile, which has a limit of its own."""
+        """Records that a connection is being opened, which has its own time limit."""
         use = object()
         self.began(id(use), None)
         try:
@@ -108,7 +109,9 @@ class Liveness:
             await asyncio.sleep(self._limits.retry_seconds)
 
     async def _answers(self) -> bool:
-        """An error is an answer, too: whoever uses a connection gets it without waiting."""
+        """Whether the server responds. An error is a response as well, because callers receive it
+        without waiting.
+        """
         with contextlib.suppress(Exception):
             try:
                 async with asyncio.timeout(self._limits.answer_seconds):
@@ -129,20 +132,20 @@ async def ask_server(dsn: str) -> None:
 
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute("SELECT 1")  # one message, so that any pooler takes it
+        await connection.execute("SELECT 1")  # one message, so that any pooler supports it
     finally:
         connection.terminate()
 
 
 def set_limits(connection: Any, _record: Any) -> None:
-    """Prepares a connection of the pool, so that neither end waits for another that is gone."""
+    """Prepares a connection of the pool, so that neither end waits for a lost peer."""
     keep_alive(connection.driver_connection)
     connection.run_async(lambda driver: driver.execute(SESSION_SETTINGS))
 
 
 def keep_alive(driver: Any) -> None:
-    """Lets the system find a connection whose other end is gone, while the server itself answers:
-    after a failover, or when a firewall has forgotten the connection.
+    """Lets the operating system detect a connection whose other end is lost although the server
+    itself responds, for example after a failover or when a firewall has dropped the connection.
     """
     transport = getattr(driver, "_transport", None)
     end = transport and transport.get_extra_info("socket")
@@ -150,5 +153,5 @@ def keep_alive(driver: Any) -> None:
         return
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if number := getattr(socket, name, None):  # not every system has all of them
+        if number := getattr(socket, name, None):  # not every system supports all of them
             end.setsockopt(socket.IPPROTO_TCP, number, value)

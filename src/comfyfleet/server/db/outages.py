@@ -1,7 +1,8 @@
-"""The one place that recognizes an outage of a database: it logs the start and the end, once each.
+"""Recognizes an outage of a database, and logs its start and its end once each.
 
-Everything that uses a database raises Unavailable during an outage. The error carries a note that the outage is
-logged, so that sweeps, relays, streams and requests log their own failures at DEBUG only.
+Everything that uses a database raises Unavailable during an outage. The error carries a note that
+the outage is logged, so that sweeps, relays, streams and requests log their own failures at DEBUG
+only.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ class OutageLog:
     """Logs the start and the end of an outage of one database, once each."""
 
     def __init__(self, name: str, settle_seconds: float = SETTLE_SECONDS) -> None:
-        self.part = ""  # which of our databases this is, as `Unavailable` names it
+        self.part = ""  # which of our databases this is, as named in `Unavailable`
         self._name = name
         self._settle_seconds = settle_seconds
         self._is_away = False
@@ -37,12 +38,12 @@ class OutageLog:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last call failed. False as soon as the database answers again."""
+        """Whether the last call failed. False as soon as the database responds again."""
         return self._is_away and self._ending is None
 
     @property
     def seconds_away(self) -> float:
-        """How long the current outage has lasted; 0 if there is none."""
+        """Returns how long the current outage has lasted in seconds, or 0 if there is none."""
         return time.monotonic() - self._away_since if self._is_away else 0.0
 
     @property
@@ -94,8 +95,9 @@ class OutageLog:
 
 
 def as_unavailable(error: BaseException) -> Unavailable | None:
-    """Returns the Unavailable behind an error, such as a lost connection or a full disk, also in a group of them; None
-    if it is anything else."""
+    """Returns the Unavailable behind an error, such as a lost connection or a full disk, even
+    inside a group. Returns None for any other error.
+    """
     if isinstance(error, Unavailable):
         return error
     if is_full_disk(error):
@@ -122,7 +124,7 @@ def lost_as_unavailable() -> Iterator[None]:
 
 @contextmanager
 def errors_logged(what: str) -> Iterator[None]:
-    """Logs an error and continues, so that one failure doesn't hold up the rest."""
+    """Logs an error and continues, so that one failure doesn't block the rest."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 — logged, whatever it is

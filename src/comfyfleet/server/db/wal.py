@@ -1,6 +1,8 @@
-"""Makes commits of SQLite durable: commits that end at about the same time share one write to the disk.
+"""Makes SQLite commits durable. Commits that end at about the same time share one write to the
+disk.
 
-SQLite itself would wait for the disk in each commit, while it holds the lock that all other writers need.
+SQLite itself would wait for the disk in each commit, while it holds the lock that all other writers
+need.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from contextlib import closing
 from comfyfleet.errors import Unavailable
 
 logger = logging.getLogger(__name__)
-# How long another writer may take before we give up.
+# Milliseconds to wait for another writer before giving up.
 BUSY_MS = 30_000
 MEMORY = ("", ":memory:")
 # A commit writes about ten pages. SQLite itself would start a checkpoint after 1,000 pages.
@@ -22,7 +24,7 @@ CHECKPOINT_COMMITS = 100
 
 
 def open_sqlite(path: str) -> sqlite3.Connection:
-    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
+    # We begin transactions with BEGIN IMMEDIATE, so the driver must not begin its own.
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     # A write-ahead log is synced by WalSync, after the commit and without its lock.
@@ -51,7 +53,7 @@ def sync_file(path: str) -> None:
 
 
 def checkpoint(path: str) -> None:
-    """Copies the log into the database, so that the next commit starts the log anew."""
+    """Copies the log into the database, so that the next commit restarts the log."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -71,7 +73,8 @@ class WalSync:
         self._sync = sync
         self._commits_left = CHECKPOINT_COMMITS  # until the next checkpoint
         self._checkpoint: asyncio.Task[None] | None = None
-        # Whether the next commit waits for the disk: SQLite syncs the header of a log that starts anew.
+        # Whether the next commit waits for the disk, because SQLite syncs the header of a restarted
+        # log.
         self.starts_anew = True
         self._is_dirty = False  # something was committed since the last sync began
         self._waiting: asyncio.Future[None] | None = None  # for the sync that begins next
@@ -88,18 +91,21 @@ class WalSync:
             self._checkpoint = asyncio.create_task(self._run_checkpoint())
 
     async def _run_checkpoint(self) -> None:
-        """Runs a checkpoint while nobody writes: one that writers overtake never empties the log."""
+        """Runs a checkpoint while nobody writes, because a checkpoint with concurrent writes never
+        empties the log.
+        """
         try:
             async with self._turn:
                 self._commits_left, self.starts_anew = CHECKPOINT_COMMITS, True
                 await self._in_thread(checkpoint, self._path)
-        except sqlite3.Error as error:  # such as a full disk: the log grows until the next one
+        # for example a full disk; the log grows until the next checkpoint
+        except sqlite3.Error as error:
             logger.warning("a checkpoint of %s failed: %s", self._path, error)
         finally:
             self._checkpoint = None
 
     def begin(self, within_seconds: float = 0.0) -> None:
-        """Begins to write what was committed to the disk, for which nobody waits."""
+        """Begins to write committed changes to the disk. No caller waits for it."""
         if not self._is_dirty:
             return
         if not within_seconds:
@@ -115,7 +121,8 @@ class WalSync:
     async def sync(self) -> None:
         """Returns once everything that was committed before this call is on the disk.
 
-        Raises Unavailable if the disk refuses. Then the commits may or may not survive a power cut.
+        Raises Unavailable if the disk reports an error. In that case, the commits may or may not
+        survive a power failure.
         """
         if self._is_dirty:
             await asyncio.shield(self._next())
@@ -148,7 +155,7 @@ class WalSync:
 
     async def _in_thread(self, act: Callable[[str], None], path: str) -> None:
         if self._thread is None:
-            # One for syncs, one for checkpoints.
+            # one thread for syncs, one for checkpoints
             self._thread = ThreadPoolExecutor(2, thread_name_prefix="comfyfleet-sync")
         await asyncio.get_running_loop().run_in_executor(self._thread, act, path)
 

@@ -58,8 +58,7 @@ class WorkerSnapshot:
     is_alone: bool
     maintenance: bool
     no_lanes: str  # the reason why it may not run any job, if so
-    # the count of ended waits before the state was read; if it has grown, the state may have
-    # changed
+    # the queue's `dismissals` before the state was read; if they have grown, it may be outdated
     as_of: int
 
 
