@@ -30,7 +30,7 @@ LISTEN_BACKLOG = 4096
 PAUSE_SECONDS = 1.0
 WARN_SECONDS = 60.0
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Enough of a refused request to send the answer without a reset.
+# Bytes of a rejected request to read, so that the response is sent without a reset.
 DROPPED_BYTES_MAX = 64 * 1024
 
 
@@ -125,7 +125,7 @@ class Acceptor:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Accepts no more; connections then wait in the system's queue."""
+        """Stops accepting connections. New ones then wait in the system's queue."""
         if self._is_running:
             self._is_running = False
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -134,7 +134,7 @@ class Acceptor:
             self._paused = None
 
     def pause(self, seconds: float) -> None:
-        """Stops for a moment."""
+        """Stops accepting connections for the given seconds."""
         self.stop()
         self._paused = asyncio.get_running_loop().call_later(seconds, self.start)
 
@@ -178,7 +178,7 @@ class Acceptor:
 
 
 def _host_of(address: Any) -> str:
-    """Returns the client's address; an empty text for a Unix socket."""
+    """Returns the client's address, or an empty string for a Unix socket."""
     return str(address[0]) if isinstance(address, tuple) else ""
 
 

@@ -76,7 +76,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    """Returns a page for browsers, JSON for programs."""
+    """Returns a page for browsers and JSON for programs."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
     web: WebPages | None = request.app.state.web
@@ -106,14 +106,14 @@ async def openapi(request: Request) -> Response:
 
 
 class RenderedDocument(NamedTuple):
-    """The OpenAPI document as JSON and as a page; rendered once, as that takes seconds."""
+    """The OpenAPI document as JSON and as a page. Rendered once, because that takes seconds."""
 
     document: bytes
     page: bytes
 
 
 async def _rendered_document(app: FastAPI) -> RenderedDocument:
-    """Renders the document once, in a thread; concurrent calls wait for the same result."""
+    """Renders the document once, in a thread. Concurrent calls wait for the same result."""
     making: asyncio.Future[RenderedDocument] | None = getattr(app.state, "described", None)
     if making is None:
         making = asyncio.ensure_future(asyncio.to_thread(_render_document, app))
@@ -231,13 +231,14 @@ TAGS = [
 
 PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
-# By the first prefix that fits. Signed URLs and links carry their right themselves; examples are for all.
+# The first matching prefix wins. Signed URLs and links authorize themselves, and examples are
+# public.
 CHECKS: tuple[tuple[str, Check | None], ...] = (
     (f"{OBJECTS_PATH}/", None),
     (f"{SMALL_PATH}/", None),
     (f"{examples.EXAMPLES_PATH}/", None),
     (f"{SHARED_PATH}/", None),
-    # It says itself whether it is for anybody.
+    # The route itself checks whether the catalogue is public.
     (public.CATALOGUE_PATH, None),
     ("/api/worker/register", worker.authenticate_fleet),
     ("/api/worker/", worker.authenticate_worker),
@@ -280,18 +281,18 @@ def build_routes(routes: Iterable[BaseRoute]) -> None:
 def create_app(
     plane: ControlPlane, local: LocalAccess | None = None, backends: Mapping[str, str] | None = None
 ) -> FastAPI:
-    """`local`: access for the user who started `comfyfleet up`. `backends`: URLs to which routes of custom nodes
-    are passed on, where an operator allows it."""
+    """Creates the application. `local` gives access to the user who started `comfyfleet up`.
+    `backends` are URLs to which routes of custom nodes are passed on if an operator allows it."""
     app = FastAPI(
         title="comfyfleet",
         version=__version__,
         description=DESCRIPTION,
         openapi_tags=TAGS,
-        # Both are pages of ours.
+        # Both are our own pages.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        # A redirect would name the host that the caller named.
+        # A redirect would contain the host that the caller sent.
         redirect_slashes=False,
     )
     app.state.plane = plane
@@ -303,7 +304,7 @@ def create_app(
     public.install(app, plane)
     oidc.install(app, plane)
     health.install(app, plane)
-    # Routes are tried one after the other: first those that are called most.
+    # Routes are tried in order, so the most frequent ones come first.
     app.router.routes.extend(_WORKER_ROUTES)
     if isinstance(plane.store, LocalStore):
         app.router.routes.extend(objects_routes(plane.store))
@@ -330,7 +331,7 @@ def create_app(
 
 
 def _add_outer_middleware(app: FastAPI, plane: ControlPlane) -> None:
-    """Adds what applies to every route; the last one added comes first."""
+    """Adds middleware for every route. The last one added runs first."""
     app.add_middleware(BodyTimes)
     app.add_middleware(KeylessRequests)
     app.add_middleware(

@@ -1,5 +1,5 @@
-"""Limits the time of bodies. A request body that is no file must arrive within a minute, a file must keep
-arriving, and clients must keep reading what they are sent.
+"""Limits the time of bodies. A request body that isn't a file must arrive within a minute, a file
+must keep arriving, and clients must keep reading their responses.
 
 The rule for reading is that of files: at least one byte in a minute, and at least 1 KiB/s over a minute.
 It applies to every response, stream and WebSocket, also to one that only has to be flushed before its
@@ -22,9 +22,10 @@ from comfyfleet.server.http.errors import error_response
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
 logger = logging.getLogger(__name__)
-# From the end of the headers to the last byte of a body that is no file.
+# Seconds from the end of the headers to the last byte of a body that isn't a file.
 BODY_SECONDS_MAX = 60.0
-# The longest silence of a file, and the window in which its rate is measured.
+# Seconds without a byte of a file until it is rejected, and the window in which its rate is
+# measured.
 FILE_SECONDS_MAX = 60.0
 FILE_BYTES_PER_SECOND_MIN = 1024
 # The longest time in which a client takes no byte, and the window in which its rate is measured.
@@ -36,7 +37,8 @@ _FILE_PATH = re.compile(rf"{OBJECTS_PATH}/|(?:/editor)?(?:/api)?/(?:upload/|user
 
 
 class BodyTooSlow(HTTPException):
-    """FastAPI lets only HTTPException through while it reads a body."""
+    """Raised for a slow body. An HTTPException, because FastAPI converts all other errors while it
+    reads a body."""
 
     def __init__(self, message: str) -> None:
         super().__init__(408, message, {"Connection": "close"})
@@ -92,7 +94,7 @@ def has_body(scope: Scope) -> bool:
 
 
 class _TimedBody:
-    """A body with a deadline for all of it."""
+    """A body that must arrive completely before a deadline."""
 
     def __init__(self, receive: Receive, seconds_max: float) -> None:
         self._receive = receive
@@ -126,7 +128,7 @@ class _TimedBody:
 
 
 class _TimedFile(_TimedBody):
-    """A body with a lowest rate. Only the time that we wait for the client counts."""
+    """A body with a minimum rate. Only the time spent waiting for the client counts."""
 
     def __init__(self, receive: Receive, seconds_max: float) -> None:
         super().__init__(receive, seconds_max)
@@ -163,7 +165,7 @@ class CountedSocket(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """What a client has taken while data waited for it."""
+    """The bytes that a client has received while data waited for it."""
 
     since: float
     taken_then: int
@@ -206,7 +208,8 @@ class SlowReaders:
             return
         self._checked_at = now
         for client, transport in list(self._open.items()):
-            # What the system holds costs nothing; only a full buffer of ours keeps a request open.
+            # Data in the system's buffer costs nothing. Only a full buffer of our own keeps a
+            # request open.
             if transport.get_write_buffer_size() == 0:
                 self._waiting.pop(client, None)
             elif self._is_too_slow(client, now):

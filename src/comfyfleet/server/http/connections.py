@@ -38,7 +38,7 @@ class PollAdmission:
         self._is_due = False
 
     def ask(self, begin: Callable[[], None]) -> bool:
-        """Whether a poll may begin now; otherwise `begin` is called later."""
+        """Returns whether a poll may begin now. If not, `begin` is called later."""
         if self._held or not self._has_room:
             self._held.append(begin)
             return False
@@ -78,7 +78,7 @@ class PollAdmission:
 # counts for, whether it had a valid key, and the limits of callers.
 CONNECTION, PARKED, REQUEST_TALLY = "connection", "parked", "request_tally"
 HAS_VALID_KEY, CALLER_LIMITS = "has_valid_key", "caller_limits"
-# What a client sends before it has its response is kept until then, up to this size.
+# Bytes to buffer if a client sends data before it has received its response.
 EARLY_BYTES_MAX = 64 * 1024
 
 
@@ -227,7 +227,7 @@ def release_request(scope: Scope) -> None:
 
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
-    """Returns the connection of a request; None under another ASGI server."""
+    """Returns the connection of a request, or None under another ASGI server."""
     connection: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
     return connection
 
@@ -244,11 +244,13 @@ else:
 logger = logging.getLogger(__name__)
 # From the first byte of a request, or the begin of a connection, to the end of the headers.
 HEADER_SECONDS_MAX = 20.0
-# The rest of a refused body is dropped for so long, so that its sender can read the response.
+# Seconds during which the rest of a rejected body is discarded, so that its sender can read the
+# response.
 LINGER_SECONDS = 5.0
 CONNECTIONS_MAX = 20_000
 WARN_SECONDS = 60.0
-# Of a request's line and headers, of what stands between a body's chunks, and after them.
+# Limit for a request's line and headers, for the data between a body's chunks, and for its
+# trailers.
 HEAD_BYTES_MAX = 64 * 1024
 # Requests sent without waiting for the response to the one before.
 PIPELINED_MAX = 16
@@ -388,7 +390,7 @@ class HttpConnection(asyncio.Protocol, ABC):
             self._read(data)
 
     def leave_admission(self) -> None:
-        """Gives the poll's place in the admission free, before its work is done."""
+        """Releases the poll's place in the admission before its work is done."""
         if self._is_admitted:
             self._is_admitted = False
             self.admission.leave()
@@ -441,7 +443,7 @@ class HttpConnection(asyncio.Protocol, ABC):
 
     @property
     def _is_new(self) -> bool:
-        """Whether nothing was received yet."""
+        """Checks whether nothing has been received yet."""
         return self.cycle is None and not self._was_parked
 
     def _on_request(self) -> None:
@@ -495,7 +497,7 @@ class HttpConnection(asyncio.Protocol, ABC):
             self.data_received(early)
 
     def handle_websocket_upgrade(self, *event: object) -> None:
-        """From here on nothing of it is ours, but that it counts among the connections."""
+        """Hands the connection to the WebSocket protocol. It still counts as a connection."""
         self._cancel_deadline()
         # The handshake is complete and counts as a request, see strangers.py.
         self.tally.close()
@@ -522,22 +524,22 @@ class HttpConnection(asyncio.Protocol, ABC):
     @property
     @abstractmethod
     def _is_unused(self) -> bool:
-        """Whether no request is active and nothing of the next was received."""
+        """Checks whether no request is active and nothing of the next one has been received."""
 
     @property
     @abstractmethod
     def _is_reading_headers(self) -> bool:
-        """Whether the headers of the next request were received in part."""
+        """Checks whether the headers of the next request were received in part."""
 
     @property
     @abstractmethod
     def _is_lingering(self) -> bool:
-        """Whether the request was answered and its body is still being received."""
+        """Checks whether the request was answered while its body is still being received."""
 
     @property
     @abstractmethod
     def _early(self) -> bytes | None:
-        """What was received of the next request; None if it was parsed already."""
+        """Returns the bytes received of the next request, or None if they were already parsed."""
 
     @property
     def _is_answered(self) -> bool:
@@ -661,7 +663,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed_bytes, self._reads_body = 0, False
         super().on_message_complete()
-        # One that waits behind others keeps no poll out.
+        # A pipelined request that waits for others doesn't delay polls.
         if not self._becomes_websocket and self._unanswered[:1] == [self.cycle]:
             self._on_request()
 
@@ -672,7 +674,8 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
             self.loop.call_soon(self._say_refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """In its turn: it would be read as the answer to a request that came before."""
+        """Sends the error after the responses to earlier requests. Otherwise, it would be read as
+        the response to one of them."""
         if self._refusal:
             return
         is_own = self._reads_body and not self.pipeline  # of the request that is being answered
@@ -689,7 +692,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
             super().send_400_response(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server tells only the last request of it."""
+        """Notifies all unanswered requests, because the server only notifies the last one."""
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -1,4 +1,5 @@
-"""Errors as HTTP answers: a status, and `{"error": {"code", "message", "details"}}`; validation errors field by field."""
+"""Converts errors to HTTP responses with a status and `{"error": {"code", "message", "details"}}`.
+Validation errors are listed by field."""
 
 import json
 import logging
@@ -18,7 +19,7 @@ _LIST, _OBJECT = "must be a list", "must be an object"
 _WHOLE, _NUMBER = "must be a whole number", "must be a number"
 _TRUTH, _ID = "must be true or false", "must be an id (a UUID)"
 _TIME = "must be a time, such as 2026-01-31T12:00:00Z"
-# By the validator's own name of the mistake; what stands in braces is what it tells of it.
+# Messages by the validator's error type. Names in braces are fields of the error's context.
 _MESSAGES: Mapping[str, str] = {
     "missing": "is missing",
     "extra_forbidden": "there is no such field",
@@ -65,7 +66,7 @@ _VALUE_ERROR_PREFIX = "Value error, "
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the field and a message; never the value, which may be a key."""
+    """Returns the field and a message, but never the value, which may be a key."""
     # The location of invalid JSON is an offset in the body.
     field = "body" if error["type"] == "json_invalid" else _field(error["loc"])
     return {"field": field, "message": _message(error)}
@@ -95,7 +96,7 @@ UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 FULL_RETRY_SECONDS = 60
 PROBLEMS_SHOWN_MAX = 20
-# What a raiser of QueueFull or Unavailable puts into details to say when to come again.
+# Key in the details of QueueFull and Unavailable with the seconds until a retry.
 RETRY_AFTER = "retry_after_seconds"
 
 STATUS_OF: Mapping[type[errors.FleetError], int] = {
@@ -112,7 +113,7 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.QueueFull: 429,
     errors.Unavailable: 503,
     errors.StoreFull: 507,
-    # A server behind us is at fault, and nothing that the caller said.
+    # The error was caused by an upstream server and not by the request.
     errors.ServerUnavailable: 502,
     errors.AccessDenied: 502,
     errors.UnexpectedAnswer: 502,
@@ -135,7 +136,7 @@ _CODES = {
 
 
 def install(app: FastAPI, meters: ProcessMetrics, routes: Sequence[KnownRoute] = ()) -> None:
-    """`routes`: those that are suggested to callers who name a route that doesn't exist."""
+    """Installs the error handlers. `routes` are suggested to callers of a route that doesn't exist."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
@@ -181,8 +182,8 @@ def error_response(
 
 
 def response_to_error(error: errors.FleetError, path: str) -> Response:
-    """Returns a response with all details for operators; others get no details of internal errors,
-    which are logged."""
+    """Returns a response with all details for operators. Other callers get no details of internal
+    errors, which are logged instead."""
     headers = headers_of(error)
     public_message = errors.said_to_customers(error)
     if path.startswith(ADMIN_PREFIX) or public_message == error.message:
@@ -194,13 +195,13 @@ def response_to_error(error: errors.FleetError, path: str) -> Response:
 
 
 def said_to_operators(error: errors.FleetError) -> str:
-    """The message with the part of the service that it is about."""
+    """Returns the message with the affected part of the service."""
     part = error.part if isinstance(error, errors.Unavailable) else ""
     return f"{part}: {error.message}" if part else error.message
 
 
 def headers_of(error: errors.FleetError) -> dict[str, str]:
-    """Who is asked for a key, and when to come again."""
+    """Returns the headers of an error: the authentication scheme, or the seconds until a retry."""
     if isinstance(error, errors.Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, errors.QueueFull):
@@ -217,7 +218,7 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
 
 
 def _validation_response(error: RequestValidationError) -> Response:
-    """Names the fields, never their values, which may be keys."""
+    """Returns the invalid fields, but never their values, which may be keys."""
     problems = [
         describe_validation_error(error_item) for error_item in error.errors()[:PROBLEMS_SHOWN_MAX]
     ]

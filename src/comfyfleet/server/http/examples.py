@@ -1,6 +1,6 @@
-"""Pictures and videos that show what effects do: their addresses in answers, and the route that serves them.
+"""Example images and videos of effects: their URLs in responses, and the route that serves them.
 
-Operators give them for all to see, so they are served without a key, under names that are never used again."""
+Examples are public, so they are served without a key, under names that are never reused."""
 
 from collections.abc import Iterable, Iterator
 

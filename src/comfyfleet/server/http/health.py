@@ -60,7 +60,7 @@ CHECK_SECONDS_MAX = 1.4
 READY_SECONDS = 0.5
 AT_ONCE = 20
 FINE = "ok"
-STORE, CENTRAL = NEEDED = ("store", "central")  # without them nothing works
+STORE, CENTRAL = NEEDED = ("store", "central")  # required for every request
 NOT_WRITABLE = "store_not_writable"
 # Results of the store's check with which downloads and the API continue.
 _READABLE = (StoreFull.code, NOT_WRITABLE)
@@ -128,9 +128,10 @@ class _ReadinessLog:
 
 
 class _RecentResult(Generic[T]):
-    """Makes a result a few times in a row, then at a limited rate; more frequent calls get the last one.
+    """Computes a result a few times in a row, then at a limited rate. More frequent calls get the
+    last result.
 
-    Nobody needs a key for it, so it must not take the core.
+    The route needs no key, so it must not be able to occupy the CPU.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -157,7 +158,7 @@ def _status(found: Mapping[str, str], *, is_ready: bool) -> str:
 
 
 class _Part(NamedTuple):
-    """`outages`: the log of a database's outages; None for other parts."""
+    """A part to check. `outages` is the log of a database's outages, or None for other parts."""
 
     check: Awaitable[object]
     outages: OutageLog | None = None
@@ -180,8 +181,8 @@ class _NotWritable(Unavailable):
 
 
 async def _check_store(store: ObjectStore) -> None:
-    """Raises what keeps the store from working. A check of a bucket writes nothing; whether writes work is known from
-    the last one."""
+    """Checks the store and raises its error. A check of a bucket writes nothing. Whether writes
+    work is known from the last write."""
     await store.check()
     if store.outage.rejects_writes:
         text = "the last write failed"
@@ -386,7 +387,8 @@ class _Snapshot(Collector):
         yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
 
     def _switches(self) -> Iterator[Metric]:
-        """Only the models with the most certain estimates, as the number of labels must be limited."""
+        """Yields switch costs of the models with the most certain estimates only, because the
+        number of labels must be limited."""
         names = {fleet.fleet_id: (fleet.slug, fleet.stage) for fleet in self.figures.fleets}
         best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
         known = [
@@ -402,7 +404,7 @@ class _Snapshot(Collector):
             yield _gauge(name, text, labels, [(key, getattr(each, field)) for key, each in known])
 
     def _runs(self) -> Iterator[Metric]:
-        """Without labels for tenants and runs, as their number is unlimited."""
+        """Yields run counts without labels for tenants and runs, because their number is unlimited."""
         labels = ("pool", "state")
         for name, text, field, states in (
             ("graph_runs", "Graph runs that go on", "graph_runs", GRAPH_RUNS),

@@ -38,10 +38,11 @@ FIRST_REQUEST_SECONDS = 1.0
 # How long a cancelled request may take to answer 503.
 CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
-# A process that hands over leaves connections so long to be used once more; then idle ones are closed.
+# Seconds after a handover in which open connections can be used once more. Then idle ones are
+# closed.
 HAND_OVER_SECONDS = 5.0
 HAND_OVER_LOOK_SECONDS = 0.05
-# How often an answer's date is renewed.
+# Seconds between updates of the date header.
 DATE_SECONDS = 1.0
 _CLOSE = (b"connection", b"close")
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened on
@@ -93,14 +94,15 @@ def listener_url(listener: socket.socket) -> str:
 
 
 class SocketSource(Protocol):
-    """Where a process of several gets its connections from."""
+    """The source of connections for one of several processes."""
 
     def open(
         self,
         serve: Callable[[ClientSocket, StrangerSlot], None],
         move: Callable[[int], None],
     ) -> None:
-        """Called when the process is ready. `move` moves so many connections to other processes."""
+        """Called when the process is ready. `move` moves the given number of connections to other
+        processes."""
 
     def take_rest(self) -> None:
         """Takes the connections that are on their way to this process. Called when it stops."""
@@ -249,7 +251,8 @@ class _Server(uvicorn.Server):
         self._is_to_exit.set()
 
     async def main_loop(self) -> None:
-        """The server's own looks ten times a second whether it is to exit: a sixth of what an idle one does."""
+        """Waits until the server must exit. uvicorn's own loop checks for this ten times a second,
+        which is a sixth of an idle process's work."""
         clock = asyncio.get_running_loop().time
         while not await self.on_tick(0):
             self._slow_readers.check(clock())
@@ -315,14 +318,15 @@ class _Server(uvicorn.Server):
                 connection.shutdown()
 
     async def _cut_off(self) -> None:
-        """Cancels requests: those without a response answer 503, see `AccessLog`."""
+        """Cancels open requests. Requests without a response are answered with 503, see
+        `AccessLog`."""
         connections, tasks = list(self.server_state.connections), list(self.server_state.tasks)
         logger.warning("%d requests did not end in time and are cancelled", len(tasks))
         for connection in connections:
             cycle = getattr(connection, "cycle", None)
             if cycle is not None and cycle.response_started and not cycle.response_complete:
                 connection.transport.abort()
-        await asyncio.sleep(0)  # the transports tell that they are lost
+        await asyncio.sleep(0)  # lets the transports report that they are lost
         for task in tasks:
             task.cancel()
         if tasks:

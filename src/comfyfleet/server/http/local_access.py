@@ -44,7 +44,7 @@ class LocalAccess:
     trusts_local_users: bool = False
 
     async def admits(self, connection: HTTPConnection) -> bool:
-        """Whether a caller without a key is the user who started `comfyfleet up`."""
+        """Checks whether a caller without a key is the user who started `comfyfleet up`."""
         if not is_from_here(connection):
             return False
         return self.trusts_local_users or await _peer_user(connection) == own_user()
@@ -56,17 +56,18 @@ class LocalAccess:
 
 
 def tells_users() -> bool:
-    """Whether this system tells which user opened a connection."""
+    """Checks whether this system reports which user opened a connection."""
     return own_user() is not None and any(os.access(table, os.R_OK) for table in TCP_TABLES)
 
 
 def own_user() -> int | None:
-    """The id of the user of this process; None on systems without user ids."""
+    """Returns the id of this process's user, or None on systems without user ids."""
     return os.getuid() if hasattr(os, "getuid") else None
 
 
 def is_from_here(connection: HTTPConnection) -> bool:
-    """Whether a program of this machine called by one of its own names, without a proxy between.
+    """Checks whether a program on this machine called without a proxy, using one of the machine's
+    local names.
 
     HTTP/1.0 counts as a proxy: some speak it unless told otherwise, with our own address as `Host`.
     """
@@ -93,7 +94,7 @@ def _unmapped(address: IpAddress) -> IpAddress:
 
 
 async def _peer_user(connection: HTTPConnection) -> int:
-    """The user who opened the connection, read once for each connection."""
+    """Returns the user who opened the connection. Read once per connection."""
     reused = connection_of(connection.scope)
     if reused is not None and reused.peer_user is not None:
         return reused.peer_user

@@ -53,7 +53,8 @@ FLOW_SECONDS = 600
 ANSWER_SECONDS = 10.0
 ANSWER_BYTES_MAX = 1024**2
 KEPT_SECONDS = 3600.0
-# Whoever signs a token with an unknown key makes us look for new keys, but not more often.
+# Minimum seconds between two reads of the provider's keys. A token with an unknown key causes a
+# read.
 KEYS_AGAIN_SECONDS = 60.0
 CLOCK_LEEWAY_SECONDS = 60
 EXCHANGES_AT_ONCE_MAX = 20
@@ -69,7 +70,8 @@ _PATH = re.compile(r"/(?![/\\])[^\\\s\x00-\x1f\x7f]*")
 
 @dataclass(frozen=True, slots=True)
 class SignInFlow:
-    """One way to the provider and back. All that must not be guessed comes from one secret in a cookie."""
+    """A sign-in at the provider. All values that must not be guessable are derived from a secret in
+    a cookie."""
 
     secret: str
     next: str
@@ -98,7 +100,8 @@ def flow_from(cookie: str) -> SignInFlow | None:
 
 
 def safe_path(wanted: str) -> str:
-    """A path of ours; anything else, which may lead elsewhere, becomes the first page."""
+    """Returns the path if it is one of ours. Everything else could lead to another site, and
+    becomes the start page."""
     is_safe = len(wanted) <= NEXT_CHARACTERS_MAX and _PATH.fullmatch(wanted) is not None
     return wanted if is_safe else "/"
 
@@ -238,7 +241,7 @@ class OidcProvider:
 
 
 def _checked_url(url: str, name: str) -> str:
-    """Over TLS, but for one on this machine."""
+    """Returns the URL. It must use TLS, except for a provider on this machine."""
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and is_local_name(parts.netloc)
     if not parts.hostname or not (parts.scheme == "https" or is_local):
@@ -313,7 +316,7 @@ def _object(body: bytes, status: int) -> Mapping[str, Any]:
 
 
 def install(app: FastAPI, plane: ControlPlane) -> None:
-    """Raises InvalidInput for settings that could never work."""
+    """Installs the provider of the settings. Raises InvalidInput if the settings can't work."""
     settings = plane.settings
     app.state.oidc = OidcProvider(settings) if settings.oidc_issuer else None
 
@@ -335,7 +338,7 @@ async def start(plane: PlaneDep, request: Request, next: str = "/") -> Response:
         return _failed(error)
     response = _redirect(address)
     secure = is_secure(request, plane.settings.public_url)
-    # Lax: it must come with the link by which the provider leads back.
+    # Lax, because the cookie must be sent with the provider's redirect back to us.
     response.set_cookie(
         _cookie_name(secure),
         flow.cookie,
@@ -407,7 +410,7 @@ async def _customer(
         user = await identities.ensure_user(tx, tenant, identity, now=now)
     async with plane.central.transaction() as tx:
         caller = await identities.ensure_key(tx, tenant, user, plane.context.new_id(), now=now)
-    # Whoever is deactivated from now on loses this key with all others.
+    # If the user is deactivated from now on, this key is revoked like all others.
     async with plane.pools[tenant.pool].read() as tx:
         identities.check_active(await tenants.get_user(tx, tenant.id, user.id))
     return caller
@@ -429,7 +432,7 @@ async def _operator(
 
 
 def _failed(error: FleetError) -> Response:
-    """Back to the sign-in page, which says what happened in words of its own."""
+    """Redirects to the sign-in page, which shows its own message for the error code."""
     logger.warning("sign-in by the identity provider failed: %s: %s", error.code, error.message)
     return _redirect(f"{SIGN_IN_PAGE}?{urlencode({'problem': error.code})}")
 

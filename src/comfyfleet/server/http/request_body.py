@@ -100,7 +100,7 @@ async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """Parses in a thread what takes long."""
+    """Parses a body, in a thread if it is large."""
     if len(body) <= SMALL_BYTES:
         return parse(body)
     return await asyncio.get_running_loop().run_in_executor(_parsers, parse, body)
@@ -113,7 +113,7 @@ def parse(body: bytes) -> Any:
 
 
 def parse_leniently(body: bytes) -> Any:
-    """Parses like `parse`, but of a name that occurs twice the last value counts."""
+    """Parses like `parse`, but if a name occurs twice, the last value is used."""
     return _parse(body, _LENIENT, _LENIENT_IN_STEPS)
 
 
@@ -257,7 +257,7 @@ _TOLERANT_IN_STEPS = _decoder(in_steps=True, **_OF_TOLERANT)
 
 INTEGER_MAX = 2**31 - 1
 VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-# Which of a fan-out's items.
+# The index of an item of a fan-out.
 ItemIndex: TypeAlias = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 # An amount of tokens: neither true nor a text that looks like a number is money.
 Tokens: TypeAlias = Annotated[int, Field(strict=True)]

@@ -42,7 +42,8 @@ def hint_for(method: str, path: str, known: Sequence[KnownRoute]) -> str | None:
 
 
 def _near(method: str, segments: tuple[str, ...], known: Sequence[KnownRoute]) -> list[KnownRoute]:
-    """The same path with other methods; else paths with another last segment; else paths below the same name."""
+    """Returns routes with the same path and another method, otherwise with another last segment,
+    otherwise in the same area."""
     same = [route for route in known if _matches(route.segments, segments)]
     if same:
         return same

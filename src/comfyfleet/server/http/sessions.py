@@ -45,12 +45,14 @@ def secret_in(connection: HTTPConnection, public_url: str) -> str | None:
 
 
 def csrf_token(secret: str) -> str:
-    """What a page of ours sends as a header with each change: no other page can know it."""
+    """Returns the token that our pages send as a header with each change. Other sites can't know
+    it."""
     return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
 async def session_of(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
-    """Returns who is signed in in this browser; None: nobody. Pages of other sites are not looked for."""
+    """Returns the browser's session, or None. Doesn't check whether a page of another site sent the
+    request."""
     secret = secret_in(connection, plane.settings.public_url)
     if secret is None:
         return None
@@ -117,7 +119,7 @@ async def sign_in(
 
 
 def _granted(session: BrowserSession, grant: SessionGrant) -> BrowserSession:
-    """Only what is new of a session."""
+    """Returns a session with only the newly granted role."""
     is_operators = grant.operator is not None or grant.is_first_owner
     return BrowserSession(
         session.id,
@@ -138,7 +140,7 @@ async def _audit(
 
 
 async def sign_out(plane: ControlPlane, connection: HTTPConnection) -> None:
-    """Ends the session at every control plane; repeating it changes nothing."""
+    """Ends the session at every control plane. Repeating the call has no effect."""
     secret, session = secret_in(connection, plane.settings.public_url), None
     if secret is not None:
         session = await session_of(plane, connection)
@@ -176,7 +178,7 @@ def _cookie_name(secure: bool) -> str:
 
 
 def is_secure(connection: HTTPConnection, public_url: str) -> bool:
-    """Whether the browser speaks TLS, be it to a proxy before us."""
+    """Checks whether the browser uses TLS, directly or to a proxy in front of us."""
     forwarded_scheme = connection.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     if not {"https", "wss"}.isdisjoint((connection.scope.get("scheme"), forwarded_scheme)):
         return True
@@ -200,7 +202,8 @@ def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
 
 
 def place_of(url: str) -> tuple[str | None, int | None]:
-    """Host and port; the usual ports are not told apart, as a proxy may have ended TLS."""
+    """Returns host and port. The default ports 80 and 443 count as equal, because a proxy may have
+    terminated TLS."""
     try:
         parts = urlsplit(url.lower())
         port = parts.port
