@@ -67,8 +67,7 @@ from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import inspect
 
-# Each object_info has several megabytes, so a document is only compared with those of the newest
-# fleets.
+# Each object_info has megabytes, so a document is only compared with the newest fleets'.
 OBJECT_INFOS_MAX = 10
 
 
