@@ -1,4 +1,4 @@
-"""Runs one lease: from its assets to its result, with heartbeats, until the control plane has
+"""Runs one lease, from its assets to its result, with heartbeats, until the control plane has
 accepted the final report."""
 
 import asyncio
@@ -82,9 +82,9 @@ class LoadedModels:
     """The models used since the backend was started or last freed its memory."""
 
     def __init__(self) -> None:
-        self.keys: tuple[str, ...] = ()  # of leases that were taken, most recently used first
+        self.keys: tuple[str, ...] = ()  # of leases, most recently used first
         self.set_key: str | None = None
-        self._started_keys: tuple[str, ...] = ()  # of runs that began, the last first
+        self._started_keys: tuple[str, ...] = ()  # of started runs, newest first
 
     def used(self, job: Job) -> None:
         if job.model_key is not None:
@@ -92,7 +92,8 @@ class LoadedModels:
             self.set_key = job.model_set
 
     def began(self, job: Job) -> ModelChange | None:
-        """Whether the job's model was already loaded, was switched to or is new; None if the job has none."""
+        """Returns whether the job's model was already loaded, was switched to or is new. Returns
+        None if the job has no model."""
         key, before = job.model_key, self._started_keys
         if key is None:
             return None
@@ -102,7 +103,7 @@ class LoadedModels:
         return "first"
 
     def is_loaded(self, job: Job) -> bool:
-        """Whether a run has loaded the job's model, as far as is known."""
+        """Checks whether a run is known to have loaded the job's model."""
         return job.model_key is not None and job.model_key in self._started_keys
 
     def clear(self) -> None:
@@ -119,25 +120,25 @@ REST_REPORTS_MAX = 50
 
 
 class LeasePhase(StrEnum):
-    PREPARING = "preparing"  # its inputs are fetched and uploaded
+    PREPARING = "preparing"  # its inputs are being fetched and uploaded
     QUEUED = "queued"  # its prompt waits in the backend
     RUNNING = "running"
-    DELIVERING = "delivering"  # its outputs go up
+    DELIVERING = "delivering"  # its outputs are being uploaded
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseDeps:
-    """What all leases of a worker share."""
+    """Dependencies shared by all leases of a worker."""
 
     backend: Backend
     assets: AssetProvider
     store: httpx.AsyncClient
     journal: Journal
-    files: BackendFiles | None = None  # a cloud has no folders
+    files: BackendFiles | None = None  # None for a cloud backend, which has no folders
     inputs: InputCache | None = (
         None  # None if files can't be removed from the backend's input folder
     )
-    job_seconds: float | None = None  # limit of a whole job, from its submission to the backend
+    job_seconds: float | None = None  # limit for the whole job after it is submitted to the backend
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
     turns: RecordTurns = field(default_factory=RecordTurns)
@@ -147,7 +148,7 @@ class LeaseDeps:
 
 
 class ActiveLease:
-    """The state of one lease. `on_phase` is called at each new phase."""
+    """The state of one lease. `on_phase` is called whenever the phase changes."""
 
     def __init__(self, entry: JournalEntry, on_phase: Callable[[], None] = lambda: None) -> None:
         self.entry = entry
@@ -156,9 +157,9 @@ class ActiveLease:
         self.model_change: ModelChange | None = None  # known once it runs
         self.delivers_since = -math.inf  # by the monotonic clock
         self.record = record_of(entry.job, self.folder)
-        self.delivery: OutputDelivery | None = None  # of its outputs, once it runs
-        self.keeping: asyncio.Task[None] | None = None  # writes its start to the journal
-        self.input_names: list[str] = []  # files in the input cache that it uses
+        self.delivery: OutputDelivery | None = None  # set when the run begins to be followed
+        self.keeping: asyncio.Task[None] | None = None  # writes the run's start to the journal
+        self.input_names: list[str] = []  # files of the input cache that the lease uses
         self._on_phase = on_phase
 
     @property
@@ -176,8 +177,8 @@ class ActiveLease:
 
     @property
     def in_backend(self) -> bool:
-        """Whether the backend has the prompt, or may have it: for a lease left over from a killed
-        worker that is not known yet."""
+        """Whether the backend has the prompt or may have it. The latter applies to a lease of a
+        killed worker until its run has been looked up."""
         left_over = self.resumes and self.phase is LeasePhase.PREPARING
         return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
 
@@ -190,13 +191,15 @@ class ActiveLease:
 
 
 class KeysGone(Exception):
-    """The worker was restarted before it submitted the prompt. The caller's keys are not on its disk."""
+    """The worker was restarted before it submitted the prompt. It doesn't store the caller's keys
+    on disk."""
 
 
 async def run_lease(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
 ) -> Complete:
-    """Runs the job: assets → upload → submit → follow → fetch outputs → PUT. Returns the final report."""
+    """Runs the job and returns the final report. Fetches the assets, uploads them, submits the
+    prompt, follows the run, and uploads its outputs."""
     run_id = await adopt_run(lease, heartbeat_loop, deps) if lease.resumes else None
     if run_id is None:
         if lease.job.has_secrets and not lease.job.secrets:
@@ -237,7 +240,7 @@ async def run_lease(
 
 
 async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
-    """Sends what the last report can't hold, as far as the control plane takes it now."""
+    """Sends the messages that don't fit the last report, while the control plane accepts them."""
     if record.is_too_much:
         record.tell_all()
     for _ in range(REST_REPORTS_MAX):
@@ -250,7 +253,8 @@ async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
 async def last_report(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> LastReport:
-    """The messages for the final report: after those of the run before, and of heartbeats that are being sent."""
+    """Returns the messages for the final report. Waits for the previous run's messages and for
+    heartbeats that are being sent."""
     if lease.record is None:
         return LastReport()
     await deps.turns.wait_for(lease.record)
@@ -260,7 +264,7 @@ async def last_report(
 async def adopt_run(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str | None:
-    """The run of a worker that was killed, if the lease is still held and the backend has the run."""
+    """Returns the run id left by a killed worker if the backend still has the run, else None."""
     with contextlib.suppress(Unavailable, Unauthenticated, Refused):
         await heartbeat_loop.send_now()
     found = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)
@@ -278,7 +282,7 @@ async def adopt_run(
 async def upload_and_submit(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str:
-    """Uploads the assets and submits the prompt; returns the run id."""
+    """Uploads the assets, submits the prompt and returns the run id."""
     job = lease.job
     async with AsyncExitStack() as held:
         paths = {
@@ -296,20 +300,20 @@ async def upload_and_submit(
         except PromptRefused as error:
             if not nested or not is_unlisted(error, names.values()):
                 raise
-            # This loader accepts only files in its list, which has no subfolders.
+            # This loader accepts only files in its list, which doesn't include subfolders.
             names = await upload_assets(paths, lease, deps, nested=False)
             run_id = await submit_once(
                 lease, await prepare_prompt(job, names, lease, deps), heartbeat_loop, deps
             )
     lease.entry = replace(lease.entry, run_id=run_id)
     if run_id != lease.prompt_id:
-        # Our own prompt id need not be stored: it can be derived from the job.
+        # The worker's own prompt id isn't stored because it can be derived from the job.
         await keep_entry(lease, deps)
     return run_id
 
 
 async def keep_entry(lease: ActiveLease, deps: LeaseDeps) -> None:
-    """Writes the lease to the journal. A full disk pauses the worker, but ends no run that goes well."""
+    """Writes the lease to the journal. A full disk pauses the worker but doesn't stop a run."""
     error = await asyncio.to_thread(deps.journal.keep, lease.entry)
     if error is not None:
         deps.on_journal_error(error)
@@ -318,7 +322,7 @@ async def keep_entry(lease: ActiveLease, deps: LeaseDeps) -> None:
 async def upload_assets(
     paths: Mapping[str, Path], lease: ActiveLease, deps: LeaseDeps, *, nested: bool
 ) -> dict[str, str]:
-    """Uploads into the input cache, into the job's own folder or under a name as hard to guess.
+    """Uploads the assets to the input cache, to the job's own folder or under an unguessable name.
 
     Returns the values for loaders, by asset.
     """
@@ -339,7 +343,8 @@ async def upload_assets(
 async def keep_input(
     asset: Asset, path: Path, ending: str, lease: ActiveLease, deps: LeaseDeps
 ) -> str | None:
-    """Returns the asset's value for a loader; None if it can't stay on the backend after the job."""
+    """Returns the asset's value for a loader, or None if it can't stay on the backend after the
+    job."""
     if deps.inputs is None:
         return None
 
@@ -361,7 +366,8 @@ def _first_bytes(path: Path) -> bytes:
 async def prepare_prompt(
     job: Job, names: Mapping[str, str], lease: ActiveLease, deps: LeaseDeps
 ) -> dict[str, Any]:
-    """Fills in the prompt. Raises InvalidInput if it names a file that is not the job's."""
+    """Fills in the prompt. Raises InvalidInput if it names a file that doesn't belong to the
+    job."""
     prompt: dict[str, Any] = fill_prompt(job.prompt, names, job.assets)
     if lease.record is not None:
         lease.record.show_as(client_names(job, names))
@@ -374,7 +380,7 @@ async def prepare_prompt(
 
 
 def client_names(job: Job, names: Mapping[str, str]) -> dict[str, str]:
-    """By the name of a file on the backend, that in the prompt as its client sent it."""
+    """Returns the file names in the client's prompt, by the files' names on the backend."""
     shown = {}
     for asset in job.assets:
         node_id, _, name = (asset.binding or "").partition(".")
@@ -387,7 +393,8 @@ def client_names(job: Job, names: Mapping[str, str]) -> dict[str, str]:
 async def submit_once(
     lease: ActiveLease, prompt: dict[str, Any], heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str:
-    """Submits once. If the outcome is unknown, the run is searched for; the prompt is never sent again."""
+    """Submits the prompt and returns the run id. If the outcome is unknown, looks for the run but
+    never submits the prompt again."""
     backend, prompt_id = deps.backend, lease.prompt_id
     heartbeat_loop.set_filled_in(changed_inputs(lease.job.prompt, prompt))
     lease.enter(LeasePhase.QUEUED)
@@ -406,9 +413,9 @@ async def submit_once(
 async def follow_run(
     lease: ActiveLease, run_id: str, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> float | None:
-    """Follows the run to its success; returns the seconds it ran.
+    """Follows the run until it succeeds. Returns how many seconds it ran.
 
-    Raises RunFailed, RunTimedOut and what follow raises.
+    Raises RunFailed, RunTimedOut and the exceptions of `follow`.
     """
     counts, end, began = begin_progress(lease.job.prompt), None, None
     try:
@@ -440,12 +447,12 @@ async def follow_run(
 
 
 def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps) -> float:
-    """Notes and reports the start of a run; returns its time.
+    """Records and reports the start of a run. Returns the start time.
 
-    For an adopted run that is the time that the previous worker noted.
+    For an adopted run, this is the time that the previous worker recorded.
     """
     change = deps.models.began(lease.job)
-    # Which models an adopted run found loaded is unknown, and so it is in a cloud.
+    # For adopted runs and cloud backends, it is unknown which models were loaded at the start.
     is_known = not lease.resumes and deps.files is not None
     lease.model_change = change if is_known else None
     began = time.time() if lease.entry.started_at is None else lease.entry.started_at
@@ -458,7 +465,8 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
 
 
 def _earlier(deadline: float | None, began: float, limit_seconds: float) -> float:
-    """The earlier deadline by the loop's clock: that of the whole job, or of a run that began by the wall clock."""
+    """Returns the earlier deadline by the loop's clock: the whole job's, or that of a run that
+    began at a wall-clock time."""
     of_run = asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
     return of_run if deadline is None else min(deadline, of_run)
 
@@ -479,14 +487,15 @@ def _is_interruption(error: Exception) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# A final report without an answer for so long is journaled, so that the next worker can send it.
+# Seconds without a response after which a final report is journaled, so that the next worker can
+# send it.
 JOURNAL_AFTER_SECONDS = 0.5
-# After these errors the backend has no such prompt, or does not answer.
+# After these errors, the backend doesn't have the prompt or doesn't respond.
 NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
 
 
 class StopReason(StrEnum):
-    """Why work on a lease stops before its end."""
+    """Why work on a lease stops early."""
 
     LOST = "lost"
     CANCELLED = "cancelled"
@@ -511,7 +520,8 @@ REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
 
 
 class LeaseRunner:
-    """Runs one lease. `on_fault` gets each fault of the backend; `send_report` sends the final report."""
+    """Runs one lease. `on_fault` receives each backend fault, and `send_report` sends the final
+    report."""
 
     def __init__(
         self,
@@ -531,18 +541,20 @@ class LeaseRunner:
         self._work: asyncio.Task[Complete] | None = None
         self._interrupting: asyncio.Task[None] | None = None
         self._took_too_long = False
-        # Made when there is something to put into it.
+        # Created when the first file is written.
         self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
 
     def stop(self, why: StopReason) -> None:
-        """Stops the work. The first reason counts, except that a lost lease sends no report."""
+        """Stops the work. The first reason counts, except that LOST overrides it: a lost lease
+        sends no report."""
         if self.stop_reason is None or why is StopReason.LOST:
             self.stop_reason = why
         if self._work is not None:
             self._work.cancel()
 
     def interrupt(self) -> None:
-        """Stops the run on its backend, once, and goes on following it: the backend tells how it ended."""
+        """Interrupts the run on its backend once and keeps following it, because the backend
+        reports how it ended."""
         if self.lease.phase is LeasePhase.PREPARING:
             self.stop(StopReason.CANCELLED)
         elif self._interrupting is None and self.lease.in_backend:
@@ -556,7 +568,8 @@ class LeaseRunner:
             logger.warning("whether its prompt was interrupted is not certain", extra=extra)
 
     async def run(self) -> None:
-        """Returns when the control plane has accepted or refused the final report, or the lease is lost."""
+        """Runs until the control plane has accepted or refused the final report, or the lease is
+        lost."""
         self._deps.secrets.add(self.lease.job)
         try:
             await self._run()
@@ -571,7 +584,7 @@ class LeaseRunner:
         if report is None:
             report = await self._work_with_heartbeats()
         lease.enter(LeasePhase.DELIVERING)
-        if lease.keeping is not None:  # nothing may write the entry after it was deleted
+        if lease.keeping is not None:  # the entry must not be written after its deletion
             await lease.keeping
         if report is not None:
             lease.entry = replace(lease.entry, report=report)
@@ -581,10 +594,10 @@ class LeaseRunner:
             await self._deps.inputs.release(lease.input_names)
 
     async def _send_or_journal(self, report: FinalReport) -> None:
-        """Sends the final report; writes it to the journal only if that takes long.
+        """Sends the final report, and writes it to the journal only if that takes long.
 
-        Most reports are accepted at once. One lost by a crash before that is made again, because
-        its run is in the journal.
+        Most reports are accepted at once. If a crash loses one before then, the next worker creates
+        it again, because its run is in the journal.
         """
         sending = asyncio.create_task(self._send_and_log(report))
         try:
@@ -598,7 +611,7 @@ class LeaseRunner:
             raise
 
     async def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
-        """Adds the filled-in values and messages that no heartbeat has reported."""
+        """Adds the filled-in values and messages that heartbeats have not reported."""
         changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
@@ -643,7 +656,7 @@ class LeaseRunner:
                 await self.lease.delivery.close()
 
     async def _tell_in_turn(self) -> None:
-        """Its messages go out when those of the run before it are told."""
+        """Lets this run's messages be sent after those of the runs before it."""
         record = self.lease.record
         if record is None:
             return
@@ -677,7 +690,7 @@ class LeaseRunner:
     async def _report_stop(self, why: StopReason) -> FinalReport | None:
         job = self.lease.job
         logger.info("work on a lease stops", extra={**self.ids, "reason": why.value})
-        # A backend that is down can't cancel anything, and asking it takes many seconds.
+        # A backend that is down can't cancel anything, and the request would take many seconds.
         if self.lease.in_backend and why is not StopReason.BACKEND_DOWN:
             await self._cancel_run()
         match why:
@@ -708,7 +721,8 @@ class LeaseRunner:
         return outcome.report
 
     async def _cancel_run(self) -> None:
-        """Cancels the prompt, so that it does not run for nobody or beside a second run of the job."""
+        """Cancels the prompt, so that it isn't wasted work or a second concurrent run of the
+        job."""
         lease, backend = self.lease, self._deps.backend
         try:
             run_id = lease.entry.run_id
@@ -730,7 +744,7 @@ class LeaseRunner:
         try:
             await self._send_report(report)
         except LeaseLost:
-            # A control plane may end a cancelled job without waiting for our report.
+            # A control plane may end a cancelled job without waiting for the worker's report.
             expected = self.stop_reason is StopReason.CANCELLED
             level = logging.INFO if expected else logging.WARNING
             logger.log(level, "the lease had ended before its final report", extra=extra)

@@ -1,4 +1,5 @@
-"""The record of a run: the backend's own messages, kept for clients that speak ComfyUI's protocol."""
+"""The record of a run: the backend's own messages, stored for clients that speak ComfyUI's
+protocol."""
 
 import asyncio
 import base64
@@ -18,28 +19,29 @@ from comfyfleet.errors import PromptRefused
 from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
 from comfyfleet.worker.run_progress import node_ids
 
-# Our own types, beside ComfyUI's: what it sends as binary frames.
+# Additional message types for data that ComfyUI sends as binary frames.
 TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
 OWN_TYPES = "comfyfleet_"
 ENDS = frozenset({"execution_success", "execution_error", "execution_interrupted"})
-# Nodes whose pictures are results, which nobody may lose; those of others are previews.
+# Nodes whose images are results and must not be lost. Images of other nodes are previews.
 SENDS_RESULTS = frozenset({"SaveImageWebsocket"})
 PROBLEMS_MAX, REFUSAL_CHARACTERS_MAX = 20, 10_000
 PICTURE_BYTES_MAX = 8 * 1024 * 1024
-# Width or height of what ComfyUI's samplers show of their work.
+# Maximum width or height in pixels of the previews that ComfyUI's samplers send.
 PREVIEW_PIXELS_MAX = 512
-# A worker's request has at most 16 MiB.
+# Limits for one report and for the final report. A worker's request is limited to 16 MiB.
 REPORT_BYTES_MAX = 4 * 1024 * 1024
 LAST_BYTES_MAX = 12 * 1024 * 1024
 REPORT_EVENTS_MAX = 2_000
-# Each `progress_state` names all nodes so far: of a long prompt they are not kept one and all.
+# Above this size, only the newest `progress_state` is kept. Each one names all nodes so far, which
+# takes much memory for a long prompt.
 REPLACED_BYTES_MIN = 1024 * 1024
 UNTOLD_EVENTS_MAX = 20_000
 UNTOLD_BYTES_MAX = 64 * 1024 * 1024
-# Of these many can be left out: the next one tells all that they told.
+# Messages that can be dropped, because the next one contains the same information.
 REPLACEABLE = frozenset({"progress_state", "progress"})
 NOT_OF_THE_RUN = frozenset({"status", "feature_flags", "crystools.monitor"})
-# ComfyUI's own messages of how a run goes on. In any other, a node may show what it has made.
+# ComfyUI's own progress messages. In any other message, a node may show a result.
 OF_PROGRESS = ENDS | {
     "execution_start",
     "execution_cached",
@@ -47,39 +49,42 @@ OF_PROGRESS = ENDS | {
     "progress",
     "progress_state",
 }
-# Of an error's text that a client reads of a failed run which it doesn't pay for: a node may quote a result in it.
+# Maximum length of the error text of a failed run that isn't charged. A node may quote a result in
+# it.
 UNPAID_CHARACTERS_MAX = 1_000
 EXECUTED = "executed"
 KEPT_ALWAYS = OF_PROGRESS | {EXECUTED}
 
 
-# Where a run's own folder on the backend has a file: output or temp, subfolder, name.
+# Identifies a file of a run's own folder on the backend: output or temp, subfolder, name.
 FileKey: TypeAlias = tuple[str, str, str]
 
 
 class RecordedEvent(NamedTuple):
     event: RunEvent
-    size: int  # about as many bytes as it has on its way
-    is_held: bool = False  # a result of a run that is not paid for yet
-    at: float = 0.0  # when it came
-    files: frozenset[FileKey] = frozenset()  # that it names
+    size: int  # approximate bytes when sent
+    is_held: bool = False  # a result of a run that hasn't been charged yet
+    at: float = 0.0  # arrival time by the record's clock
+    files: frozenset[FileKey] = frozenset()  # files that the message names
 
     @property
     def is_replaceable(self) -> bool:
         return self.event[0] in REPLACEABLE
 
 
-# A message that names a file waits until that is delivered. Those after it wait as long, so that they come in
-# order; in a run that goes on for longer they are told first, so that its progress can be seen.
+# Seconds. A message that names a file waits until the file is delivered, and later messages wait
+# too, to keep their order. After this time, the later ones are sent first, so that progress stays
+# visible.
 ORDER_SECONDS_MAX = 2.0
 
 
-# Reports of a worker that was restarted under the same lease must not repeat the numbers of those before.
+# A worker that was restarted under the same lease must not reuse earlier report numbers, so the
+# first number is random.
 FIRST_NUMBER_BITS = 62
 
 
 class LiveReport(NamedTuple):
-    """Messages that one heartbeat carries. It is repeated unchanged until the control plane answers it."""
+    """The messages of one heartbeat. It is repeated unchanged until the control plane responds."""
 
     number: int
     events: tuple[RunEvent, ...]
@@ -87,7 +92,7 @@ class LiveReport(NamedTuple):
 
 
 class LastReport(NamedTuple):
-    """The part of the final report that concerns the record."""
+    """The run record's part of the final report."""
 
     events: tuple[RunEvent, ...] = ()
     number: int | None = None
@@ -99,26 +104,26 @@ class LastReport(NamedTuple):
 
 
 class RecordTurns:
-    """Which run of a backend tells now: the next begins while the files of the one before are delivered, and
-    clients know only one run at a time."""
+    """Decides which run of a backend may report messages. The next run begins while files of the
+    previous one are delivered, but clients know only one run at a time."""
 
     def __init__(self) -> None:
         self._records: list[RunRecord] = []
 
     def begin(self, record: "RunRecord") -> bool:
-        """Whether it may tell at once."""
+        """Adds a run, and returns whether it may report messages at once."""
         if record not in self._records:
             self._records.append(record)
         return self._before(record) is None
 
     def end(self, record: "RunRecord") -> None:
-        """Its last report is out, or there will be none."""
+        """Removes a run whose last report was sent or will never be sent."""
         if record in self._records:
             self._records.remove(record)
             record.has_ended.set()
 
     async def wait_for(self, record: "RunRecord") -> None:
-        """Until those that began before it have ended, or for as long as order is worth."""
+        """Waits until earlier runs have ended, but no longer than ORDER_SECONDS_MAX."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ORDER_SECONDS_MAX):
                 while (before := self._before(record)) is not None:
@@ -130,7 +135,8 @@ class RecordTurns:
 
 
 class RunRecord:
-    """`folder`: the job's own on the backend, which no client gets to see."""
+    """Records the messages of one run. `folder` is the job's own folder on the backend, which is
+    hidden from clients."""
 
     def __init__(
         self,
@@ -155,26 +161,26 @@ class RunRecord:
         self.told_outputs = False
         self._shown_names: dict[str, str] = {}
         self.has_ended = asyncio.Event()
-        self.may_tell = True  # it is this run's turn
+        self.may_tell = True  # whether it is this run's turn to report messages
 
     def _keep(self, untold: list[RecordedEvent]) -> None:
         self._untold = untold
         self._bytes = _size(untold)
 
     def take(self, raw: str) -> None:
-        """A text message, as the backend sent it."""
+        """Records a text message as the backend sent it."""
         message = json.loads(raw)
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or not isinstance(data, dict) or kind in NOT_OF_THE_RUN:
             return
         if kind.startswith(OWN_TYPES):
             return
-        # The end is told by the control plane, once the result is there.
+        # The control plane reports the end, once the result is available.
         if kind != "executing" or data.get("node") is not None:
             self._add((kind, self._hide(data)), len(raw))
 
     def show_as(self, names: Mapping[str, str]) -> None:
-        """Names that files have on the backend, and those that the client knows them by."""
+        """Sets the names that clients see, by the files' names on the backend."""
         self._shown_names = dict(names)
 
     def _hide(self, value: Any) -> Any:
@@ -183,7 +189,8 @@ class RunRecord:
         return hide_folder(value, self._folder)
 
     def note(self, event: Event) -> bool:
-        """What came as a binary frame; whether it is recorded. Previews are of the moment, and are not."""
+        """Records a message from a binary frame, and returns whether it was recorded. Previews are
+        temporary and are not recorded."""
         match event:
             case NodeText(node_id=node_id, text=text):
                 self._add((TEXT, {"node": node_id, "text": text}), len(text))
@@ -197,41 +204,43 @@ class RunRecord:
 
     def refuse(self, error: PromptRefused, at: float) -> None:
         """Records that the backend refused the prompt, with its own reason. The prompt never ran."""
-        self._holds_results = False  # there are none
+        self._holds_results = False  # there are no results
         timestamp = int(at * 1000)
         self._add(("execution_start", {"prompt_id": "", "timestamp": timestamp}), 0)
         data = {"prompt_id": "", **_refusal(error), "timestamp": timestamp}
         self._add(("execution_error", self._hide(data)), len(data["exception_message"]))
 
     def add_output(self, output: DeliveredOutput) -> None:
-        """A file that the control plane can have from now on."""
+        """Adds a file that the control plane can use from now on."""
         self._delivered[key_of(output)] = output
 
     def drop_output(self, output: DeliveredOutput) -> None:
-        """The control plane did not take it: it comes with the end."""
+        """Removes a file that the control plane refused. The final report includes it."""
         self._delivered.pop(key_of(output), None)
 
     def outputs_in(self, events: Sequence[RunEvent]) -> tuple[DeliveredOutput, ...]:
-        """The delivered files that these name."""
+        """Returns the delivered files that these events name."""
         named = dict.fromkeys(key for each in events for key in sorted(files_in(each)))
         return tuple(self._delivered[key] for key in named if key in self._delivered)
 
     def next_report(self) -> LiveReport | None:
-        """The report that was not answered, or else a new one with what can be told now."""
+        """Returns the unanswered report, or else a new one with the messages that can be reported
+        now. Returns None if there are none."""
         if self._unheard is None and (events := self.pop_live()):
             self._unheard = LiveReport(self._next_number(), events, self.outputs_in(events))
         return self._unheard
 
     def note_answer(self) -> None:
-        """The control plane has logged the last report."""
+        """Forgets the last report, because the control plane has logged it."""
         self._unheard = None
 
     def note_silence(self, *, is_refused: bool) -> None:
-        """Decides what happens to a report without an answer, which may have been logged.
+        """Handles a report without a response, which the control plane may have logged.
 
-        It is repeated under its number, so that it counts once. A refused one was not logged: its messages are told
-        again in another report, without the files that were refused. A control plane that knows no numbers gets
-        them again, too, because hearing them twice is better than never.
+        The report is repeated under its number, so that it counts once. A refused report was not
+        logged, so its messages are sent again in a new report, without the refused files. A control
+        plane that doesn't support numbers gets the messages again too, because duplicates are
+        better than losses.
         """
         report = self._unheard
         if report is None:
@@ -248,7 +257,8 @@ class RunRecord:
         return self._last_number
 
     def pop_live(self) -> tuple[RunEvent, ...]:
-        """As many as one report holds of those that can be told at once."""
+        """Removes and returns the messages that can be reported now, up to the limits of one
+        report."""
         told: list[RecordedEvent] = []
         size = 0
         for each in self._live():
@@ -274,31 +284,33 @@ class RunRecord:
         return self._untold[:first]
 
     def _waits(self, each: RecordedEvent) -> bool:
-        """For its files, or for the last report: it is to be paid for, or the run may begin again elsewhere."""
+        """Checks whether an event must wait for its files or for the last report. Uncharged results
+        and the end of a run wait for the last report, because the run may be repeated elsewhere."""
         is_late = each.is_held or each.event[0] in ENDS
         return is_late or not each.files <= self._delivered.keys()
 
     def tell_all(self) -> None:
-        """Now, whatever the order: there is more than the last report holds."""
+        """Allows all messages regardless of order, because they exceed the last report's limits."""
         self.may_tell = self._tells_all = True
 
     def release_results(self) -> None:
-        """The run has succeeded, and is paid for with its last report."""
+        """Releases the results of a successful run, which is charged with its last report."""
         self._keep([each._replace(is_held=False) for each in self._untold])
         self._holds_results = False
 
     def drop_results(self) -> None:
-        """Nobody pays for them."""
+        """Drops the results of a failed run, which isn't charged."""
         left = [each for each in self._untold if not each.is_held]
         self._keep([_without_values(each) for each in left] if self._holds_results else left)
 
     def put_back(self, events: Sequence[RunEvent]) -> None:
-        """Those that could not be told."""
+        """Puts back messages that could not be reported, before all others."""
         again = [self._recorded(each, len(json.dumps(each))) for each in events]
         self._keep([*again, *self._untold])
 
     def pop_last(self) -> LastReport:
-        """Everything that goes with the final report; what it can't hold is left out."""
+        """Removes and returns the messages for the final report. Messages beyond its limits are
+        dropped."""
         unheard, self._unheard = self._unheard, None
         if unheard is None:
             return LastReport(self.pop_all(), self._next_number())
@@ -310,7 +322,7 @@ class RunRecord:
         )
 
     def pop_all(self, bytes_max: int | None = None) -> tuple[RunEvent, ...]:
-        """All messages that were not told, as far as they fit into the final report."""
+        """Removes all unreported messages and returns those that fit into the final report."""
         told = _fitting(self._untold, LAST_BYTES_MAX if bytes_max is None else bytes_max)
         self._keep([])
         return tuple(each.event for each in told)
@@ -321,19 +333,19 @@ class RunRecord:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether there is more than the last report holds."""
+        """Whether the messages exceed the limits of the last report."""
         return len(self._untold) > REPORT_EVENTS_MAX or self._bytes > REPORT_BYTES_MAX
 
     def history(self, outputs: Outputs) -> dict[str, Any] | None:
         if outputs.history is None:
             return None
         hidden: dict[str, Any] = self._hide(outputs.history)
-        # Without it the control plane makes one of the messages.
+        # Without a history, the control plane creates one from the messages.
         return hidden if len(json.dumps(hidden)) <= REPORT_BYTES_MAX else None
 
     def is_result(self, picture: Preview) -> bool:
-        """Whether it is no preview. Where results are to be paid for, no large picture is one, whichever
-        node sends it."""
+        """Checks whether an image is a result rather than a preview. While results are held, every
+        large image counts as a result, whichever node sends it."""
         node = self._prompt.get(picture.node_id or "", {})
         return node.get("class_type") in SENDS_RESULTS or (
             self._holds_results and _is_large(picture.data)
@@ -350,7 +362,8 @@ class RunRecord:
             self._bytes += size
 
     def _recorded(self, event: RunEvent, size: int, *, is_held: bool = False) -> RecordedEvent:
-        """Where results are to be paid for, whatever may show one is held."""
+        """Creates a record of an event. While results are held, so is any event that may show
+        one."""
         kind, data = event
         shows = bool(data.get("output")) if kind == EXECUTED else kind not in OF_PROGRESS
         held = is_held or (self._holds_results and shows)
@@ -358,7 +371,7 @@ class RunRecord:
 
 
 def _refusal(error: PromptRefused) -> dict[str, Any]:
-    """Returns the reason of a refusal as ComfyUI reports a failed node."""
+    """Returns the reason for a refusal in the form of ComfyUI's report about a failed node."""
     problems = [
         each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
     ]
@@ -377,7 +390,8 @@ def _refusal(error: PromptRefused) -> dict[str, Any]:
 
 
 def _reason(problem: NodeProblem) -> str:
-    """Returns ComfyUI's message and details. The list of choices may name files of others."""
+    """Returns ComfyUI's message and details, without the list of choices, which may name other
+    users' files."""
     details = problem.details
     if problem.kind == "value_not_in_list":
         details = details.partition(" not in ")[0]
@@ -385,7 +399,7 @@ def _reason(problem: NodeProblem) -> str:
 
 
 def _without_values(recorded: RecordedEvent) -> RecordedEvent:
-    """Shortens an error, and leaves out the inputs and outputs of its node."""
+    """Shortens an error message and removes the inputs and outputs of its node."""
     kind, data = recorded.event
     if kind != "execution_error":
         return recorded
@@ -404,7 +418,8 @@ def _cut(text: str, characters_max: int) -> str:
 
 
 def _is_large(picture: bytes) -> bool:
-    """One whose size can't be told is."""
+    """Checks whether an image is larger than a preview. An image of unknown size counts as
+    large."""
     kind = sniff_type(picture[:SNIFF_BYTES])
     size = picture_size(kind, picture) if kind else None
     return size is None or max(size) > PREVIEW_PIXELS_MAX
@@ -425,7 +440,7 @@ def _fitting(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[Record
 
 
 def record_of(job: Job, folder: str) -> RunRecord | None:
-    """None: nobody wants one."""
+    """Creates the record of a job's run. Returns None if the job doesn't need one."""
     if not job.records_run:
         return None
     return RunRecord(
@@ -437,7 +452,7 @@ def record_of(job: Job, folder: str) -> RunRecord | None:
 
 
 def replace_text(value: Any, old: str, new: str) -> Any:
-    """The same value with another text in all of its texts."""
+    """Replaces `old` with `new` in all strings of a nested value."""
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, Mapping):
@@ -446,7 +461,7 @@ def replace_text(value: Any, old: str, new: str) -> Any:
 
 
 def hide_folder(value: Any, folder: str) -> Any:
-    """The same value without the folder's name in any of its texts."""
+    """Removes the folder's name from all strings of a nested value."""
     if isinstance(value, str):
         plain = value.replace(f"{folder}/", "").replace(folder.replace("/", "\\"), "")
         return plain.replace(folder, "")
@@ -466,7 +481,8 @@ def _picture(preview: Preview) -> dict[str, Any]:
 
 
 def files_in(event: RunEvent) -> frozenset[FileKey]:
-    """Those that an `executed` names and that are delivered: none of the input folder."""
+    """Returns the output and temp files that an `executed` event names. Input files are left out,
+    because they are not delivered."""
     kind, data = event
     output = data.get("output") if kind == "executed" else None
     if not isinstance(output, dict):

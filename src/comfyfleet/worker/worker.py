@@ -1,4 +1,4 @@
-"""A worker: leases as many jobs as its backend can take, and shuts down in order."""
+"""The worker: leases as many jobs as its backend can run, and shuts down in order."""
 
 import asyncio
 import contextlib
@@ -60,32 +60,33 @@ from comfyfleet.worker.shutdown import StopRequest, stop_on_notices
 
 logger = logging.getLogger(__name__)
 
-# How often a worker looks whether a full disk has room again.
+# Seconds between checks for free space while the disk is full.
 DISK_SECONDS = 5.0
-# How long the shutdown waits at a time before it looks at its deadline again.
+# Maximum seconds that the shutdown waits before it checks its deadline again.
 LOOK_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
-# How long a prefetch waits for the final report of a lease whose outputs are being uploaded.
+# Seconds that a prefetch waits for the final report of a lease whose outputs are being uploaded.
 PREFETCH_DELAY_SECONDS = 1.0
-# Where jobs come one by one, a prefetch waits so long: most jobs that come alone need none, and it would
-# compete with their results.
+# Seconds that a prefetch waits while jobs arrive one by one. It would compete with their results,
+# and most of them need no prefetch.
 ALONE_SECONDS = 0.25
-# A poll that is answered with a job within this time shows that jobs are queued.
+# Seconds. A poll that returns a job within this time shows that jobs are queued.
 BACKLOG_SECONDS = 0.1
-# How long a pending prefetch poll goes on when its backend becomes idle: the final report that follows may
-# turn it into the poll of an idle worker. After that, a new poll tells the control plane.
+# Seconds that a pending prefetch poll continues after the backend becomes idle. The final report
+# that follows may turn it into the poll of an idle worker. After that, a new poll informs the
+# control plane.
 IDLE_POLL_DELAY_SECONDS = 0.25
-# How often the backend's node types are fetched; less often if that takes long.
+# Seconds between two fetches of the backend's node types. Slow fetches are less frequent.
 FACTS_SECONDS = 60.0
 FACTS_ATTEMPTS_MAX, UPLOAD_PAUSE_SECONDS = 5, 0.3
 CLOUD_FACTS_SECONDS = 900.0
 FACTS_SHARE = 1 / 100
-# To hand back what isn't done, however late the notice came.
+# Seconds to hand back unfinished jobs, however late the notice arrived.
 HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
 
 
-# As the control plane is told. A planned restart is no problem.
+# Conditions that are reported as problems. A planned restart isn't a problem.
 _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.DOWN: "down",
     BackendCondition.HUNG: "hung",
@@ -93,7 +94,7 @@ _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.CLOSED: "closed",
     BackendCondition.DISK_FULL: "disk_full",
 }
-# While these last, no prompt can start; the others end with the prompts that are in the backend.
+# No prompt can start under these conditions. Others let the current prompts finish.
 _STOP_BY_CONDITION = {
     BackendCondition.DOWN: StopReason.BACKEND_DOWN,
     BackendCondition.DISK_FULL: StopReason.DISK_FULL,
@@ -102,14 +103,14 @@ _STOP_BY_CONDITION = {
 
 @dataclass(slots=True)
 class JobCounts:
-    """Counts of job outcomes, shared by all workers that are given the same object."""
+    """Counts of job outcomes, shared by all workers that get the same object."""
 
     finished: int = 0
     out_of_memory: int = 0
 
 
 class Worker:
-    """One prompt runs, the next waits behind it in the backend, and outputs of earlier ones are uploaded."""
+    """Runs one prompt while another waits in the backend and earlier outputs are uploaded."""
 
     def __init__(
         self,
@@ -142,27 +143,27 @@ class Worker:
             address=settings.backend_address,
         )
         self._keeper = self._memory_keeper(owned)
-        self._has_backlog = True  # as far as the last poll has shown
+        self._has_backlog = True  # according to the last poll
         self._taken_at = float("-inf")  # by the monotonic clock
-        self._is_recycling = False  # ComfyUI is restarted when the jobs that it has are done
+        self._is_recycling = False  # ComfyUI will be restarted after its current jobs
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._facts: BackendFacts | None = None
         self._reported_facts: BackendFacts | None = None
-        self._polled_facts: BackendFacts | None = None  # as they were when the poll began
+        self._polled_facts: BackendFacts | None = None  # when the poll began
         self._polled_load = 0  # as it was then
         self._polled_condition: BackendCondition | None = None  # as it was then
         self._is_polling = False
-        self._is_requesting = False  # a job: by a poll, or with the final report of a lease
-        self._logged_reason: str | None = None  # why there was no job, as the log has it
+        self._is_requesting = False  # a job, by a poll or with the final report of a lease
+        self._logged_reason: str | None = None  # the last logged reason why there was no job
         self._description: Description | None = None  # until it is uploaded
         self._requested_facts = RequestedFacts(self._answer_facts_requests, self._run_in_background)
         self._background: set[asyncio.Task[None]] = set()
         self._revoked: WorkerRevoked | None = None
 
     async def work(self) -> None:
-        """Runs until stopped. Raises WorkerRevoked if it was revoked; Unauthenticated or
-        InvalidInput if it may not register."""
+        """Runs until stopped. Raises WorkerRevoked if it was revoked, and Unauthenticated or
+        InvalidInput if it isn't allowed to register."""
         side = [asyncio.create_task(stop_on_notices(self._platform.notices, self.stop))]
         if self._owned is not None:
             side.append(asyncio.create_task(self._owned.keep_log_small()))
@@ -185,13 +186,13 @@ class Worker:
         finally:
             for each in [*side, *self._background, *self._lease_runners.values()]:
                 each.cancel()
-            # A process that they are just starting must be known before it can be stopped.
+            # These tasks may be starting a process. It must be known before it can be stopped.
             await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
                 await self._stop_process(self._owned)
 
     def _memory_keeper(self, owned: ManagedProcess | None) -> MemoryKeeper | None:
-        """None without a ComfyUI of our own: only that may be restarted."""
+        """Returns None if the worker can't restart its backend."""
         backend = self._deps.backend
         if owned is None or not isinstance(backend, ComfyServer):
             return None
@@ -209,7 +210,7 @@ class Worker:
         )
 
     def _needs_loaded_model(self) -> bool:
-        """Whether a job that the worker has already taken uses a model that is loaded."""
+        """Checks whether an unfinished leased job uses a loaded model."""
         jobs = [
             runner.lease.job
             for runner in self._lease_runners
@@ -222,7 +223,8 @@ class Worker:
         self._restart_if_idle()
 
     def _restart_if_idle(self) -> None:
-        """Restarts a ComfyUI that has grown, once it has no job any more; until then none is taken."""
+        """Restarts a ComfyUI that uses too much memory as soon as it has no jobs. Until then, the
+        worker takes no new ones."""
         if self._is_recycling and self.is_idle:
             self._is_recycling = False
             fault = BackendFault("backend_fault", BackendCondition.GROWN)
@@ -255,7 +257,8 @@ class Worker:
         return True
 
     async def _open_journal(self) -> None:
-        """Waits until there is room for it: the disk may have filled up while the worker was off."""
+        """Opens the journal. Waits for disk space, because the disk may have filled up while the
+        worker was off."""
         is_logged = False
         while True:
             try:
@@ -280,7 +283,7 @@ class Worker:
         await self._upload(registered.object_info_upload)
 
     async def _upload(self, slot: OutputSlot | None) -> None:
-        """Uploads the node types once for each change of the backend."""
+        """Uploads the node types once after each change of the backend."""
         description, self._description = self._description, None
         if slot is not None and description is not None:
             await upload_object_info(self._deps.store, slot, description)
@@ -295,7 +298,7 @@ class Worker:
                 return
             with self._requesting_job():
                 polled = await self._unless_stopped(self._poll(failures), self._is_poll_outdated)
-                # The job must be reported as held before the next request.
+                # The next request must already report this job as held.
                 await self._take_job(polled)
             is_cut = polled is None and self._polled_condition is not self._health.condition
             failures = 0 if polled is not None or is_cut else failures + 1
@@ -313,7 +316,8 @@ class Worker:
 
     @contextlib.contextmanager
     def _requesting_job(self) -> Iterator[None]:
-        """Marks that a job is being requested, by a poll or with a final report: one request at a time."""
+        """Marks that a job is being requested, by a poll or with a final report. Only one request
+        is made at a time."""
         self._is_requesting = True
         self._polled_facts, self._polled_load = self._facts, self._load()
         self._polled_condition = self._health.condition
@@ -324,9 +328,9 @@ class Worker:
             self._wake()
 
     async def _end(self, report: FinalReport) -> None:
-        """Sends the final report until it is answered.
+        """Sends the final report until the control plane responds.
 
-        A result also asks for the next job, if there is room.
+        A result also requests the next job if the worker has room for it.
         """
         may_ask = self._has_room() and not self._is_requesting and not self.stop.asked
         may_ask = may_ask and not self._is_alone()
@@ -336,7 +340,7 @@ class Worker:
                 return
         answer = await self._control.end(report)
         if answer.polls_on and self._is_polling:
-            # This lease is still counted.
+            # The load still includes this lease.
             self._polled_load = min(self._polled_load, len(self._lease_runners) - 1)
 
     async def _end_and_poll(self, report: Complete) -> None:
@@ -349,12 +353,13 @@ class Worker:
                 await self._take_job(answer.next)
 
     def _may_poll(self) -> bool:
-        """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
-        call then does both. Where jobs come alone, every poll lets the result go first."""
+        """Checks whether to poll now. A prefetch waits briefly for a result that is about to be
+        sent, so that one call does both. While jobs arrive one by one, every poll lets the result
+        go first."""
         if self._health.condition is BackendCondition.GROWN:
-            return False  # a restart that was planned is no problem to report
+            return False  # a planned restart isn't a problem to report
         if self._health.condition is not None:
-            # The control plane learns at once that there is no backend, and gives no job.
+            # The poll reports the problem at once, and the control plane returns no job.
             return not self._is_requesting
         is_prefetch = self._load() >= self._settings.max_concurrency
         waits = is_prefetch and (
@@ -364,24 +369,25 @@ class Worker:
         return self._has_room() and not self._is_requesting and not waits
 
     def _is_alone(self) -> bool:
-        """Whether the newest job came alone, and only a moment ago."""
+        """Checks whether the newest job arrived a moment ago and no others were queued."""
         return not self._has_backlog and time.monotonic() < self._taken_at + ALONE_SECONDS
 
     def _is_submitting(self) -> bool:
-        """Whether the prompt of a job that came only a moment ago is not submitted yet: it goes first."""
+        """Checks whether a job that arrived a moment ago is still to be submitted, which goes
+        first."""
         is_new = time.monotonic() < self._taken_at + ALONE_SECONDS
         return is_new and any(
             each.lease.phase is LeasePhase.PREPARING for each in self._lease_runners
         )
 
     def _is_ending(self, seconds: float) -> bool:
-        """Whether a result is being delivered, and has been for less than this many seconds."""
+        """Checks whether a result has been in delivery for less than this many seconds."""
         since = time.monotonic() - seconds
         return any(each.lease.delivers_since > since for each in self._lease_runners)
 
     def _is_poll_outdated(self) -> bool:
-        """Whether the pending poll is outdated: the backend has changed or is idle now, and both
-        decide which job it gets."""
+        """Checks whether the pending poll is outdated: a changed or idle backend may get another
+        job."""
         if self._health.condition is not self._polled_condition:
             return True
         most = self._settings.max_concurrency
@@ -392,8 +398,8 @@ class Worker:
         )
 
     def _has_room(self) -> bool:
-        """Whether one more lease may be taken: one beyond those that run, and few that deliver, so
-        that results don't pile up behind a slow network."""
+        """Checks whether the worker can take another lease. It takes one beyond those that run, and
+        limits those in delivery so that results don't pile up behind a slow network."""
         delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
         return (
             self._health.condition is None
@@ -404,12 +410,12 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes jobs."""
+        """Whether the worker accepts jobs."""
         return self._has_begun and self._health.condition is None and not self.stop.asked
 
     @property
     def waiting(self) -> int:
-        """How many leases wait behind those that may run; if negative, how many more could run."""
+        """Number of leases that wait for a slot. A negative number counts free slots."""
         return self._load() - self._settings.max_concurrency
 
     @property
@@ -417,7 +423,7 @@ class Worker:
         return self._load() == 0
 
     def _load(self) -> int:
-        """Number of leases whose prompt has not ended."""
+        """Returns the number of leases whose prompts have not finished."""
         return sum(each.lease.phase is not LeasePhase.DELIVERING for each in self._lease_runners)
 
     async def _poll(self, failures: int) -> Polled | None:
@@ -432,7 +438,7 @@ class Worker:
         except Unauthenticated as error:
             self._is_polling = False
             if key != self._control.key:
-                return None  # the new one came with another answer meanwhile
+                return None  # another response has delivered a new key
             logger.warning("the key is no longer valid", extra={"reason": error.message})
             await self._describe()
             await self._register()
@@ -452,7 +458,7 @@ class Worker:
             logger.info("no jobs: %s", polled.reason)
         is_early = time.monotonic() - sent_at < self._control.wait_seconds / 2
         if polled.job is None and polled.facts_wanted is None and is_early:
-            # Answered before its time: draining, paused, or nothing assigned.
+            # The poll returned early because of draining, a pause or no assignment.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
 
@@ -505,7 +511,7 @@ class Worker:
         self._platform.protection.busy()
         self._taken_at = time.monotonic()
         asyncio.get_running_loop().call_later(ALONE_SECONDS, self._wake)
-        # Now, not when it starts: the next job that is requested will run after it.
+        # Not at the start: the next requested job will run after this one.
         self.models.used(job)
         held = asyncio.create_task(lease_runner.run())
         self._lease_runners[lease_runner] = held
@@ -543,7 +549,7 @@ class Worker:
             self._stop_revoked(error)
 
     def _stop_revoked(self, error: WorkerRevoked) -> None:
-        """Stops everything: the control plane no longer accepts results, so nothing may keep running."""
+        """Stops all leases and the worker, because the control plane no longer accepts results."""
         if self._revoked is None:
             logger.warning("this worker was revoked: it stops", extra={"reason": error.message})
             self._revoked = error
@@ -579,8 +585,8 @@ class Worker:
             lease_runner.stop(why)
 
     def _is_unstarted(self, lease_runner: LeaseRunner) -> bool:
-        """Whether it has certainly not started: a prompt that waits alone in the backend may start
-        at any moment."""
+        """Checks whether a lease has certainly not started. A prompt may start at any moment unless
+        others occupy all slots."""
         phase = lease_runner.lease.phase
         others_run = sum(each.lease.phase is LeasePhase.RUNNING for each in self._lease_runners)
         return phase is LeasePhase.PREPARING or (
@@ -598,17 +604,17 @@ class Worker:
         self._health.note(fault, detail)
 
     def _on_journal_error(self, error: OSError) -> None:
-        """Without its journal, a worker that is killed forgets its leases: it takes no more jobs."""
+        """Pauses new leases: a worker without its journal would forget them if it were killed."""
         self._on_fault(DISK_FULL, str(error))
 
     def _on_condition(self) -> None:
-        """Hands back at once what the backend can't start any more, and wakes the poll loop."""
+        """Hands back the leases that the backend can't start, and wakes the poll loop."""
         if self._health.condition is not None:
             self._hand_back_for(self._health.condition)
         self._wake()
 
     def _hand_back_for(self, condition: BackendCondition) -> None:
-        """Hands back the leases that this condition keeps from starting."""
+        """Hands back the leases that can't start under this condition."""
         why = _STOP_BY_CONDITION.get(condition)
         if why is not None:
             self._hand_back_unstarted(why)
@@ -632,7 +638,7 @@ class Worker:
         await self._describe()
 
     async def _describe(self) -> None:
-        """Reads the backend's description; a change wakes the poll loop and is reported."""
+        """Reads the backend's description. A change wakes the poll loop and is reported."""
         self._requested_facts.note_reading()
         description: Description | None = None
         try:
@@ -656,8 +662,8 @@ class Worker:
         await self._report_facts(tokens)
 
     async def _report_facts(self, tokens: tuple[str, ...]) -> None:
-        """Reports the description, and once more when object_info is uploaded. The next poll reports
-        what can't be reported now."""
+        """Reports the description, and again after uploading object_info. After an error, the next
+        poll reports it."""
         facts = self._facts
         for _ in range(FACTS_ATTEMPTS_MAX):
             report = FactsReport(
@@ -674,12 +680,12 @@ class Worker:
             if answer.object_info_upload is None:
                 return
             if self._description is None:
-                # A poll's answer asked for it, too: it is on its way.
+                # A poll has already started this upload.
                 await asyncio.sleep(UPLOAD_PAUSE_SECONDS)
             await self._upload(answer.object_info_upload)
 
     async def _refresh_facts(self) -> None:
-        """Repeats `_describe`: node packs and models change while a ComfyUI runs."""
+        """Repeats `_describe`, because node packs and models change while ComfyUI runs."""
         usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
         took = 0.0
         while True:
@@ -691,8 +697,8 @@ class Worker:
                 await self._deps.inputs.shrink()
 
     def _is_idle(self) -> bool:
-        """Whether the backend may be probed: it has no prompt and is no cloud, which is not probed
-        every few seconds."""
+        """Checks whether the backend may be probed: it has no prompt and isn't a cloud service,
+        which should not be probed every few seconds."""
         in_backend = any(each.lease.in_backend for each in self._lease_runners)
         return not in_backend and not self._settings.is_cloud
 
@@ -725,7 +731,8 @@ class Worker:
             )
 
     async def _deregister(self, deadline: float) -> bool:
-        """Returns whether it was accepted. A second signal cuts this short."""
+        """Deregisters the worker and returns whether that succeeded. A second signal cuts this
+        short."""
         if self._control.key is None or self._revoked is not None:
             return False
         deregistering = asyncio.create_task(self._control.deregister(self._registration.worker_id))
@@ -737,7 +744,7 @@ class Worker:
         return deregistering.result()
 
     async def _stop_process(self, owned: ManagedProcess) -> None:
-        """Stops the process in order. A second signal cuts this short."""
+        """Stops the process gracefully. A second signal kills it."""
         stopping = asyncio.create_task(owned.stop())
         stopping.add_done_callback(lambda _: self._wake())
         await self._wait_for(stopping.done, lambda: self.stop.seconds_to(float("inf")))
@@ -746,7 +753,8 @@ class Worker:
         await stopping
 
     async def _wait_for_leases(self, seconds_left: Callable[[], float]) -> None:
-        """Waits until all leases have ended or time is up; the time may shrink meanwhile."""
+        """Waits until all leases have ended or time is up. The deadline may move closer in the
+        meantime."""
         await self._wait_for(lambda: not self._lease_runners, seconds_left)
 
     async def _wait_for(
@@ -778,7 +786,7 @@ class Worker:
     async def _unless_stopped(
         self, coroutine: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
     ) -> Any:
-        """Runs `coroutine`; returns None if a stop, or `until`, comes first."""
+        """Runs `coroutine`. Returns None if a stop request or `until` comes first."""
         work = asyncio.create_task(coroutine)
         try:
             while not (work.done() or self.stop.asked or until()):
