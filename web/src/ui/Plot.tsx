@@ -1,4 +1,5 @@
-/** A plot over time. The library is loaded when the first one is shown; the box has its size before. */
+/** A plot over time. The library loads with the first plot, and the box has its final size
+ * before that. */
 
 import { useEffect, useRef } from "react"
 import type uPlot from "uplot"
@@ -7,28 +8,29 @@ import { useTheme } from "@/app/theme"
 
 export interface Series {
   label: string
-  /** One per moment; null: no value. */
+  /** One value per moment; null means no value. */
   values: readonly (number | null)[]
   dashed?: boolean
-  /** Which of the four colours; by default by its place. */
+  /** One of the four colors, by default chosen by position. */
   colour?: 1 | 2 | 3 | 4
 }
 
 interface PlotProps {
-  /** Says what is shown, and its latest value, for those who can't see it. */
+  /** Describes the plot and its latest value for screen readers. */
   label: string
   /** Seconds since 1970. */
   moments: readonly number[]
   series: readonly Series[]
   height?: number
   format?: (value: number) => string
-  /** Without axes: a small line beside other things. */
+  /** Draws a small line without axes, to go with other content. */
   spark?: boolean
-  /** From where to where, instead of from 0 to a little above the highest value. */
+  /** The value range, instead of 0 to slightly above the highest value. */
   range?: readonly [number, number]
-  /** Values are counts: no line between whole numbers. */
+  /** True for counts, which get no grid lines between whole numbers. */
   whole?: boolean
-  /** How long before the last moment it begins; else with the first one. */
+  /** The length of the time axis before the last moment. By default the axis starts at the first
+   * moment. */
   spanSeconds?: number
 }
 
@@ -61,7 +63,7 @@ export function Plot({
     spanSeconds,
     theme.shown,
   ])
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a plot is made anew only where its shape changes
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a plot is rebuilt only if its shape changes
   useEffect(() => {
     const place = box.current
     if (!place) return undefined
@@ -92,13 +94,14 @@ type Look = Required<Pick<PlotProps, "height" | "spark" | "whole">> & {
   spanSeconds: PlotProps["spanSeconds"]
 }
 
-/** By the data itself: of one moment the library makes a whole day. */
+/** Derives the time range from the data, because the library shows a whole day for a single
+ * moment. */
 function spanBefore(plot: uPlot, max: number, seconds: number): [number, number] {
   const last = plot.data[0]?.at(-1) ?? max
   return [last - seconds, last]
 }
 
-/** A label at the very end has no room for its second half. */
+/** Removes labels at the edges, which would be cut in half. */
 function withoutCut(plot: uPlot, moments: readonly number[], labels: readonly string[]): string[] {
   const width = plot.bbox.width / devicePixelRatio
   const half = (label: string) => (label.length * LETTER) / 2 - PADDING_RIGHT
@@ -109,7 +112,7 @@ const PADDING_RIGHT = 8
 const LETTER = 6.7
 const AXIS_PADDING = 14
 
-/** The latest value has a dot: that is now. */
+/** Marks the latest value with a dot. */
 function lastPoint(plot: uPlot, index: number): number[] {
   const values = plot.data[index] ?? []
   for (let at = values.length - 1; at >= 0; at -= 1) if (values[at] != null) return [at]
@@ -164,7 +167,8 @@ function optionsOf(
           label: each.label,
           stroke: ink,
           width: 1.5,
-          // A step in which nothing ended has no value: the line goes on to the next that has one.
+          // A step without finished jobs has no value, so the line continues to the next step with
+          // one.
           spanGaps: true,
           points: each.dashed
             ? { show: false }
@@ -181,7 +185,7 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" })
 const DAYS_SECONDS = 36 * 3600
 
-/** Times of a day, or days where they span more than one and a half. */
+/** Formats the moments as times, or as days if they span more than a day and a half. */
 export function momentLabels(moments: readonly number[]): string[] {
   const span = (moments.at(-1) ?? 0) - (moments[0] ?? 0)
   const format = span > DAYS_SECONDS ? day : clock

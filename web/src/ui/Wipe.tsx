@@ -1,4 +1,4 @@
-/** Before and after with a line between them: the one gesture of the whole story. */
+/** Shows a picture before and after an effect, with a movable line between the two. */
 
 import { type KeyboardEvent, type PointerEvent, type ReactNode, useEffect, useRef, useState } from "react"
 import { words } from "@/words/en/common"
@@ -7,19 +7,20 @@ import { Icon } from "./Icon"
 interface WipeProps {
   before: string
   after: string
-  /** What the picture shows. */
+  /** Describes the picture. */
   alt: string
-  /** A CSS aspect-ratio: the box has its size before the pictures come. */
+  /** A CSS aspect-ratio, which gives the box its size before the pictures load. */
   ratio?: string
   children?: ReactNode
 }
 
 interface WipePreviewProps extends WipeProps {
-  /** Both are clips: they play while in view. */
+  /** True if both are videos, which play while they are visible. */
   isVideo?: boolean
 }
 
-/** Moves by itself on hover and while in view; stands at half for those who want no motion. */
+/** Moves on hover and while it is visible. It stays in the middle for users who prefer reduced
+ * motion. */
 export function WipePreview({ before, after, alt, ratio = "4 / 5", isVideo, children }: WipePreviewProps) {
   const box = useRef<HTMLDivElement>(null)
   const isSeen = useSeen(box)
@@ -42,12 +43,12 @@ export function WipePreview({ before, after, alt, ratio = "4 / 5", isVideo, chil
   )
 }
 
-/** Without sound; stands still for those who want no motion. */
+/** Plays a muted video, unless the user prefers reduced motion. */
 function Clip({ src, alt, isPlaying }: { src: string; alt?: string; isPlaying: boolean }) {
   const clip = useRef<HTMLVideoElement>(null)
   useEffect(() => {
     const isStill = window.matchMedia("(prefers-reduced-motion: reduce)").matches
-    // A browser that lets nothing play by itself shows the first picture.
+    // A browser that blocks autoplay shows the first frame.
     if (isPlaying && !isStill) clip.current?.play().catch(() => {})
     else clip.current?.pause()
   }, [isPlaying])
@@ -55,7 +56,7 @@ function Clip({ src, alt, isPlaying }: { src: string; alt?: string; isPlaying: b
   return <video ref={clip} src={src} muted loop playsInline preload="metadata" tabIndex={-1} {...named} />
 }
 
-/** At most so many move at the same time. */
+/** The maximum number of previews that move at the same time. */
 const MOVING_MAX = 6
 const moving = new Set<Element>()
 
@@ -80,7 +81,7 @@ function useSeen(box: { current: HTMLElement | null }): boolean {
   return isSeen
 }
 
-/** Follows the hand, and the arrow keys. */
+/** Follows the pointer and the arrow keys. */
 export function BeforeAfter({ before, after, alt, ratio }: WipeProps) {
   const [at, setAt] = useState(50)
   const box = useRef<HTMLDivElement>(null)

@@ -1,4 +1,5 @@
-/** What a map or a loop runs: an effect or a workflow with its properties, or a stored graph with its inputs. */
+/** Edits the work of a map or a loop: an effect or a workflow with its properties, or a stored
+ * graph with its inputs. */
 
 import { useState } from "react"
 import type { GraphSummary, OfferedProperty, WorkflowOffer } from "@/api/schema"
@@ -13,7 +14,7 @@ import { MEDIA } from "./types"
 type Named = Readonly<Record<string, unknown>>
 
 interface BodyFieldsProps extends NodePanelProps {
-  /** Names that mean something inside, as item. */
+  /** Names defined inside the node, such as item. */
   inner: readonly string[]
 }
 
@@ -85,7 +86,7 @@ interface WorkSelectProps extends NodePanelProps {
   onPick: (work: PickedWork) => void
 }
 
-/** Which effect or workflow. */
+/** Selects an effect or a workflow. */
 export function WorkSelect({ label, work, wrong, offers, onPick }: WorkSelectProps) {
   const now = work.effect ? `effect:${String(work.effect)}` : `workflow:${String(work.workflow ?? "")}`
   const known = offers.map((each) => ({
@@ -112,11 +113,11 @@ interface PropertyFieldsProps extends BodyFieldsProps {
   properties: readonly OfferedProperty[]
 }
 
-/** Required ones, files and what is set; the rest below. */
+/** Shows required properties, files and properties with a value first, and the rest below. */
 export function PropertyFields({ properties, ...props }: PropertyFieldsProps) {
   const isFirst = ({ name, required, type }: OfferedProperty) =>
     required || MEDIA.has(type) || valueAt(props.node, name) !== undefined
-  // What is set while it is looked at stays where it is.
+  // A property that gets a value while the panel is open keeps its position.
   const [first, setFirst] = useState<{ of: string; names: readonly string[] }>({ of: "", names: [] })
   const of = properties.map((each) => each.name).join(" ")
   if (first.of !== of) setFirst({ of, names: properties.filter(isFirst).map((each) => each.name) })
@@ -175,7 +176,7 @@ interface GraphPickProps extends NodePanelProps {
   onVersion: (version: number) => void
 }
 
-/** One of the stored graphs, and a version of it. */
+/** Selects a stored graph and one of its versions. */
 export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps) {
   const graphs = useGraphs()
   const found =
@@ -227,7 +228,7 @@ export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps
   )
 }
 
-/** By its name, as people read it; by its id where another has the same name. */
+/** Returns the graph's name, or its id if another graph has the same name. */
 function nameFor(picked: GraphSummary, graphs: readonly GraphSummary[]): string {
   return graphs.filter((each) => each.name === picked.name).length > 1 ? picked.id : picked.name
 }
@@ -249,7 +250,7 @@ export function InputFields({ named, ...props }: InputFieldsProps) {
   )
 }
 
-/** Several nodes, as they are written. Taken over as soon as it can be read. */
+/** Edits several nodes as text. A change is applied as soon as the text can be parsed. */
 function BodyNodes(props: NodePanelProps) {
   const set = useSet(props)
   const [text, setText] = useState(() => JSON.stringify(bodyOf(props.node), null, 2))

@@ -1,10 +1,11 @@
-/** Fields for expressions and templates: a mistake is marked at its character, names are put in by a click or by keys. */
+/** Fields for expressions and templates. An error is marked at its character, and names can be
+ * inserted by click or keyboard. */
 
 import { type ReactNode, useRef, useState } from "react"
 import { Select, TextArea } from "@/ui"
 import { words } from "@/words/en/canvas"
 
-/** What was typed, as the type wants it. */
+/** Converts the typed text to the expected type. */
 export function typedValue(text: string, type: string): unknown {
   if (text === "") return undefined
   if (type === "text" || type === "choice") return text
@@ -15,7 +16,7 @@ export function typedValue(text: string, type: string): unknown {
   }
 }
 
-/** A value as it is typed. */
+/** Formats a value as the user would type it. */
 export function textOf(value: unknown): string {
   if (value === undefined || value === null) return ""
   return typeof value === "string" ? value : JSON.stringify(value)
@@ -32,7 +33,7 @@ interface MarkedProps {
   children?: ReactNode
 }
 
-/** A text with its mistake shown below it, at the character. */
+/** A text area that shows the error below the text, at the character. */
 function MarkedArea({ text, wrong, children, onChange, ...rest }: MarkedProps) {
   const at = Number(/\(character (\d+)\)/.exec(wrong ?? "")?.[1])
   return (
@@ -63,7 +64,7 @@ interface ExpressionFieldProps {
   placeholder?: string
   text: string
   wrong: string | undefined
-  /** What may be read, as output.width. */
+  /** The names that may be read, such as output.width. */
   names: readonly string[]
   onChange: (text: string) => void
 }
@@ -96,7 +97,7 @@ interface TemplateFieldProps {
   label: string
   hint?: ReactNode
   placeholder?: string
-  /** What it must become: a number that is typed is one. */
+  /** The expected type. With a numeric type, a typed number becomes a number. */
   type: string
   value: unknown
   wrong: string | undefined
@@ -104,12 +105,12 @@ interface TemplateFieldProps {
   onChange: (value: unknown) => void
 }
 
-/** A value, or a template that makes it: `{{ }}` around names of other nodes. */
+/** Edits a value or a template that produces it, with names of other nodes in `{{ }}`. */
 export function TemplateField(props: TemplateFieldProps) {
   const { label, hint, placeholder, type, value, wrong, names, onChange } = props
   const [typed, setTyped] = useState(() => textOf(value))
   const frame = useRef<HTMLDivElement>(null)
-  // What is typed stays as it was typed, "1.0" too, for as long as it means the value.
+  // Keeps the text exactly as typed, for example "1.0", while it still stands for the value.
   const isMine = JSON.stringify(typedValue(typed, type) ?? null) === JSON.stringify(value ?? null)
   const text = isMine ? typed : textOf(value)
   const change = (next: string) => {

@@ -1,4 +1,4 @@
-/** The canvas itself. What is drawn belongs to the page; here it is shown, and changes are told. */
+/** Draws the canvas. The page owns the graph; this component shows it and reports changes. */
 
 import {
   applyNodeChanges,
@@ -57,12 +57,12 @@ interface CanvasFlowProps {
   offerOf: OfferOf
   problems: readonly ProblemSeen[]
   warnings?: readonly ProblemSeen[]
-  /** In a run: what it says of each node. */
+  /** The state of each node in a run. */
   runs?: ReadonlyMap<string, NodeRun> | null
   exampleOf?: (name: string) => string | null
   selected: ReadonlySet<string>
   onSelect: (ids: ReadonlySet<string>) => void
-  /** Without it the graph can be looked at only. */
+  /** Without this callback, the graph is read-only. */
   onChange?: (sheet: Sheet, tag: string | null) => void
   onDropped?: (what: string, place: Place) => void
   onReady?: (flow: Flow) => void
@@ -77,7 +77,7 @@ const MINI = { width: 176, height: 108 }
 const FIT = { padding: 0.15, maxZoom: 1 }
 
 const ZOOM = { min: 0.1, max: 2 }
-/** A graph with more nodes is large. */
+/** A graph with more nodes than this counts as large. */
 const NODES_MANY = 60
 
 interface Size {
@@ -85,7 +85,8 @@ interface Size {
   readonly height: number
 }
 
-/** Nothing is drawn until it is known how large the board is and where all nodes stand: then all at once. */
+/** Draws nothing until the board's size and all node positions are known, then everything at
+ * once. */
 export default function CanvasFlow(props: CanvasFlowProps) {
   const { document, places } = props.sheet
   const board = useRef<HTMLElement>(null)
@@ -205,7 +206,8 @@ function Board(props: BoardProps) {
   )
 }
 
-/** All that stands there, in view from the first picture on. What is drawn on an empty canvas stays where it was put. */
+/** Fits all nodes into the first view. Nodes added to an empty canvas later stay where they were
+ * placed. */
 function useFirstView(view: FlowNode[], { width, height }: Size) {
   const [first] = useState(() => {
     if (view.length === 0) return { provider: {}, flow: {} }
@@ -276,7 +278,7 @@ function pickedAfter(
   return after
 }
 
-/** Where nodes have come to rest; null: none has moved. */
+/** Returns the new positions of moved nodes, or null if none has moved. */
 function placesAfter(before: Places, changes: NodeChange<FlowNode>[]): Places | null {
   const after: Record<string, Place> = { ...before }
   let isMoved = false
@@ -296,7 +298,8 @@ function miniLook({ data }: FlowNode): string {
   return data.run ? `canvas-mini-${data.run.status}` : ""
 }
 
-/** What each node shows; the same object as before where nothing has changed, so that it isn't drawn anew. */
+/** Returns what each node shows. Unchanged nodes keep the same object, so that they aren't
+ * rendered again. */
 function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const { sheet, types, offerOf, problems, warnings = NONE, runs, exampleOf } = props
   const { document } = sheet
@@ -404,7 +407,7 @@ function problemWords({ problems }: NodeFacts): string {
   return problems.length > 0 ? words.problems(problems.length) : ""
 }
 
-/** A wire that is written as a name. */
+/** Returns the key of a connection that is written as a name. */
 function nameKey({ from, to }: { from: string; to: string }): string {
   return `${from} > ${to}`
 }
@@ -464,7 +467,7 @@ function useEdges(
   }, [document.connections, names, known, done, skipped, problems, picked])
 }
 
-/** What is read by name, as far as there are ports on both sides. */
+/** Returns the values that are read by name, if both nodes have matching ports. */
 function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly Named[] {
   const found = useMemo(() => namesIn(document), [document])
   const kept = useRef<readonly Named[]>([])
@@ -476,7 +479,7 @@ function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>
       const target = targetOf(to)
       return has("outputs", source.node, source.port) && has("inputs", target.node, target.port)
     })
-    // The same as before where nothing has changed, so that wires aren't drawn anew.
+    // Returns the previous list if nothing has changed, so that the connections aren't drawn again.
     if (!isAlike(drawn, kept.current)) kept.current = drawn
     return kept.current
   }, [found, facts])

@@ -1,4 +1,5 @@
-/** A graph's document, as the API stores it, and how it is changed. Pure: every change gives a new document. */
+/** A graph's document in the API's form, and the functions that change it. They are pure: every
+ * change returns a new document. */
 
 export const NODE_KINDS = [
   "input",
@@ -24,13 +25,13 @@ export interface GraphNode {
 }
 
 export interface Connection {
-  /** node.port, or from inside the port's value: node.port.images.0 */
+  /** node.port, or a path inside the port's value: node.port.images.0 */
   readonly from: string
   /** node.port */
   readonly to: string
 }
 
-/** Settings of the whole graph, beside its name: as they were read. */
+/** Settings of the whole graph besides its name, as they were read. */
 export const SETTINGS = ["max_tokens", "reuse", "priority", "at_once", "deadline"] as const
 export type Settings = Readonly<Partial<Record<(typeof SETTINGS)[number], number | boolean>>>
 
@@ -53,7 +54,7 @@ export interface Source {
 }
 
 const KINDS: readonly string[] = NODE_KINDS
-/** What the API fills in by itself: left out, so that a document is as short as people write it. */
+/** The API's defaults. They are left out, so that a document is as short as one written by hand. */
 const USUAL: Record<NodeKind, Record<string, unknown>> = {
   input: { value_type: "any" },
   workflow: {
@@ -81,7 +82,7 @@ export function sourceOf(from: string): Source {
   return { node, port, path }
 }
 
-/** The node on the canvas that has this one inside: `refine` of `refine/do`. */
+/** Returns the canvas node that contains this one: `refine` for `refine/do`. */
 export function outerOf(id: string): string {
   return id.split("/")[0] ?? id
 }
@@ -95,7 +96,8 @@ export function propertiesOf(node: GraphNode): Readonly<Record<string, unknown>>
   return isRecord(node.properties) ? node.properties : {}
 }
 
-/** What a record says itself: a node may be called `constructor`, which every object has besides. */
+/** Returns a record's own value: a node may be called `constructor`, which every object
+ * inherits. */
 export function own<T>(record: Readonly<Record<string, T>>, name: string): T | undefined {
   return Object.hasOwn(record, name) ? record[name] : undefined
 }
@@ -104,7 +106,8 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value)
 }
 
-/** Reads what came from outside; null: it can't be drawn. Nodes that can't be read are left out. */
+/** Parses a document from outside, or returns null if it can't be drawn. Nodes that can't be
+ * parsed are left out. */
 export function documentOf(value: unknown): GraphDocument | null {
   if (!isRecord(value) || !Array.isArray(value.nodes ?? [])) return null
   const given = (value.nodes ?? []) as unknown[]
@@ -129,7 +132,7 @@ function settingsOf(value: Readonly<Record<string, unknown>>): Settings {
   )
 }
 
-/** `graph`: a node that says what is usual says it for a reason, if its graph says something else. */
+/** A default value in a node is meaningful, and kept, if `graph` sets another value. */
 function nodeOf(
   value: unknown,
   wires: Connection[],
@@ -148,7 +151,7 @@ function nodeOf(
   return kind === "workflow" ? withWires(node, wires) : node
 }
 
-/** `{from: node.port}` in place of a property's value is a connection. */
+/** Treats `{from: node.port}` in place of a property's value as a connection. */
 function withWires(node: GraphNode, wires: Connection[]): GraphNode {
   const values = Object.entries(propertiesOf(node)).filter(([name, value]) => {
     const isWire = isRecord(value) && Object.keys(value).length === 1 && typeof value.from === "string"
@@ -176,7 +179,7 @@ function sorted(value: unknown): unknown {
   )
 }
 
-/** An id that is free: soften, soften_2, … */
+/** Returns a free id: soften, soften_2, … */
 export function freeId(document: GraphDocument, wanted: string): string {
   const base = wanted.replace(/[^A-Za-z0-9_-]+/g, "_").replace(/^[_-]+/, "") || "node"
   const taken = new Set(document.nodes.map((each) => each.id))
@@ -190,7 +193,7 @@ export function addNode(document: GraphDocument, node: GraphNode): GraphDocument
   return { ...document, nodes: [...document.nodes, node] }
 }
 
-/** Sets fields of one node; undefined takes a field away. */
+/** Sets fields of one node; undefined removes a field. */
 export function setFields(
   document: GraphDocument,
   id: string,
@@ -216,7 +219,7 @@ export function setProperty(
   return setFields(document, id, { properties: Object.keys(values).length > 0 ? values : undefined })
 }
 
-/** A wire; it takes the place of a value that was written there, and of the wire that ended there. */
+/** Adds a connection. It replaces a value at its target, and the connection that ended there. */
 export function connect(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node, port } = targetOf(to)
   const cleared = setProperty(document, node, port, undefined)
@@ -228,7 +231,7 @@ export function disconnect(document: GraphDocument, to: string): GraphDocument {
   return { ...document, connections: document.connections.filter((each) => each.to !== to) }
 }
 
-/** Takes nodes away with their wires, and single wires by where they end. */
+/** Removes nodes with their connections, and single connections by their targets. */
 export function remove(
   document: GraphDocument,
   ids: ReadonlySet<string>,

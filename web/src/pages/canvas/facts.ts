@@ -1,4 +1,5 @@
-/** What a node shows, and how large it is drawn: canvas.css has the same sizes. Pure. */
+/** Works out what a node shows and how large it is drawn. canvas.css uses the same sizes. Pure
+ * functions. */
 
 import { type NodeHandle, Position } from "@xyflow/react"
 import type { ProblemSeen } from "@/api/schema"
@@ -8,43 +9,43 @@ import type { GraphNode } from "./document"
 import { bodyOf, valueAt } from "./names"
 import { MEDIA, type NodePorts, type Port } from "./types"
 
-/** What a run says of one node. */
+/** The state of one node in a run. */
 export interface NodeRun {
   readonly status: string
-  /** 0 to 1; null: nothing is known. */
+  /** From 0 to 1; null means unknown. */
   readonly progress: number | null
   readonly step: string | null
   readonly backend: string | null
   readonly done: number
   readonly expected: number
   readonly seconds: number | null
-  /** What it has made: the first of many. */
+  /** The first of the pictures that the node has produced. */
   readonly pictures: readonly string[]
-  /** In words, what a node that decides has decided. */
+  /** The decision of a deciding node, in words. */
   readonly told: string | null
-  /** The port through which its value went on. */
+  /** The port through which the value was passed on. */
   readonly way: string | null
   readonly error: string | null
 }
 
-/** Of many pictures, so many are shown on a node. */
+/** The maximum number of pictures shown on a node. */
 export const PICTURES_SHOWN_MAX = 4
 
 export interface NodeFacts extends Record<string, unknown> {
   readonly node: GraphNode
-  /** What it runs, where its id does not say so. */
+  /** What the node runs, if its id doesn't name it. */
   readonly uses: string | null
   readonly ports: NodePorts
   readonly wired: readonly string[]
   readonly problems: readonly ProblemSeen[]
   readonly warnings: readonly ProblemSeen[]
-  /** An example of what it makes. */
+  /** An example of the node's output. */
   readonly example: string | null
   readonly isOffered: boolean
   readonly run: NodeRun | null
 }
 
-/** The port of the outer node at which a problem of something inside it is shown. */
+/** Returns the port of the outer node at which a problem with an inner node is shown. */
 export function portOf({ node, port }: ProblemSeen): string {
   const slash = node.indexOf("/")
   const inner = slash < 0 ? "" : node.slice(slash + 1)
@@ -56,7 +57,8 @@ export function portOf({ node, port }: ProblemSeen): string {
 
 const EMPTY = /^(workflow|effect|graph) must be a text of .*, not ''$/
 
-/** As told beside its field, which need not be named twice; where nothing was chosen yet, just that. */
+/** Shortens a problem's message for display beside its field, which needs no second mention. If
+ * nothing has been selected yet, the message says only that. */
 export function plainly(problem: ProblemSeen): ProblemSeen {
   const { message, port } = problem
   if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }
@@ -66,7 +68,7 @@ export function plainly(problem: ProblemSeen): ProblemSeen {
 
 const PORTS_MAX = 8
 
-/** Of many, those that matter; all of them where the node is selected. */
+/** Returns the inputs worth showing, or all of them if the node is selected. */
 export function shownInputs(
   { ports, node, wired, problems }: NodeFacts,
   isSelected: boolean,
@@ -82,7 +84,7 @@ export function shownInputs(
   )
 }
 
-/** What a node runs, where its id does not say so. */
+/** Returns what a node runs, if its id doesn't name it. */
 export function usesOf(node: GraphNode): string | null {
   const named = node.type === "map" || node.type === "loop" ? bodyOf(node) : node
   const name = named.effect ?? named.workflow ?? named.graph
@@ -94,7 +96,7 @@ export function hasPicture(node: GraphNode): boolean {
   return ["workflow", "output", "map", "loop", "graph", "score", "approve"].includes(node.type)
 }
 
-/** What stands at its foot, left and right; null: it has none. */
+/** Returns the texts at the left and right of the node's footer, or null if it has no footer. */
 export function footOf(data: NodeFacts): readonly [string, string] | null {
   const told = data.run ? toldOfRun(data.run) : toldOfNode(data)
   return told[0] || told[1] || data.node.type === "workflow" ? told : null
@@ -150,7 +152,8 @@ export interface Drawn {
   readonly handles: NodeHandle[]
 }
 
-/** Known beforehand, nodes are drawn with their wires at once: nothing has to be measured in between. */
+/** Calculates a node's size before it is drawn, so that its wires appear at once without
+ * measuring. */
 export function drawnSize(data: NodeFacts, isSelected: boolean): Drawn {
   const { node, ports } = data
   const width = WIDE.has(node.type) ? 232 : 200

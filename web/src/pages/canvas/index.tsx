@@ -1,4 +1,4 @@
-/** The canvas: a graph is drawn, checked while it is drawn, saved in versions, and run. */
+/** The canvas page: draws a graph, checks it while it is edited, saves its versions and runs it. */
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "react"
 import { useLocation } from "wouter"
@@ -55,7 +55,8 @@ export default function CanvasPage({ id }: { id: string }) {
   )
 }
 
-/** A graph that was saved for the first time has another address; its run is asked for there. */
+/** A graph gets a new address when it is first saved. This flag carries the request to run it
+ * over to the new page. */
 let isRunWanted = false
 
 interface CanvasProps {
@@ -306,7 +307,7 @@ function offReasonOf(nodes: number, problems: number): string | false {
   return problems > 0 && words.problemsFirst
 }
 
-/** With the price of a run, as soon as that is known. */
+/** Shows the run button's text, with the price once it is known. */
 function RunWords({ editor: { verdict }, isValid }: { editor: Editor; isValid: boolean }) {
   const quote = verdict?.quote
   if (!quote || !isValid) return words.run
@@ -319,7 +320,7 @@ function rounded({ x, y }: Place): Place {
 
 const NODE = { width: 232, height: 220, apart: 40 }
 
-/** In what is seen, beside what stands there already: in rows from the left. */
+/** Returns a free place in the visible part of the canvas, searching in rows from the left. */
 function freePlace(flow: Flow | null, taken: readonly Place[]): Place {
   const box = globalThis.document.querySelector(".canvas-board")?.getBoundingClientRect()
   if (!flow || !box) return { x: 0, y: 0 }
@@ -336,7 +337,7 @@ function freePlace(flow: Flow | null, taken: readonly Place[]): Place {
   return place
 }
 
-/** Copies stay in this tab; a graph may be copied from into another. */
+/** The copied nodes. They stay in this tab, and can be pasted into another graph. */
 let clip: Clip | null = null
 
 function useClip(editor: Editor, selected: ReadonlySet<string>, select: (ids: ReadonlySet<string>) => void) {
@@ -372,14 +373,14 @@ function useEffects() {
 
 const NO_BACKENDS: readonly WorkerSeen[] = []
 
-/** Whoever is an operator, too, sees the workers; to others their names are not told. */
+/** Returns the workers if the user is also an operator. Other users can't see workers' names. */
 function useBackends(): readonly WorkerSeen[] {
   const isOperator = useSession().data?.kinds.includes("operator") ?? false
   const workers = useQuery<Workers>(isOperator ? "/api/admin/workers" : null, { freshSeconds: 15 })
   return workers.data?.workers ?? NO_BACKENDS
 }
 
-/** The browser asks before it throws away what was drawn. */
+/** Makes the browser ask before it discards unsaved changes. */
 function useLeaving(isChanged: boolean): void {
   useEffect(() => {
     if (!isChanged) return undefined

@@ -1,4 +1,5 @@
-/** Places for nodes, from left to right along the wires. dagre is loaded when it is first needed. */
+/** Positions nodes from left to right along their connections. dagre is loaded when it is first
+ * needed. */
 
 import { type GraphDocument, own, type Place, type Places, sourceOf, targetOf } from "./document"
 import { namesIn } from "./names"
@@ -10,15 +11,17 @@ export interface Size {
 
 const USUAL: Size = { width: 232, height: 220 }
 const APART = { nodes: 36, ranks: 90 }
-/** More nodes than these are put somewhere quickly, with more crossings, in a third of the time. */
+/** Graphs with more nodes get a faster layout, which takes a third of the time but has more
+ * crossings. */
 const NODES_MANY = 100
 
-/** Loads what arranges nodes, before it is needed. */
+/** Loads the layout library before it is needed. */
 export function loadLayout(): void {
   import("@dagrejs/dagre").catch(() => undefined)
 }
 
-/** With the sizes of nodes, as somebody asks for it who waits: with as few crossings as can be. */
+/** Lays out the graph with the real node sizes and as few crossings as possible, for users who
+ * ask for it and wait. */
 export async function placesFor(
   document: GraphDocument,
   sizeOf?: (id: string) => Size | undefined,
@@ -43,12 +46,13 @@ export async function placesFor(
   return places
 }
 
-/** dagre keeps nodes in plain objects, in which `constructor` is something else. */
+/** Prefixes the id, because dagre stores nodes in plain objects, where `constructor` already has
+ * a meaning. */
 function keyOf(id: string): string {
   return `node ${id}`
 }
 
-/** Places of one's own stay; those without one get theirs, and nothing stands on another. */
+/** Keeps existing positions and adds positions for the other nodes, without overlaps. */
 export function filledPlaces(kept: Places, found: Places): Places {
   const places: Record<string, Place> = { ...kept }
   for (const [id, place] of Object.entries(found))
@@ -56,7 +60,8 @@ export function filledPlaces(kept: Places, found: Places): Places {
   return places
 }
 
-/** The place itself, or the nearest below it in steps; looked for from the top to the bottom, once. */
+/** Returns the position itself or the nearest free one below it. Searches in one pass from top
+ * to bottom. */
 function freePlace({ x, y }: Place, taken: readonly Place[]): Place {
   const step = USUAL.height / 4
   const beside = taken.filter((each) => Math.abs(each.x - x) < USUAL.width).map((each) => each.y)
@@ -68,14 +73,15 @@ function freePlace({ x, y }: Place, taken: readonly Place[]): Place {
 
 const KEPT_PREFIX = "comfyfleet.graph-places."
 
-/** Where nodes were when a version was saved; and as a person has left them since, in this browser. */
+/** Returns the positions saved with the version, with the changes that the user has made since
+ * in this browser. */
 export function placesOf(graph: { id: string; version: number; document: unknown }): Places {
   const { layout } = graph.document as { layout?: Record<string, [number, number]> }
   const saved = Object.entries(layout ?? {}).map(([id, [x, y]]) => [id, { x, y }] as const)
   return { ...Object.fromEntries(saved), ...keptPlaces(graph.id, graph.version) }
 }
 
-/** The document as it is stored. */
+/** Returns the document with its layout, as it is stored. */
 export function withLayout(document: GraphDocument, places: Places): GraphDocument {
   const known = document.nodes.flatMap(({ id }) => {
     const place = own(places, id)
@@ -98,6 +104,6 @@ export function keepPlaces(graphId: string, version: number, places: Places): vo
   try {
     localStorage.setItem(KEPT_PREFIX + graphId, JSON.stringify({ version, places }))
   } catch {
-    // There is no room: the graph is laid out anew next time.
+    // The storage is full, so the graph is laid out again next time.
   }
 }

@@ -1,4 +1,5 @@
-/** What nodes read by name: in templates, in `over`, in `{from: …}`; and how that is written. Pure. */
+/** Finds and writes the names through which nodes read values: in templates, in `over` and in
+ * `{from: …}`. Pure functions. */
 
 import {
   connect,
@@ -14,23 +15,24 @@ import {
 
 /** A dependency that is written as a name instead of a connection. */
 export interface Named {
-  /** node.port, or from inside the port's value. */
+  /** The source: node.port, or a path inside that port's value. */
   readonly from: string
-  /** node.port: the field in which it is read. */
+  /** The target: node.port, where the port is the field that contains the name. */
   readonly to: string
-  /** The field says nothing else: to take the name away is to empty it. */
+  /** True if the field contains nothing but this name, so that removing the name empties the
+   * field. */
   readonly isWhole: boolean
 }
 
 type Values = Readonly<Record<string, unknown>>
 
-/** One field of a node in which names may stand. */
+/** A field of a node that may contain names. */
 interface Slot {
   readonly port: string
   readonly value: unknown
-  /** Names that mean something inside the node. */
+  /** Names that are defined inside the node. */
   readonly inner: ReadonlySet<string>
-  /** The value is a path by itself, without braces. */
+  /** True if the value is a plain path without braces. */
   readonly isPath?: boolean
 }
 
@@ -47,12 +49,12 @@ export function recordOf(value: unknown): Values {
   return isRecord(value) ? value : {}
 }
 
-/** What a map, a loop or a judge runs. */
+/** Returns the work that a map, a loop or a judge runs. */
 export function bodyOf(node: GraphNode): Values {
   return recordOf(node.do)
 }
 
-/** Whether wires that end at its ports are written as names. */
+/** Checks whether connections to this node's ports are written as names. */
 export function isByName(node: GraphNode): boolean {
   return ["value", "map", "loop", "graph", "score"].includes(node.type)
 }
@@ -72,7 +74,7 @@ function slotsOf(node: GraphNode): Slot[] {
   return [...ofRecord(node.start, NOTHING, START), ...ofBody(bodyOf(node), OF_ROUNDS)]
 }
 
-/** Nodes that are written inside read what they need at one port, called `do`. */
+/** Inner nodes read their values through one port of the outer node, called `do`. */
 function ofBody(body: Values, words: ReadonlySet<string>): Slot[] {
   if (!Array.isArray(body.nodes)) return ofRecord("graph" in body ? body.inputs : body.properties, words)
   const nodes = body.nodes.filter(isRecord) as GraphNode[]
@@ -89,7 +91,7 @@ function ofBody(body: Values, words: ReadonlySet<string>): Slot[] {
   ]
 }
 
-/** The paths of an expression, as they are written. */
+/** Returns the paths in an expression as they are written. */
 export function pathsIn(expression: string): string[] {
   const found: string[] = []
   let before = ""

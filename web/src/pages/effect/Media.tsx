@@ -1,4 +1,5 @@
-/** A file for an effect: dropped, pasted, picked, or one of my media. Uploaded as soon as it is there. */
+/** Picks the file for an effect: dropped, pasted, selected or taken from the user's media. The
+ * upload starts at once. */
 
 import { type ReactNode, useCallback, useEffect, useId, useRef, useState, useSyncExternalStore } from "react"
 import { ApiError, useQuery } from "@/api"
@@ -9,7 +10,7 @@ import { words } from "@/words/en/effect"
 import { acceptOf, fileMistake, refusalOf, type Takes, typesTold } from "./form"
 import { FileUpload } from "./upload"
 
-/** What was chosen. `upload` is null for one of my media. */
+/** The chosen file. `upload` is null for a file from the user's media. */
 export interface Chosen {
   name: string
   size: number | null
@@ -24,7 +25,7 @@ interface MediaInputProps {
   effectId: string
   chosen: Chosen | null
   onChange: (chosen: Chosen | null) => void
-  /** Takes what is pasted and dropped anywhere on the page. */
+  /** True if the field accepts files that are pasted or dropped anywhere on the page. */
   isMain?: boolean
   error?: string | null
   isOptional?: boolean
@@ -133,7 +134,7 @@ export function MediaInput(props: MediaInputProps) {
   )
 }
 
-/** Files that are pasted, or dropped anywhere on the page. */
+/** Passes on files that are pasted, or dropped anywhere on the page. */
 function useGiven(isMain: boolean, give: (file: File) => void): boolean {
   const [isOver, setOver] = useState(false)
   useEffect(() => {
@@ -240,7 +241,8 @@ interface SentBarProps {
   onPick: () => void
 }
 
-/** What is in the file is told in plain words: nobody has to know what a media type is. */
+/** Shows the upload's progress. It describes the file in plain words, because users don't know
+ * media types. */
 function SentBar({ upload, kind, size, onPick }: SentBarProps) {
   const { phase, sentBytes, error } = useSyncExternalStore(upload.subscribe, upload.state)
   if (phase === "failed" && error) {
@@ -279,7 +281,7 @@ function SentBar({ upload, kind, size, onPick }: SentBarProps) {
   )
 }
 
-/** How far the upload of what was chosen is; null: nothing is on its way. */
+/** Returns the phase of the chosen file's upload, or null if no upload is in progress. */
 export function usePhase(chosen: Chosen | null) {
   const upload = chosen?.upload
   return useSyncExternalStore(
@@ -334,7 +336,7 @@ interface MediaPageProps {
   onTake: (taken: Chosen) => void
 }
 
-/** A page of my media, and below it the next one. */
+/** Shows one page of the user's media, followed by the next page on request. */
 function MediaPage({ kind, before, onTake }: MediaPageProps) {
   const [isMore, setMore] = useState(false)
   const page = useQuery<Videos>("/api/videos", { query: { kind, urls: true, limit: 24, before } })

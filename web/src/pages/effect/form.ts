@@ -1,4 +1,4 @@
-/** The form of an effect, made from the JSON Schema of its properties. Pure. */
+/** Builds an effect's form from the JSON Schema of its properties. Pure functions. */
 
 import { words } from "@/words/en/effect"
 
@@ -22,7 +22,7 @@ export interface FormField {
   hint: string | null
   kind: Kind
   isRequired: boolean
-  /** A number, not a text: colours may be either. */
+  /** True if the value is a number rather than text. Colors may be either. */
   isNumber: boolean
   initial: unknown
   minimum: number | null
@@ -52,7 +52,7 @@ const KINDS = new Set<string>([
 ])
 const MEDIA = new Set<Kind>(["image", "mask", "video", "audio"])
 const NUMBERS = new Set<Kind>(["number", "integer", "seed"])
-/** Beyond this many steps a slider is too coarse for a hand. */
+/** With more steps than this, a slider is too hard to set by hand. */
 const SLIDER_STEPS_MAX = 1_000
 
 export function isMedia(field: FormField): boolean {
@@ -88,7 +88,8 @@ function numberOf(value: unknown): number | null {
   return typeof value === "number" && Number.isFinite(value) ? value : null
 }
 
-/** A slider: a range with an end on both sides that a hand can hit. */
+/** Checks whether a slider suits the field: its range has both ends, and few enough steps to set
+ * by hand. */
 export function isSlider(field: FormField): boolean {
   if (field.kind !== "number" && field.kind !== "integer") return false
   if (field.minimum === null || field.maximum === null || typeof field.initial !== "number") return false
@@ -102,14 +103,14 @@ export function stepOf(field: FormField): number {
   return range > 0 && range <= 10 ? 0.01 : 0.1
 }
 
-/** What the form shows first. */
+/** Returns the form's initial values. */
 export function initialValues(fields: readonly FormField[]): Values {
   return Object.fromEntries(
     fields.map((each) => [each.name, each.initial ?? (each.kind === "boolean" ? false : undefined)]),
   )
 }
 
-/** What is wrong with a value, in words; null: nothing. */
+/** Describes what is wrong with a value, or returns null if it is valid. */
 export function mistakeOf(field: FormField, value: unknown): string | null {
   if (value === undefined || value === null || value === "")
     return field.isRequired ? (isMedia(field) ? words.fileMissing : words.missing) : null
@@ -132,7 +133,7 @@ export function mistakesOf(fields: readonly FormField[], values: Values): Record
   return Object.fromEntries(found.filter((each): each is readonly [string, string] => each[1] !== null))
 }
 
-/** What is sent: nothing that was left empty. */
+/** Returns the values to submit, without empty ones. */
 export function propertiesOf(fields: readonly FormField[], values: Values): Values {
   const given = fields
     .map((each) => [each.name, values[each.name]] as const)
@@ -140,7 +141,7 @@ export function propertiesOf(fields: readonly FormField[], values: Values): Valu
   return Object.fromEntries(given)
 }
 
-/** A seed within the field's range; never more than a number can hold exactly. */
+/** Returns a random seed within the field's range and within the range of exact integers. */
 export function randomSeed(field: FormField, random: () => number = Math.random): number {
   const low = Math.ceil(field.minimum ?? 0)
   const high = Math.min(field.maximum ?? 0xffffffff, 0xffffffff)
@@ -162,7 +163,8 @@ export interface Takes {
   max_bytes: number
 }
 
-/** Why a file can't be taken; null: it can. Before a byte of it goes out. */
+/** Explains why a file can't be used, or returns null. The check runs before anything is
+ * uploaded. */
 export function fileMistake(file: { type: string; size: number }, takes: Takes): string | null {
   const type = file.type.toLowerCase()
   const isType = takes.media_types.length
@@ -174,7 +176,8 @@ export function fileMistake(file: { type: string; size: number }, takes: Takes):
   return null
 }
 
-/** Why the service did not take what is in a file; null: for another reason. */
+/** Explains why the service rejected a file's content, or returns null if there was another
+ * reason. */
 export function refusalOf(
   { details }: { details: Readonly<Record<string, unknown>> },
   kind: string,
@@ -196,13 +199,14 @@ const NAMES: Record<string, string> = {
   "audio/wav": "WAV",
 }
 
-/** "JPEG, PNG", or the kind where all its types are taken. */
+/** Names the accepted types, such as "JPEG, PNG", or just the kind if all its types are
+ * accepted. */
 export function typesTold(takes: Takes): string {
   if (takes.media_types.length === 0) return words.anyOf(takes.kind)
   return takes.media_types.map((each) => NAMES[each] ?? each.split("/")[1]?.toUpperCase() ?? each).join(", ")
 }
 
-/** For the browser's own picker. */
+/** Returns the `accept` attribute for the browser's file picker. */
 export function acceptOf(takes: Takes): string {
   return takes.media_types.length ? takes.media_types.join(",") : `${takes.kind}/*`
 }

@@ -1,4 +1,4 @@
-/** One effect: what it does, the file it takes, its settings, and what it costs. */
+/** The page of one effect: what it does, the file it takes, its settings and its price. */
 
 import {
   type FormEvent,
@@ -89,7 +89,8 @@ export default function EffectPage({ slug }: { slug: string }) {
   return <Coming />
 }
 
-/** What the address names: the settings of an earlier job, or one of my media; or the file that was chosen before a reload. */
+/** Reads the initial values: an earlier job's settings or a media file named in the address, or
+ * the file chosen before a reload. */
 function useGiven(isIn: boolean, place: string) {
   const search = new URLSearchParams(useSearch())
   const from = search.get("from")
@@ -107,7 +108,7 @@ interface EffectProps {
   account: AccountAnswer
   again: AgainAnswer | null
   video: Video | null
-  /** Whose form of which effect it is. */
+  /** Identifies the account and the effect that the form belongs to. */
   place: string
 }
 
@@ -133,7 +134,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
   const lacksFile = Boolean(effect.takes && (!main || isRefused))
   const form = useRef<HTMLFormElement>(null)
   const [tries, setTries] = useState(0)
-  // What is wrong may be far from the button.
+  // The invalid field may be far from the button.
   // biome-ignore lint/correctness/useExhaustiveDependencies: after each try, and when the answer comes
   useEffect(() => {
     const wrong = tries > 0 && form.current?.querySelector(".field-error, [role=alert]")
@@ -142,7 +143,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
   const isOnline = useOnline()
   const isCut = start.error?.isOffline ?? false
   const { forget: forgetError } = start
-  // What was told of a lost network is no longer true.
+  // The message about the lost connection is outdated once the network is back.
   // biome-ignore lint/correctness/useExhaustiveDependencies: when the network comes, not when the error does
   useEffect(() => {
     if (isOnline && isCut) forgetError()
@@ -206,13 +207,14 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
 
 const MAIN = ""
 
-/** In a few words, beside the button. */
+/** Summarizes the problem in a few words for the space beside the button. */
 function problemOf(error: ApiError, isOnline: boolean): string {
   const message = messageOf(error, isOnline)
   return error.isOffline ? `${message} ${words.notStarted}` : message
 }
 
-/** The form as it is, for when one comes back; nothing of one that was sent, or of somebody who has signed out. */
+/** Stores the form's draft so that it can be restored. Drafts of submitted forms and of users
+ * who have signed out are not stored. */
 function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
   const latest = useRef({ place, draft })
   latest.current = { place, draft }
@@ -221,13 +223,13 @@ function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
       const session = cache.entry<Session>("/api/session").data
       return isSent.current || !session?.kinds.includes("customer")
     }
-    const places = new Set<string>() // the address changes when it is sent
+    const places = new Set<string>() // the address changes on submit
     const note = () => {
       if (isOver()) return
       places.add(latest.current.place)
       noteDraft(latest.current.place, latest.current.draft)
     }
-    // A reload is told by the first; a phone that takes the page away tells only the second.
+    // A reload fires pagehide; a phone that discards the page fires only visibilitychange.
     window.addEventListener("pagehide", note)
     document.addEventListener("visibilitychange", note)
     return () => {
@@ -241,7 +243,7 @@ function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
   }, [isSent])
 }
 
-/** Files by the name of their property; the one that the effect is applied to has none. */
+/** Keeps the chosen files by property name. The main file of the effect has no name. */
 function useFiles(first: () => Record<string, Chosen>) {
   const [chosen, setChosen] = useState(first)
   const take = useCallback((name: string, next: Chosen | null) => {
@@ -277,7 +279,8 @@ async function mediaIdOf(chosen: Chosen): Promise<string> {
   throw chosen.upload?.state().error ?? new Error(words.uploadFailed)
 }
 
-/** Submits, after all uploads have ended. Pressed twice, or repeated after a lost answer, it makes one job. */
+/** Submits the form after all uploads have ended. A second click or a retry after a lost
+ * response doesn't create a second job. */
 function useStart(
   effect: EffectAnswer,
   fields: readonly FormField[],
@@ -304,7 +307,7 @@ function useStart(
     cache.invalidate("/api/wallet")
     cache.invalidate("/api/account")
     isSent.current = true
-    // Who comes back from the result finds the form as it was.
+    // Going back from the result restores the form as it was.
     go(`/effects/${effect.slug}?from=${job.id}`, { replace: true })
     go(`/results/${job.id}`)
     return job
@@ -371,13 +374,13 @@ function FormPart({ field, effect, account, picture, error, ...rest }: FormPartP
 interface StageProps {
   effect: EffectAnswer
   picture: string | null
-  /** The browser can't show it. */
+  /** Called if the browser can't show the picture. */
   onUnseen?: () => void
 }
 
-/** The reader's own picture as soon as there is one; before that, samples. */
+/** Shows the user's own picture once there is one, and samples before that. */
 function Stage({ effect, picture, onUnseen }: StageProps) {
-  // Null: the own picture, or else the first sample.
+  // Null means the user's own picture, or the first sample if there is none.
   const [at, setAt] = useState<number | null>(null)
   const [before, setBefore] = useState(picture)
   if (before !== picture) {
@@ -512,7 +515,7 @@ function TopUp({ account, kind }: { account: AccountAnswer; kind?: "go" }) {
   )
 }
 
-/** What the API refused, with a way on. */
+/** Shows why the API refused the request, and what the user can do about it. */
 function Refusal({ error, account }: { error: ApiError; account: AccountAnswer }) {
   if (error.code === "insufficient_tokens")
     return (
@@ -536,7 +539,7 @@ interface PayProps {
   account: AccountAnswer
   isRunning: boolean
   main: Chosen | null
-  /** Why nothing was started when the button was pressed. */
+  /** Why the last click on the button started nothing. */
   problem: string | null
 }
 
@@ -597,7 +600,7 @@ function LinkButtonPlain({ href, children }: { href: string; children: ReactNode
   )
 }
 
-/** The effect as whoever has not signed in sees it. */
+/** The effect's page for visitors who haven't signed in. */
 function Visitor({ slug, path }: { slug: string; path: string | null }) {
   const effect = useQuery<EffectAnswer>(path && `${path}/${encodeURIComponent(slug)}`)
   useTitle(effect.data?.title ?? "")

@@ -1,4 +1,5 @@
-/** An upload straight to the store, part by part: a lost network pauses it, and it goes on by itself. */
+/** Uploads a file directly to the store in parts. A lost connection pauses the upload, which
+ * resumes automatically. */
 
 import { ApiError, api, asApiError } from "@/api"
 import type { Upload, UploadPart, UploadSlot, UploadState, Video } from "@/api/schema"
@@ -12,18 +13,18 @@ export interface Sent {
   readonly error: ApiError | null
 }
 
-/** What an upload needs of the world. */
+/** The upload's access to the network and timers. */
 export interface Transport {
   announce: (file: File, effectId: string | null) => Promise<Upload>
   state: (fileId: string) => Promise<UploadState>
   put: (slot: UploadSlot, part: Blob, tell: (bytes: number) => void, signal: AbortSignal) => Promise<void>
   link: (fileId: string) => Promise<Video>
-  /** Until the network may be back, or at most so long. */
+  /** Waits until the network may be back, for at most this many seconds. */
   wait: (seconds: number, signal: AbortSignal) => Promise<void>
 }
 
 const PAUSE_SECONDS = [1, 2, 4, 8, 15]
-/** Refusals of the store that new URLs mend: they expire. */
+/** The number of times that new URLs are requested after the store has refused expired ones. */
 const REFUSED_MAX = 3
 
 export class FileUpload {
@@ -35,7 +36,7 @@ export class FileUpload {
   private readonly transport: Transport
   private failures = 0
   private refusals = 0
-  /** Resolves with the media's id; null: it failed or was stopped. */
+  /** Resolves with the media's id, or with null if the upload failed or was stopped. */
   readonly ended: Promise<string | null>
 
   constructor(file: File, effectId: string | null, transport: Transport = BROWSER) {
@@ -97,7 +98,7 @@ export class FileUpload {
     }
   }
 
-  /** Repeats a call until it is answered; a refusal ends it. */
+  /** Retries a call until there is an answer. A refusal ends the retries. */
   private async again<T>(call: () => Promise<T>): Promise<T> {
     for (;;) {
       this.abort.signal.throwIfAborted()
@@ -145,7 +146,7 @@ const BROWSER: Transport = {
   wait: waitForNetwork,
 }
 
-/** By XMLHttpRequest: fetch tells nothing of what has been sent. */
+/** Uses XMLHttpRequest because fetch doesn't report upload progress. */
 function putByRequest(
   slot: UploadSlot,
   part: Blob,

@@ -1,4 +1,5 @@
-/** What a run says of each node, from its answer and the events after it. Pure. */
+/** Keeps the state of each node in a run, from the API's answer and the events after it. Pure
+ * functions. */
 
 import type { ExecutionSeen, GraphRunAnswer, NodeSeen, ProgressSeen, QuestionSeen } from "@/api/schema"
 import { outerOf } from "../canvas/document"
@@ -28,7 +29,7 @@ export function isOver(status: string): boolean {
   return OVER.has(status)
 }
 
-/** The answer with what an event tells. */
+/** Applies an event to the answer. */
 export function withEvent(run: GraphRunAnswer, told: RunEvent): GraphRunAnswer {
   return {
     ...run,
@@ -45,13 +46,14 @@ export function withEvent(run: GraphRunAnswer, told: RunEvent): GraphRunAnswer {
   }
 }
 
-/** Changes where executions have: then their results are asked for. */
+/** Returns a text that changes whenever executions have changed, so that their results must be
+ * requested. */
 export function stampOf(run: Pick<GraphRunAnswer, "status" | "nodes" | "questions">): string {
   const nodes = run.nodes.map((each) => [each.done, each.failed, each.skipped, each.cancelled].join("/"))
   return [run.status, run.questions.length, ...nodes].join(" ")
 }
 
-/** A picture of a node while it is at work. */
+/** A preview picture of a running node. */
 export interface PreviewEvent {
   readonly node_id: string
   readonly preview: string
@@ -91,13 +93,14 @@ export function nodeRuns(
   return withInsides(found)
 }
 
-/** What is made already; of a node at work, its preview beside that. */
+/** Returns the pictures to show: the finished ones, with a running node's preview. */
 function shownNow(node: NodeSeen, made: readonly string[], previews: Previews): readonly string[] {
   const preview = node.status === "running" ? previews.get(node.id) : undefined
   return preview ? [...made.slice(0, PICTURES_SHOWN_MAX - 1), preview] : made
 }
 
-/** The pictures that a question is about, in the order in which they may be picked; undefined: it can't be shown. */
+/** Returns the pictures that a question is about, in the order in which they can be picked;
+ * undefined marks a picture that can't be shown. */
 export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
   const asked = run.executions.find(
     (each) => each.node === question.node && each.index.join() === question.index.join(),
@@ -111,7 +114,7 @@ export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (st
   return (items as unknown[]).map((each) => filesIn(each)[0]?.url)
 }
 
-/** A map or a loop is at work while something inside it is. */
+/** Marks a map or a loop as running while one of its inner nodes is running. */
 function withInsides(runs: Map<string, NodeRun>): Map<string, NodeRun> {
   for (const [id, inner] of runs) {
     const outer = runs.get(outerOf(id))
@@ -164,7 +167,8 @@ function isPicture(file: MadeFile): boolean {
   return file.mime_type.startsWith("image/")
 }
 
-/** Of a judge, what it keeps; of a question, what it is about; of others, all that is in their outputs. */
+/** Returns the files to show: what a judge keeps, what a question is about, or otherwise all
+ * files in the outputs. */
 function shownFiles(execution: ExecutionSeen): MadeFile[] {
   if (execution.status === "asking") return filesIn(execution.inputs)
   const { output } = (execution.outputs ?? {}) as { output?: { scored?: unknown; images?: unknown } }
@@ -173,7 +177,7 @@ function shownFiles(execution: ExecutionSeen): MadeFile[] {
 
 const looked = new WeakMap<ExecutionSeen, MadeFile[]>()
 
-/** What an execution has made; looked for once, however often the run is told. */
+/** Returns the files that an execution has produced. The result is cached per execution. */
 export function filesOf(execution: ExecutionSeen): MadeFile[] {
   const known = looked.get(execution)
   if (known) return known
@@ -182,7 +186,7 @@ export function filesOf(execution: ExecutionSeen): MadeFile[] {
   return found
 }
 
-/** All files in a value that can be shown, each once. */
+/** Returns all displayable files in a value, without duplicates. */
 export function filesIn(value: unknown): MadeFile[] {
   const found = new Map<string, MadeFile>()
   collect(value, found)
@@ -205,8 +209,8 @@ function collect(value: unknown, found: Map<string, MadeFile>): void {
 
 const URL_MS_MAX = 10 * 60_000
 
-/** Of small pictures, where there are some. URLs are signed anew by each answer; a picture that is shown keeps its own
- * while that is valid. */
+/** Keeps picture URLs stable, preferring thumbnails. Each answer signs new URLs, but a picture
+ * on the page keeps its URL while it is valid, so that it isn't downloaded again. */
 export class SteadyUrls {
   private readonly known = new Map<string, { url: string; until: number }>()
 
@@ -219,7 +223,7 @@ export class SteadyUrls {
   }
 }
 
-/** A backend as people say it. */
+/** Returns a backend's name without its prefix. */
 export function backendName(backend: string): string {
   return backend.replace(/^(worker|fleet):/, "")
 }

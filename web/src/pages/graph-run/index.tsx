@@ -1,4 +1,4 @@
-/** A run of a graph, live: states and results on the nodes, questions, failure and another try. */
+/** The live page of a graph run: node states and results, questions, failures and retries. */
 
 import { useEffect, useMemo, useRef, useState } from "react"
 import { useLocation, useSearch } from "wouter"
@@ -47,7 +47,8 @@ import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
 import { EarlierRun, LaterRuns, RunAgain } from "./RunAgain"
 import { Timeline } from "./Timeline"
 
-/** By /graphs/:graph/runs/:id, or by the run alone. One run leads to another, which may be of another version. */
+/** Opened through /graphs/:graph/runs/:id or the run's id alone. One run may link to another of
+ * a different version. */
 export default function GraphRunPage({ id }: { id: string }) {
   return <GraphRun key={id} id={id} />
 }
@@ -56,14 +57,15 @@ function GraphRun({ id }: { id: string }) {
   const path = graphRunPath(id)
   const document = useRef<GraphRunAnswer["document"]>(null)
   const run = useQuery<GraphRunAnswer>(path, {
-    // The graph of a run never changes: it is read once.
+    // A run's graph never changes, so it is read only once.
     read: async (signal) => {
       const told = await api.get<GraphRunAnswer>(graphRunPath(id, document.current === null), { signal })
       return { ...told, document: told.document ?? document.current }
     },
   })
   document.current ??= run.data?.document ?? null
-  // Beside what is read: a graph that nobody has drawn by hand has no places yet.
+  // Loads the layout code at the same time as the data, because a graph that was never arranged by
+  // hand has no positions.
   useEffect(loadLayout, [])
   const offers = useQuery<WorkflowOffers>(OFFERS, { freshSeconds: 30 })
   return (
@@ -79,7 +81,8 @@ function GraphRun({ id }: { id: string }) {
           offers={offers.data?.workflows ?? []}
           put={(next) => cache.set<GraphRunAnswer>(path, () => next)}
           renew={(next) => {
-            // What an act answers has neither URLs nor the graph: they stay until they come.
+            // The answer to an action has no URLs and no graph, so the known ones stay until the
+            // next read.
             const made = { ...next, executions: told.executions, document: told.document }
             cache.set<GraphRunAnswer>(path, () => made)
             run.reload()
@@ -94,9 +97,9 @@ function GraphRun({ id }: { id: string }) {
 interface RunProps {
   run: GraphRunAnswer
   offers: WorkflowOffers["workflows"]
-  /** What an event told. */
+  /** Stores the state that an event reported. */
   put: (run: GraphRunAnswer) => void
-  /** What an act answered. */
+  /** Stores the answer to an action. */
   renew: (run: GraphRunAnswer) => void
   reload: () => void
 }
@@ -206,7 +209,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
   )
 }
 
-/** In the address, so that a timeline can be linked: ?view=timeline. */
+/** Keeps the choice in the address (?view=timeline), so that users can link to the timeline. */
 function useTimelineView(): [boolean, (isShown: boolean) => void] {
   const isShown = new URLSearchParams(useSearch()).get("view") === "timeline"
   const [path, navigate] = useLocation()
@@ -221,7 +224,8 @@ function barState(status: string): "running" | "succeeded" | "failed" | "ink" {
 
 const RELOAD_MS = 1_000
 
-/** Events move the figures; results are asked for when something has ended, at most once a second. */
+/** Events update the progress. Results are requested when an execution ends, at most once a
+ * second. */
 function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, reload: () => void): Previews {
   const [previews, setPreviews] = useState<Previews>(() => new Map())
   const stamp = useRef(stampOf(run))
@@ -250,7 +254,7 @@ function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, re
   return previews
 }
 
-/** The graph as it was run, where a person has put its nodes. */
+/** Returns the graph that was run, with nodes where the user has placed them. */
 function useSheet(run: GraphRunAnswer): { sheet: Sheet; isWhole: boolean } {
   const { graph_id: id, graph_version: version, name } = run
   const names = run.nodes.map((each) => each.id).join(" ")
@@ -385,7 +389,7 @@ interface QuestionsProps extends Pick<RunProps, "run" | "renew"> {
   pictureOf: (node: string) => string | null
 }
 
-/** One question after the other; one that was put off stays at hand. */
+/** Shows one question at a time. A postponed question remains available. */
 function Questions({ run, renew, pictureOf }: QuestionsProps) {
   const [isLater, setLater] = useState(false)
   const same = useRef<Answer | null>(null)

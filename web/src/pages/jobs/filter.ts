@@ -1,4 +1,4 @@
-/** Which jobs are shown: as chips, as the page's address, and as the API asks for it. */
+/** Converts the job filter between chips, the page's address and API parameters. */
 
 import type { BulkFilter, JobListed, JobStatus } from "@/api/schema"
 
@@ -13,7 +13,7 @@ export interface Chip {
 export const STATUSES: readonly JobStatus[] = ["queued", "processing", "completed", "failed", "cancelled"]
 export const SPANS: Readonly<Record<string, number>> = { "1h": 3_600, "24h": 86_400, "7d": 604_800 }
 const ALIASES: Readonly<Record<string, FilterKey>> = { state: "status" }
-/** As pages say it, and as the API says it. */
+/** The words that pages show for a status, mapped to the API's status. */
 const STATUS_WORDS: Readonly<Record<string, JobStatus>> = { running: "processing", succeeded: "completed" }
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
 const WORD = /(?:(\w+):)?(?:"([^"]*)"?|(\S+))/g
@@ -36,10 +36,9 @@ function isValid({ key, value }: Chip): boolean {
   return true
 }
 
-/** Reads `state:failed workflow:relight out of memory`; words without a key are a part of the error.
- *
- * `tenants` are their ids by their names, in small letters. What means nothing is given back as `rest`.
- */
+/** Parses `state:failed workflow:relight out of memory`. Words without a key are searched for in
+ * the error. `tenants` maps tenant names in lower case to their ids. Words that have no meaning
+ * are returned as `rest`. */
 export function parseTyped(
   text: string,
   tenants: ReadonlyMap<string, string> = new Map(),
@@ -69,7 +68,8 @@ function meant(key: FilterKey, given: string, tenants: ReadonlyMap<string, strin
   return given
 }
 
-/** Several statuses may be chosen; of all else the last counts. */
+/** Adds chips. Several statuses may be selected; for any other key the last chip replaces
+ * earlier ones. */
 export function withChips(chips: readonly Chip[], added: readonly Chip[]): Chip[] {
   let kept = [...chips]
   for (const each of added) {
@@ -91,7 +91,8 @@ export function searchOf(chips: readonly Chip[]): string {
   return given.toString()
 }
 
-/** For the API. Spans of time end now, to the minute: the address of one list stays the same for a while. */
+/** Converts chips to API parameters. Time ranges end at the current minute, so that a list keeps
+ * the same address for a while. */
 export function filterOf(chips: readonly Chip[], now: Date): BulkFilter {
   const filter: BulkFilter = {}
   const status = chips.filter((each) => each.key === "status").map((each) => each.value as JobStatus)
@@ -110,7 +111,7 @@ function momentOf(value: string, now: Date): string {
   return new Date(minute - seconds * 1000).toISOString()
 }
 
-/** Whether a job whose status has changed is still one of those. */
+/** Checks whether a job still matches the filter after its status has changed. */
 export function keeps(filter: BulkFilter, job: Pick<JobListed, "status">): boolean {
   return !filter.status?.length || filter.status.includes(job.status)
 }
@@ -139,6 +140,6 @@ export function keepViews(storage: Pick<Storage, "setItem">, views: readonly Vie
   try {
     storage.setItem(KEPT_AS, JSON.stringify(views.slice(-VIEWS_MAX)))
   } catch {
-    // A browser that keeps nothing shows them until the page is left.
+    // If the browser can't store them, they last until the page is left.
   }
 }

@@ -1,4 +1,4 @@
-/** What the palette lists: things that were found, acts on the first of them, and places. */
+/** Builds the palette's list: search results, actions on the first result, and places. */
 
 import type { FoundThings, GraphRunSummary, PipelineRunSummary, SearchAnswer } from "@/api/schema"
 import type { IconName } from "@/ui"
@@ -12,7 +12,7 @@ export interface Hit {
   key: string
   group: Group
   label: string
-  /** Beside it: what kind of thing, or what state it is in. */
+  /** Shown beside the title: the kind of thing, or its state. */
   note?: string
   icon: IconName
   href?: string
@@ -61,7 +61,7 @@ export function customersThings(found: SearchAnswer, titles: ReadonlyMap<string,
 
 const RUNS_MAX = 5
 
-/** Of the latest runs, those whose name has a word that begins so, or whose id does. */
+/** Returns the latest runs with an id, or a word in the name, that starts with the text. */
 export function runsNamed(
   text: string,
   graphs: readonly GraphRunSummary[],
@@ -98,7 +98,7 @@ export function operatorsThings(answer: Pick<FoundThings, "found">): Hit[] {
   })
 }
 
-/** Acts on one thing. */
+/** Returns the actions that are available for one result. */
 export function actsOn(hit: Hit): Hit[] {
   if (!hit.thing) return []
   const base = { group: "acts", thing: hit.thing, ...(hit.href ? { href: hit.href } : {}) } as const
@@ -143,7 +143,8 @@ const FOR_OPERATORS = [
   place("/console/settings", common.console.settings),
 ]
 
-/** Places and acts whose words begin with what was typed; without text all places. */
+/** Returns the places and actions whose words start with the typed text, or all places if there
+ * is no text. */
 export function placesAndActs(text: string, kinds: readonly string[], isConsole: boolean): Hit[] {
   const customers = kinds.includes("customer") ? FOR_CUSTOMERS : []
   const operators = kinds.includes("operator") ? FOR_OPERATORS : []
@@ -160,7 +161,8 @@ function begins(label: string, text: string): boolean {
   return wanted === "" || name.startsWith(wanted) || name.includes(` ${wanted}`)
 }
 
-/** Things first, then acts on the first of them, then the rest. Acts without a thing only where they were asked for. */
+/** Orders the list: results, then actions on the first result, then the rest. Actions that need
+ * no result appear only if the text matches them. */
 export function arranged(things: readonly Hit[], others: readonly Hit[], text: string): Hit[] {
   const first = things[0]
   const acts = others.filter((each) => each.group === "acts" && text.trim() !== "")

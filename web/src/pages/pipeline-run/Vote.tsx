@@ -1,4 +1,5 @@
-/** Two candidates side by side: the better one is chosen by an arrow key, and the next two come. */
+/** Shows two candidates next to each other. An arrow key picks the better one, and the next pair
+ * appears. */
 
 import { useCallback, useEffect, useRef, useState, useSyncExternalStore } from "react"
 import { type ApiError, api, asApiError } from "@/api"
@@ -17,7 +18,7 @@ type Choice = Side | "tie" | "skip" | "reject"
 interface Pair {
   answer: PairAnswer
   candidates: readonly Candidate[]
-  /** Width by height of each picture, known before it is shown. */
+  /** Each picture's width divided by its height, known before the picture is shown. */
   ratios: readonly number[]
 }
 
@@ -32,7 +33,8 @@ const SETTLED_MS = 1_500
 const PICTURE_MS_MAX = 2_000
 const SKIPPED_MAX = 20
 const USUAL_RATIO = 0.8
-/** On a phone such pictures stand side by side, and one swipes from one to the other; others, one above the other. */
+/** On a phone, pictures narrower than this ratio stand next to each other and are swiped; wider
+ * ones are stacked. */
 const TALL_RATIO = 0.85
 const STACKED = { left: "upper", right: "lower" } as const
 const NARROW = window.matchMedia("(max-width: 700px)")
@@ -55,7 +57,7 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
   const isNarrow = useSyncExternalStore(watchNarrow, () => NARROW.matches)
   const isTall = pair?.ratios.every((each) => each <= TALL_RATIO) ?? false
   const sides = useRef<HTMLElement>(null)
-  // Each pair is looked at from its first picture on.
+  // Scrolls back to the first picture for each new pair.
   // biome-ignore lint/correctness/useExhaustiveDependencies: with each pair
   useEffect(() => {
     sides.current?.scrollTo({ left: 0 })
@@ -159,7 +161,7 @@ function watchNarrow(listener: () => void): () => void {
   return () => NARROW.removeEventListener("change", listener)
 }
 
-/** Where both were made from the same words, those are told. */
+/** Returns the prompt if both candidates share it. */
 function sharedPrompt({ candidates: [one, other] }: Pair): string {
   const prompt = one ? promptOf(one.properties) : null
   return prompt && other && promptOf(other.properties) === prompt ? `“${prompt}”` : ""
@@ -167,7 +169,7 @@ function sharedPrompt({ candidates: [one, other] }: Pair): string {
 
 interface OptionProps {
   side: Side
-  /** Where it is seen. */
+  /** Where the candidate is on the screen. */
   place: Side | "upper" | "lower"
   candidate: Candidate | undefined
   ratio: number
@@ -207,7 +209,8 @@ function Option({ side, place, candidate, ratio, isPicked, isRejected, book, onC
 
 const CUT_MAX = 16
 
-/** Nobody chooses a picture of which only the edge is seen. */
+/** Checks whether an option is fully visible. A picture must not be chosen if only its edge is
+ * visible. */
 function isWhole(option: HTMLElement): boolean {
   const { left, right } = option.getBoundingClientRect()
   return left >= -CUT_MAX && right <= window.innerWidth + CUT_MAX
@@ -278,7 +281,8 @@ function useJury(book: Book, step: string): Jury {
   latest.current = book
   const { path } = book
 
-  /** One act at a time; keys that come meanwhile are not meant for the next pair. */
+  /** Runs one action at a time. Keys pressed during an action aren't meant for the next pair, so
+   * they are ignored. */
   const alone = useCallback(async (act: () => Promise<void>) => {
     if (isBusy.current) return
     isBusy.current = true
@@ -312,14 +316,14 @@ function useJury(book: Book, step: string): Jury {
     [alone, read],
   )
   useEffect(reload, [reload])
-  // There may be two now, or one of them was rejected elsewhere.
+  // A second candidate may have arrived, or one of the pair may have been rejected elsewhere.
   const isOver = pair?.candidates.some((each) => book.byId.get(each.id)?.status === "rejected") ?? false
   const isShort = pair !== null && pair.candidates.length < 2
   // biome-ignore lint/correctness/useExhaustiveDependencies: read again whenever another candidate is there
   useEffect(() => {
     if (isShort) reload()
     if (!isOver) return undefined
-    // Events tell late what may have been taken back meanwhile.
+    // A candidate may have been restored before its event arrives, so the pair is read again.
     const timer = setTimeout(reload, SETTLED_MS)
     return () => clearTimeout(timer)
   }, [isOver, isShort, book.all.length])
@@ -346,7 +350,7 @@ function useJury(book: Book, step: string): Jury {
   return { pair, picked, last: done.at(-1), error, choose, undo, reload }
 }
 
-/** The vote's id, if it was one. */
+/** Sends the choice and returns the vote's id, or null if it wasn't a vote. */
 async function give(book: Book, { candidates: [one, other] }: Pair, choice: Choice): Promise<string | null> {
   if (!one || !other || choice === "skip") return null
   if (choice === "reject") {
@@ -365,7 +369,8 @@ async function takeBack(book: Book, { choice, voteId, pair }: Done): Promise<voi
   for (const each of pair.candidates) await say(book, each.id, "undo")
 }
 
-/** Waits until the picture can be drawn, so that both of a pair come at the same moment. */
+/** Waits until the picture can be drawn, so that both pictures of a pair appear at the same
+ * time. */
 async function ratioOf(candidate: Candidate): Promise<number> {
   if (!candidate.url || !isPicture(candidate)) return USUAL_RATIO
   const image = new Image()

@@ -1,20 +1,22 @@
-/** Candidates of a run as the page keeps them: their numbers, order, families, and what events tell of them. */
+/** Keeps a run's candidates for the page: their labels, order and lineage, and the changes that
+ * events report. */
 
 import type { CandidateAnswer, CandidateStatus, JudgedBy, StepAnswer } from "@/api/schema"
 
 export interface Candidate extends CandidateAnswer {
-  /** When its URL was given out, from performance.now(). */
+  /** When the URL was received, as a performance.now() value. */
   urlAt: number
 }
 
 export interface Candidates {
-  /** The oldest first. */
+  /** All candidates, oldest first. */
   all: readonly Candidate[]
-  /** There are more than a page can show at once: read on from here. */
+  /** The cursor for the next page, if the run has more candidates than have been read. */
   next: string | null
 }
 
-/** URLs are valid for 15 minutes. A picture that is shown keeps its URL, or it would be fetched again. */
+/** URLs are valid for 15 minutes. A picture on the page keeps its URL, because a new one would
+ * download it again. */
 const URL_MS_MAX = 600_000
 
 export function known(
@@ -30,7 +32,7 @@ export function known(
   })
 }
 
-/** With those that are new behind, and those that were read again in their place. */
+/** Appends new candidates, and replaces known ones that were read again. */
 export function added(before: Candidates, fresh: readonly CandidateAnswer[], now: number): Candidates {
   const read = known(before.all, fresh, now)
   const byId = new Map(read.map((each) => [each.id, each]))
@@ -45,7 +47,7 @@ export interface Told {
   after?: CandidateStatus
   judged_by?: JudgedBy | null
   scores?: Record<string, number>
-  /** Of a judge. */
+  /** Only in a judge's message. */
   score?: number
   is_judge?: boolean
   error?: string | null
@@ -57,7 +59,7 @@ const VERDICTS: Record<string, CandidateStatus> = {
   crowned: "winner",
 }
 
-/** What an event says of candidates that are known. */
+/** Applies an event to the known candidates. */
 export function told(before: Candidates, event: string, data: Told): Candidates {
   const change = changeOf(event, data)
   if (change && data.candidate_id)
@@ -77,7 +79,7 @@ function changeOf(event: string, data: Told): Partial<Candidate> | null {
   return status ? { status, judged_by: data.judged_by ?? null } : null
 }
 
-/** Their names on the page: 2·07 is the seventh of the second step. */
+/** Labels candidates for display: 2·07 is the seventh candidate of the second step. */
 export function labelsOf(all: readonly Candidate[]): ReadonlyMap<string, string> {
   const counts = new Map<number, number>()
   return new Map(
@@ -89,7 +91,7 @@ export function labelsOf(all: readonly Candidate[]): ReadonlyMap<string, string>
   )
 }
 
-/** Itself first, the base last. */
+/** Returns the candidate and its ancestors, from the candidate itself to the base. */
 export function lineageOf(id: string | null, byId: ReadonlyMap<string, Candidate>): Candidate[] {
   const found: Candidate[] = []
   let next = id === null ? undefined : byId.get(id)
@@ -100,7 +102,7 @@ export function lineageOf(id: string | null, byId: ReadonlyMap<string, Candidate
   return found
 }
 
-/** Rejected ones and all that came out of them. */
+/** Returns the ids of rejected candidates and all their descendants. */
 export function stoppedIds(all: readonly Candidate[]): ReadonlySet<string> {
   const stopped = new Set<string>()
   const byStep = [...all].sort((one, other) => one.step - other.step)
@@ -109,7 +111,7 @@ export function stoppedIds(all: readonly Candidate[]): ReadonlySet<string> {
   return stopped
 }
 
-/** Whether the judge of its step has still to look at it. */
+/** Checks whether the step's judge has yet to score the candidate. */
 export function isUnjudged(candidate: Candidate, steps: readonly StepAnswer[]): boolean {
   const { status, judge_score, judge_error } = candidate
   return (
@@ -120,7 +122,7 @@ export function isUnjudged(candidate: Candidate, steps: readonly StepAnswer[]): 
   )
 }
 
-/** Those that get no children until a person judges them. */
+/** Returns the ids of the candidates that get no children until a person judges them. */
 export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer[]): ReadonlySet<string> {
   const stopped = stoppedIds(all)
   const waiting = all.filter(
@@ -135,7 +137,8 @@ export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer
 
 const RANKS: Record<CandidateStatus, number> = { winner: 0, approved: 1, active: 2, rejected: 3 }
 
-/** As the run itself chooses whom it gives children: winners, approved, others; by score; the oldest. */
+/** Sorts candidates in the order in which the run chooses parents: winners, then approved, then
+ * others; within each group by score, then oldest first. */
 export function bestFirst(all: readonly Candidate[]): Candidate[] {
   return [...all].sort(
     (one, other) =>
@@ -147,7 +150,7 @@ export function bestFirst(all: readonly Candidate[]): Candidate[] {
   )
 }
 
-/** By what the judge gave them; those without a score last, in the order in which they were made. */
+/** Sorts candidates by the judge's score. Those without a score come last, in order of creation. */
 export function highestFirst(all: readonly Candidate[]): Candidate[] {
   const score = (each: Candidate) => each.judge_score ?? Number.NEGATIVE_INFINITY
   return [...all].sort((one, other) => (score(one) === score(other) ? 0 : score(other) - score(one)))
@@ -170,7 +173,7 @@ export function isPicture({ content_type }: { content_type: string }): boolean {
 
 const PROMPTS = ["prompt", "text", "positive", "positive_prompt", "caption", "description"]
 
-/** The words it was made from: a property called so, or else its longest text. */
+/** Returns the prompt: a property with one of the usual names, or else the longest text. */
 export function promptOf(properties: Record<string, unknown>): string | null {
   for (const name of PROMPTS) {
     const value = properties[name]
@@ -182,7 +185,7 @@ export function promptOf(properties: Record<string, unknown>): string | null {
   return texts.sort((one, other) => other.length - one.length)[0] ?? null
 }
 
-/** The rest of what it was made with, as short texts; files are told by `aFile`. */
+/** Returns the other properties as short texts. `aFile` is the text shown for a file. */
 export function factsOf(properties: Record<string, unknown>, aFile: string): [string, string][] {
   const prompt = promptOf(properties)
   return Object.entries(properties)

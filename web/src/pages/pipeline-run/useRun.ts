@@ -1,4 +1,5 @@
-/** A run and its candidates, live: events change what is known, and only what is new is read. */
+/** Keeps a run and its candidates up to date: events change known candidates, and only new ones
+ * are read. */
 
 import { useEffect, useMemo, useRef, useState } from "react"
 import { api, cache, pathOf, type QueryResult, useEvents, useQuery } from "@/api"
@@ -15,7 +16,7 @@ import {
 } from "./candidates"
 
 const PAGE = 100
-/** Read at once; more are read when they are asked for. */
+/** The number of candidates read at once. More are read on request. */
 const READ_MAX = 1_000
 const TOGETHER_MS = 200
 const URLS_MS = 600_000
@@ -29,10 +30,10 @@ export interface Book {
   byId: ReadonlyMap<string, Candidate>
   labels: ReadonlyMap<string, string>
   waiting: ReadonlySet<string>
-  /** Puts what an answer says of a candidate. */
+  /** Stores a candidate from an API answer. */
   put: (candidate: CandidateAnswer) => void
   more: () => Promise<void>
-  /** A picture can't be loaded: its URL may be too old. */
+  /** Called when a picture can't be loaded, which may mean that its URL has expired. */
   renew: (candidate: Candidate) => void
 }
 
@@ -41,7 +42,8 @@ const NONE: readonly Candidate[] = []
 export function useBook(id: string): Book {
   const path = `/api/pipeline-runs/${encodeURIComponent(id)}`
   const run = useQuery<PipelineRunAnswer>(path)
-  // Candidates are read after the run: events after its last one tell what comes later.
+  // Reads candidates after the run, so that the events after the run's last one cover all later
+  // changes.
   const list = useQuery<Candidates>(run.data ? `${path}/candidates` : null, {
     read: (signal) => readAll(path, signal),
   })
@@ -90,7 +92,7 @@ async function readAll(path: string, signal: AbortSignal): Promise<Candidates> {
   return { all: known(before, found, performance.now()), next }
 }
 
-/** Those behind the last one that is known. */
+/** Reads the candidates after the last known one. */
 async function readMore(path: string): Promise<void> {
   let after = cache.entry<Candidates>(keyOf(path)).data?.all.at(-1)?.id ?? null
   for (let read = 0; read < READ_MAX; read += PAGE) {
@@ -141,7 +143,8 @@ interface Wanted {
 
 const NOTHING: Wanted = { made: [], isWhole: false, isVoted: false, isFailed: false }
 
-/** New ones stand behind those that are known, except where two were written at the same moment. */
+/** Reads new candidates. They come after the known ones, unless two were written at the same
+ * moment. */
 async function readMade(path: string, made: readonly string[]): Promise<void> {
   const before = cache.entry<Candidates>(keyOf(path)).data
   if (before?.next) return
@@ -150,7 +153,7 @@ async function readMade(path: string, made: readonly string[]): Promise<void> {
   if (!made.every((each) => ids.has(each))) await cache.reload(keyOf(path))
 }
 
-/** What events ask to be read is read once for all that come together. */
+/** Collects the reads that events request within a short time, and runs them once. */
 function useLater(path: string): (event: string, data: Told) => void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   const wanted = useRef<Wanted>({ ...NOTHING })
@@ -169,7 +172,7 @@ function useLater(path: string): (event: string, data: Told) => void {
   return (event, data) => {
     const now = wanted.current
     if (event === "candidates") now.made = [...now.made, ...(data.candidates ?? [])]
-    // What is told while the list is read may be missing in it.
+    // A change that is reported while the list is being read may be missing from the list.
     const isKnown = cache.entry<Candidates>(keyOf(path)).data !== undefined
     now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed" || event === "retried"
     now.isVoted ||= event === "voted" || event === "vote_undone"

@@ -1,11 +1,11 @@
-/** A job while somebody waits for it: read once, then told by events. */
+/** Follows a job while the user waits for it: reads it once, then applies events. */
 
 import { useEffect, useRef, useState } from "react"
 import { cache, useEvents, useQuery } from "@/api"
 import type { FollowedJob } from "@/api/schema"
 
 export const ACCOUNT_EVENTS = "/api/account/events?previews=true"
-/** Events tell all; this is for a stream that can't be had. */
+/** Events report every change; polling is only for browsers without a working stream. */
 const REREAD_MS = 15_000
 const TICK_MS = 250
 
@@ -13,7 +13,7 @@ export function isActive(job: Pick<FollowedJob, "status">): boolean {
   return job.status === "queued" || job.status === "processing"
 }
 
-/** What was told last wins, but an end is never taken back, and percent only grows. */
+/** The latest report wins, but a final status is never undone, and the percentage only grows. */
 export function merged(before: FollowedJob | undefined, told: FollowedJob): FollowedJob {
   if (!before || before.id !== told.id) return told
   if (!isActive(before) && isActive(told)) return before
@@ -23,13 +23,14 @@ export function merged(before: FollowedJob | undefined, told: FollowedJob): Foll
 }
 
 export interface Fill {
-  /** Of 1; how far the line stands. */
+  /** The filled part of the bar, from 0 to 1. */
   part: number
-  /** A measured one: only this is told as a percent. */
+  /** True if the progress was measured. Only measured progress is shown as a percentage. */
   isReal: boolean
 }
 
-/** How far the making is: as measured, or else by the effect's history since `readMs` ago. */
+/** Returns the progress: measured, or else estimated from the effect's history and the time
+ * since the job was read `readMs` ago. */
 export function fillOf(job: FollowedJob, readMs: number): Fill {
   if (job.status === "completed") return { part: 1, isReal: true }
   if (job.progress !== null) return { part: job.progress / 100, isReal: true }
@@ -59,7 +60,8 @@ export function useFollowed(id: string): Followed {
     else if (event === "preview" && told.job_id === id) setPreview(told.preview)
     else if (event === "wallet") {
       cache.invalidate("/api/wallet")
-      // The first event of a stream: what happened before it began is read.
+      // On the first event of a stream, reads the job again to catch what happened before the
+      // stream began.
       reload.current()
     }
   })
@@ -73,7 +75,7 @@ export function useFollowed(id: string): Followed {
 
 type Told = FollowedJob & { job_id: string; preview: string }
 
-/** Milliseconds since `of` was last another one. */
+/** Returns the milliseconds since `of` last changed. */
 export function useSince(of: unknown, isOn: boolean): number {
   const begun = useRef({ of, at: performance.now() })
   if (begun.current.of !== of) begun.current = { of, at: performance.now() }

@@ -1,4 +1,5 @@
-/** Schedules: made out of a few questions, and told in words. What is too special to tell is told as it is written. Pure. */
+/** Builds cron schedules from a few choices, and describes them in words. A schedule that is too
+ * complex for words is shown as written. Pure functions. */
 
 import { words } from "@/words/en/triggers"
 
@@ -7,15 +8,15 @@ export type Rhythm = (typeof RHYTHMS)[number]
 
 export interface Plan {
   readonly rhythm: Rhythm
-  /** HH:MM; of an hourly one only the minutes count. */
+  /** HH:MM; for an hourly schedule only the minutes count. */
   readonly time: string
-  /** SUN to SAT, of a weekly one. */
+  /** SUN to SAT, for a weekly schedule. */
   readonly day: string
 }
 
 export const DAYS = ["MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN"] as const
 
-/** The five fields; null: they are written by hand. */
+/** Returns the five cron fields, or null if the user writes them. */
 export function cronOf({ rhythm, time, day }: Plan): string | null {
   const [hour = 0, minute = 0] = time.split(":").map(Number)
   const at = `${minute} ${hour}`
@@ -41,7 +42,7 @@ export function inWords(cron: string): string {
   return words.daysAt(days, times.join(", "))
 }
 
-/** What comes all day long is told with its days only where those are not all. */
+/** Adds the days to a schedule that repeats throughout the day, unless it runs every day. */
 function join(told: string, date: string, day: string, days: string): string {
   return date === "*" && day === "*" ? told : `${told}, ${days}`
 }
@@ -50,7 +51,7 @@ function two(text: string): string {
   return text.padStart(2, "0")
 }
 
-/** Empty: it can't be told. */
+/** Describes the days, or returns an empty text if they are too complex for words. */
 function daysInWords(date: string, day: string): string {
   if (date === "*" && day === "*") return words.everyDay
   if (day === "*" && /^\d+$/.test(date)) return words.dayOfMonth(Number(date))
@@ -66,7 +67,7 @@ function dayKey(day: string): string {
   return number === null ? day : (DAYS[(number + 6) % 7] ?? "")
 }
 
-/** A moment as it is read on the clocks of a time zone. */
+/** Formats a moment as local time in a time zone. */
 export function momentIn(moment: string, timezone: string): string {
   const shown = new Intl.DateTimeFormat("en-GB", {
     weekday: "short",
@@ -79,7 +80,7 @@ export function momentIn(moment: string, timezone: string): string {
   return shown.format(new Date(moment))
 }
 
-/** What a person typed as an input: JSON where it is, else a text. */
+/** Parses a typed input as JSON, or returns it as text if it isn't valid JSON. */
 export function inputOf(text: string): unknown {
   try {
     return JSON.parse(text)

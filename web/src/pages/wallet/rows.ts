@@ -1,4 +1,4 @@
-/** Transactions as people read them: what was held and then spent is one line. */
+/** Turns transactions into readable lines: a hold and its charge become one line. */
 
 import type { TransactionAnswer, TransactionType } from "@/api/schema"
 
@@ -9,13 +9,13 @@ export interface Line {
   id: number
   kind: Kind
   amount: number
-  /** After it; null: unknown, as some kinds are left out. */
+  /** The balance after the transaction; null means unknown, because some types are filtered out. */
   balance: number | null
   jobId: string | null
   effectId: string | null
   videoId: string | null
   payment: string | null
-  /** Of what was held: it was given back. */
+  /** True if the line is a refund of held tokens that were not spent. */
   isOver: boolean
   at: string
 }
@@ -27,7 +27,8 @@ const KINDS: Record<TransactionType, Kind> = {
   JOB_REFUND: "back",
 }
 
-/** What to ask for: a job's price is in what was held for it. */
+/** The types to request for each filter. A job's price is in its hold, so holds are always
+ * needed. */
 export const TYPES: Record<Filter, readonly TransactionType[]> = {
   all: [],
   spent: ["JOB_CONSUME", "JOB_RESERVE"],
@@ -85,7 +86,8 @@ function withBalance(lines: readonly Line[], balance: number): Line[] {
   })
 }
 
-/** Quoted, and never read as a formula by a spreadsheet. */
+/** Formats CSV with every field quoted, and prevents spreadsheets from reading a field as a
+ * formula. */
 export function csvOf(
   head: readonly string[],
   rows: readonly (readonly (string | number | null)[])[],

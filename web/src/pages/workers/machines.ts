@@ -1,5 +1,5 @@
-/** What pages of machines are made of: workers in their condition and order, kept up to date by events,
- * and who can run what. */
+/** Groups, orders and updates the workers for the pages about machines, and works out which
+ * worker can run which workflow. */
 
 import type { FleetAnswer, Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@/api/schema"
 import type { JobEvent } from "@/pages/jobs/rows"
@@ -7,7 +7,8 @@ import type { State } from "@/ui"
 
 export type Condition = "pending" | "busy" | "draining" | "idle" | "silent" | "faulty" | "offline" | "revoked"
 
-/** As they are listed: who waits for a person first, who is shut out last. */
+/** The conditions in list order: workers that need an operator's decision first, revoked ones
+ * last. */
 export const CONDITIONS: readonly Condition[] = [
   "pending",
   "faulty",
@@ -34,19 +35,21 @@ type Told = Pick<WorkerSeen, "state" | "current_load" | "jobs" | "silent_since">
 
 export function conditionOf(worker: Told): Condition {
   if (worker.state !== "online") return CONDITIONS.find((each) => each === worker.state) ?? "offline"
-  // Nobody knows whether it still waits or works: it may be gone.
+  // A silent worker may be offline, so its last report of idle or busy no longer counts.
   if (worker.silent_since) return "silent"
   return worker.current_load > 0 || worker.jobs.length > 0 ? "busy" : "idle"
 }
 
-/** What it makes now. A worker also holds what it will run next, which has not begun. */
+/** Returns the job that the worker is running. A worker may also hold its next job, which hasn't
+ * started. */
 export function jobAtHand(worker: Pick<WorkerSeen, "jobs">): WorkerJob | undefined {
   return worker.jobs.find((each) => each.started_at !== null) ?? worker.jobs[0]
 }
 
 const names = new Intl.Collator(undefined, { numeric: true })
 
-/** Those who wait for a person first; else by name, so that nobody moves when a job begins or ends. */
+/** Sorts workers: pending ones first and revoked ones last, otherwise by name, so that no row
+ * moves when a job starts or ends. */
 export function inOrder(workers: readonly WorkerSeen[]): WorkerSeen[] {
   const rank = (each: WorkerSeen) => (each.state === "pending" ? 0 : each.state === "revoked" ? 2 : 1)
   return [...workers].sort((a, b) => rank(a) - rank(b) || names.compare(a.worker_id, b.worker_id))
@@ -64,20 +67,22 @@ export function fleetName(fleet: { slug: string; stage: string }): string {
 
 const LOOPBACK = /^(127\.[\d.]+|localhost|\[::1\]|0\.0\.0\.0|\[::\])$/
 
-/** The control plane's address in a command, where other machines can't reach it. */
+/** Returns the control plane's address in a command if it is a loopback address, which other
+ * machines can't reach. */
 export function loopbackIn(command: string): string | null {
   const address = /--control '?([^\s']+)/.exec(command)?.[1]
   return address && URL.canParse(address) && LOOPBACK.test(new URL(address).hostname) ? address : null
 }
 
-/** The address by which this page was opened, where others can use it; else an example. */
+/** Returns the address at which this page was opened if other machines can reach it, otherwise
+ * an example. */
 export function betterThan(address: string, here: string = window.location.origin): string {
   if (!LOOPBACK.test(new URL(here).hostname)) return here
   const { protocol, port } = new URL(address)
   return `${protocol}//192.168.1.20${port && `:${port}`}`
 }
 
-/** All fleets, also those without a worker. */
+/** Groups workers by fleet, including fleets without workers. */
 export function byFleet(workers: readonly WorkerSeen[], fleets: readonly FleetAnswer[]): FleetGroup[] {
   const known = new Map(fleets.map((each) => [fleetName(each), each]))
   const all = new Set([...known.keys(), ...workers.map((each) => each.fleet)])
@@ -92,7 +97,7 @@ export function countOf(workers: readonly WorkerSeen[], ...conditions: readonly 
   return workers.filter((each) => conditions.includes(conditionOf(each))).length
 }
 
-/** How many have a job, also of those that take no other. */
+/** Counts the workers that have a job, including draining workers. */
 export function busyOf(workers: readonly WorkerSeen[]): number {
   return workers.filter(
     (each) => conditionOf(each) === "busy" || (each.state === "draining" && each.jobs.length > 0),
@@ -114,7 +119,8 @@ export interface WorkersEvent {
   gone: readonly string[]
 }
 
-/** With what has changed. Who is not known yet has to be read: an event does not tell all of it. */
+/** Merges the changes from worker events. A worker that isn't known yet must be read, because an
+ * event doesn't contain all its fields. */
 export function withWorkers(
   seen: readonly WorkerSeen[],
   { workers, gone }: WorkersEvent,
@@ -134,7 +140,7 @@ export function withWorkers(
 
 export type JobNews = JobEvent & { dispatch_id: number; node: string | null }
 
-/** With what their jobs do now. */
+/** Updates the workers' jobs from job events. */
 export function withJobs(seen: readonly WorkerSeen[], jobs: readonly JobNews[]): readonly WorkerSeen[] {
   const news = new Map(jobs.map((each) => [each.id, each]))
   let isChanged = false
@@ -170,7 +176,7 @@ function jobOf(news: JobNews): WorkerJob {
   return { job_id: id, dispatch_id, tenant_id, workflow, attempt, started_at, percent, node }
 }
 
-/** Everything that a worker lacks for one workflow. */
+/** Returns everything that a worker lacks for one workflow. */
 export function lackOf(worker: MatrixWorker, workflow: string): string[] {
   return Object.values(worker.missing[workflow] ?? {}).flat()
 }
@@ -179,16 +185,16 @@ export interface Ability {
   readonly workflow: string
   readonly able: number
   readonly online: number
-  /** How many finish what they have, and take no other job. */
+  /** The number of draining workers: they finish their jobs and take no new ones. */
   readonly draining: number
-  /** What nobody of them has. */
+  /** An item that none of the workers has. */
   readonly everywhere: string | null
-  /** The first who lacks something. */
+  /** The first worker that lacks something. */
   readonly first: { worker: string; what: string; more: number } | null
   readonly notTold: number
 }
 
-/** How many of a fleet's workers that are online can run each of its workflows. */
+/** Counts, for each workflow, how many of a fleet's online workers can run it. */
 export function abilitiesOf(matrix: Matrix, fleet: string, workflows: readonly string[]): Ability[] {
   const all = matrix.workers.filter((each) => each.fleet === fleet)
   const mine = all.filter((each) => each.state === "online")
@@ -218,14 +224,14 @@ function doesLack(worker: MatrixWorker, workflow: string, what: string): boolean
 
 export interface Gap {
   readonly workflow: string
-  /** node_types, models or capabilities. */
+  /** One of node_types, models or capabilities. */
   readonly kind: string
   readonly what: string
   readonly workers: readonly string[]
   readonly isEverywhere: boolean
 }
 
-/** What is missing where, the things that stop most workers first. */
+/** Returns what is missing and where, with the items that stop the most workers first. */
 export function gapsOf(matrix: Matrix): Gap[] {
   const found = new Map<string, { workflow: string; kind: string; what: string; workers: string[] }>()
   for (const worker of matrix.workers) {
@@ -258,13 +264,13 @@ export function cellOf(worker: MatrixWorker, workflow: string): Cell {
   return worker.unknown.includes(workflow) ? "unknown" : "not"
 }
 
-/** Short names: without the folder and the ending of a model's file. */
+/** Shortens a model's path to its file name without the extension. */
 export function modelName(path: string): string {
   const file = path.split(/[\\/]/).at(-1) ?? path
   return file.replace(/\.(safetensors|ckpt|pth|pt|bin|gguf|sft)$/i, "")
 }
 
-/** As people call it: RTX 4090. */
+/** Shortens a GPU's name to the usual one, such as RTX 4090. */
 export function gpuName(name: string): string {
   return name.replace(/^NVIDIA (GeForce )?/i, "")
 }
@@ -272,7 +278,7 @@ export function gpuName(name: string): string {
 export const GIGABYTE = 1024 ** 3
 const short = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 })
 
-/** Memory of GPUs is told as their makers do: 24 GB have 24 × 1024³ bytes. */
+/** Formats GPU memory as manufacturers do: 24 GB means 24 × 1024³ bytes. */
 export function gigabytes(size: number): string {
   return short.format(size / GIGABYTE)
 }

@@ -1,4 +1,4 @@
-/** A workflow before it is registered: drawn, with the inputs that customers may set. */
+/** Edits a workflow before it is registered: its drawing, and the inputs that customers may set. */
 
 import { useEffect, useMemo, useState } from "react"
 import { useLocation } from "wouter"
@@ -29,7 +29,7 @@ export interface Base {
 
 interface EditorProps {
   opened: Opened
-  /** The workflow whose next version this is; null: it may become any. */
+  /** The workflow that gets the new version; null means that the user may choose any. */
   base: Base | null
   onDiscard: () => void
   onRegistered?: () => void
@@ -55,7 +55,7 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
     onRegistered?.()
   })
   useKept(true)
-  // Else the browser would open it, and leave this page.
+  // Without this, the browser would leave this page to open a dropped file.
   useDropped((file) =>
     toast({ title: words.oneAtATime, text: words.discardFirst(file.name), state: "cancelled" }),
   )
@@ -172,7 +172,7 @@ function useExposed(inspection: WorkflowInspection, base: Base | null, before: D
   return { exposed, lost: start.lost, toggle, change, setExposed }
 }
 
-/** To be used by new jobs, also where effects break; or to be tried before that. */
+/** Whether new jobs use the version at once, use it even if effects break, or only try it. */
 type Way = "use" | "force" | "try"
 
 function useRegister(
@@ -207,7 +207,8 @@ function errorOf(error: ApiError | null, property: Exposed): string | null {
   return error?.details.property === property.name ? error.message : null
 }
 
-/** Effects that would no longer work are no reason to stop, for those who know. */
+/** Shows the API's refusal. If the new version would break effects, the operator may still go
+ * ahead. */
 export function Refusal({ error, onForce }: { error: ApiError; onForce: () => void }) {
   const isBreaking = error.status === 409 && Array.isArray(error.details.effects)
   return (
@@ -228,7 +229,7 @@ interface TroublesProps {
 }
 
 function Troubles({ inspection, bindings, lost }: TroublesProps) {
-  // What customers give is not missing.
+  // Values that customers set don't count as missing.
   const given = new Set(
     inspection.properties.filter((each) => bindings.has(each.binding)).map((each) => each.value),
   )
@@ -288,7 +289,7 @@ interface InputsProps {
   onInput: (property: SuggestedProperty) => void
 }
 
-/** All that can be exposed; of the node that is chosen in the drawing only. */
+/** Lists all inputs that can be exposed, or only those of the node selected in the drawing. */
 function Inputs({ inspection, bindings, node, onNode, onInput }: InputsProps) {
   const [text, setText] = useState("")
   const sought = text.toLocaleLowerCase().trim()
@@ -380,7 +381,7 @@ function Outputs({
   )
 }
 
-/** A draft that waits while its operator looks at something else. */
+/** Offers an unfinished draft that the operator left to look at something else. */
 export function Unfinished({ of, onOpened }: { of: string; onOpened: (opened: Opened) => void }) {
   const [draft, setDraft] = useState(() => draftOf(of))
   if (!draft) return null

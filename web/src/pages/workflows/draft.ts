@@ -1,4 +1,5 @@
-/** A version that is being made: which inputs are exposed, under which names, with which ranges. Pure. */
+/** The draft of a version: which inputs are exposed, with which names and ranges. Pure
+ * functions. */
 
 import type { PropertyAnswer, PropertyBody, SuggestedProperty } from "@/api/schema"
 import type { FormField, Kind } from "@/pages/effect/form"
@@ -8,7 +9,7 @@ export type PropertyType = PropertyBody["type"]
 export type Format = NonNullable<PropertyBody["format"]>
 
 export interface Exposed {
-  /** Stays the same while its name is changed. */
+  /** Stays the same if the name is changed. */
   key: string
   name: string
   label: string
@@ -22,7 +23,7 @@ export interface Exposed {
   maximum: number | null
   step: number | null
   choices: readonly unknown[] | null
-  /** null: as usual for its kind. */
+  /** Null means the default for the property's type. */
   required: boolean | null
 }
 
@@ -39,7 +40,7 @@ export function hasRange(type: PropertyType): boolean {
   return RANGED.has(type)
 }
 
-/** How an input is exposed at first. */
+/** Returns the initial settings of a newly exposed input. */
 export function exposedOf(given: SuggestedProperty, taken: ReadonlySet<string> = new Set()): Exposed {
   const isSeed = given.type === "seed"
   return {
@@ -85,7 +86,8 @@ export function exposedBefore(given: PropertyAnswer): Exposed {
   }
 }
 
-/** Properties of the version before that still have their input, and the names of those that have not. */
+/** Returns the previous version's properties whose inputs still exist, and the names of the
+ * others. */
 export function takenOver(
   before: readonly PropertyAnswer[],
   suggested: readonly SuggestedProperty[],
@@ -98,7 +100,7 @@ export function takenOver(
   }
 }
 
-/** What is sent. A range that is the node's own is left to the node. */
+/** Builds the request body. A range that equals the node's own is left out. */
 export function bodyOf(each: Exposed, suggested: SuggestedProperty | undefined): PropertyBody {
   const own = (name: "minimum" | "maximum" | "step") =>
     hasRange(each.type) && each[name] !== suggested?.[name] ? each[name] : null
@@ -122,7 +124,7 @@ export function bodyOf(each: Exposed, suggested: SuggestedProperty | undefined):
 const NAME = /^[A-Za-z_][A-Za-z0-9_.-]{0,99}$/
 const SLUG = /^[a-z0-9][a-z0-9._-]{0,99}$/
 
-/** What is wrong, by the key of the property. */
+/** Returns the mistakes by property key. */
 export function mistakesOf(all: readonly Exposed[]): Record<string, string> {
   const found: Record<string, string> = {}
   const names = new Set<string>()
@@ -147,7 +149,7 @@ export function isSlug(text: string): boolean {
   return SLUG.test(text)
 }
 
-/** From the name of a file, or a title. */
+/** Derives an identifier from a file name or a title. */
 export function slugOf(text: string): string {
   return text
     .replace(/\.(json|png|webp|jpe?g|gif|mp4|webm|mov|flac|mp3|svg|avif)$/i, "")
@@ -158,7 +160,7 @@ export function slugOf(text: string): string {
     .slice(0, 100)
 }
 
-/** The same as the control plane tells customers. */
+/** Returns the property's label, with the same rule as the control plane. */
 export function labelOf(each: { label: string | null; name: string }): string {
   if (each.label) return each.label
   const text = each.name.replaceAll("_", " ").trim()
@@ -170,7 +172,7 @@ type Asked = Pick<
   "name" | "description" | "type" | "default" | "minimum" | "maximum" | "step" | "choices"
 > & { label: string | null; format: string | null; required: boolean | null }
 
-/** As the form of an effect draws it. */
+/** Converts a property to a field of the effect's form. */
 export function fieldOf(each: Asked, value: unknown = null): FormField {
   const initial = value ?? each.default ?? undefined
   return {
@@ -189,7 +191,7 @@ export function fieldOf(each: Asked, value: unknown = null): FormField {
   }
 }
 
-/** One place up or down in the order of the form. */
+/** Moves a property one position up or down in the form. */
 export function moved<T>(all: readonly T[], at: number, by: -1 | 1): T[] {
   const to = at + by
   const next = [...all]
@@ -199,7 +201,7 @@ export function moved<T>(all: readonly T[], at: number, by: -1 | 1): T[] {
   return next
 }
 
-/** An input by its address, for a drawing of what is registered already. */
+/** Builds an input from its address, for the drawing of a registered workflow. */
 export function inputAt(address: string, value: unknown): SuggestedProperty {
   const dot = address.indexOf(".")
   const [node_id, input] = [address.slice(0, dot), address.slice(dot + 1)]

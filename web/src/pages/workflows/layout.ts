@@ -1,4 +1,5 @@
-/** Where everything of a drawn workflow stands: nodes, the inputs that can be set, wires. Pure. */
+/** Calculates the positions of a drawn workflow's nodes, exposable inputs and connections. Pure
+ * functions. */
 
 import type { Drawing, DrawnNode, DrawnSlot, SuggestedProperty } from "@/api/schema"
 
@@ -8,9 +9,9 @@ const PAD = 8
 const WIDTH_MIN = 190
 const WIDTH_MAX = 420
 const GAP = 24
-/** More of them are in the list beside the drawing. */
+/** The maximum number of input rows per node. The list beside the drawing contains all of them. */
 const ROWS_MAX = 12
-/** Beyond this many nodes they stand as they were saved, though some may overlap. */
+/** With more nodes than this, nodes keep their saved positions, even if some overlap. */
 const APART_MAX = 800
 const CHARACTER = 6.6
 
@@ -36,9 +37,9 @@ export interface Box {
   inputs: readonly Slot[]
   outputs: readonly Slot[]
   rows: readonly InputRow[]
-  /** Inputs that can be exposed, and have no row here. */
+  /** The number of exposable inputs without a row. */
   hidden: number
-  /** Of each input slot, by its number. */
+  /** The vertical position of each input slot, by slot number. */
   ins: readonly number[]
 }
 
@@ -62,7 +63,8 @@ export interface Laid {
   area: Area
 }
 
-/** The node of the top level that an input is in: ids of inner nodes begin with it. */
+/** Returns the id of the top-level node that contains an input. The ids of inner nodes start
+ * with it. */
 export function topNode(property: SuggestedProperty): string {
   return property.node_id.split(":")[0] ?? property.node_id
 }
@@ -105,7 +107,8 @@ function boxOf(node: DrawnNode, properties: readonly SuggestedProperty[]): Box {
   }
 }
 
-/** Editors draw an input that can be connected and typed once; so do we. */
+/** Checks whether an input belongs to a slot. ComfyUI's editors draw an input that can be
+ * connected and typed only once, and so does this drawing. */
 function isOf(property: SuggestedProperty, slot: DrawnSlot, node: DrawnNode): boolean {
   if (property.node_id === node.id) return property.input === slot.name
   return node.is_subgraph && (property.input === slot.name || property.name === slot.name)
@@ -126,7 +129,8 @@ export function cut(text: string, most: number): string {
   return line.length > most ? `${line.slice(0, Math.max(1, most - 1))}…` : line
 }
 
-/** Boxes are not as high as the editor's: those that would lie over another move down. */
+/** Moves boxes down so that they don't overlap. Their heights differ from the heights in
+ * ComfyUI's editor. */
 function apart(boxes: readonly Box[]): Box[] {
   if (boxes.length > APART_MAX) return [...boxes]
   const placed: Box[] = []
@@ -189,7 +193,7 @@ function areaOf(parts: readonly Area[]): Area {
   }
 }
 
-/** How much of the drawing a pixel may show, for its texts to be read. */
+/** The range of drawing units per pixel within which texts are readable. */
 const UNIT_MIN = 0.8
 const UNIT_MAX = 1.4
 
@@ -198,18 +202,18 @@ export interface Room {
   height: number
 }
 
-/** All of it, but never larger than life. */
+/** Returns a view of the whole drawing, never enlarged beyond the limit. */
 export function wholeView(all: Area, room: Room): Area {
   return viewAt(all, room, Math.max(UNIT_MIN, all.width / room.width, all.height / room.height))
 }
 
-/** All of it where that can be read, else its beginning. */
+/** Returns a view of the whole drawing if its texts are readable, otherwise of its beginning. */
 export function firstView(all: Area, room: Room): Area {
   const whole = Math.max(all.width / room.width, all.height / room.height)
   return viewAt(all, room, Math.max(UNIT_MIN, Math.min(UNIT_MAX, whole)))
 }
 
-/** The same view, moved so that a node is in its middle, if it isn't seen already. */
+/** Centers the view on a node unless the node is already visible. */
 export function showing(view: Area, box: Area): Area {
   const isSeen =
     box.x >= view.x &&
@@ -224,7 +228,7 @@ export function showing(view: Area, box: Area): Area {
   }
 }
 
-/** In the middle where there is room for all, else from the left and the top. */
+/** Centers the drawing if it fits, otherwise starts at its left and top edges. */
 function viewAt(all: Area, room: Room, unit: number): Area {
   const width = room.width * unit
   const height = room.height * unit
@@ -236,10 +240,10 @@ function viewAt(all: Area, room: Room, unit: number): Area {
   }
 }
 
-/** About one node. */
+/** The smallest visible width: about one node. */
 const SEEN_MIN = 240
 
-/** What is seen after a zoom that keeps a point where it is; never more than all, never too near. */
+/** Zooms around a fixed point, within the limits for the largest and the smallest view. */
 export function zoomed(view: Area, all: Area, factor: number, at: { x: number; y: number }): Area {
   const most = 1.5 * Math.max(all.width, (all.height * view.width) / view.height)
   const width = Math.max(SEEN_MIN, Math.min(most, view.width / factor))
