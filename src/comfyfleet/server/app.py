@@ -1,4 +1,4 @@
-"""The control plane: databases, object store, queue and jobs, opened from settings and closed again."""
+"""Opens the control plane (databases, object store, queue, jobs) from settings, and closes it."""
 
 import asyncio
 import logging
@@ -52,19 +52,19 @@ class ControlPlane:
     clock: Clock
     central: Database
     pools: Pools
-    context: JobContext  # what jobs are done with
+    context: JobContext  # shared services for submitting and running jobs
     admin_key: AdminKey
-    turns: AdvisoryLocks  # among control planes, for sweeps
-    routes: RouteCalls  # of custom nodes, to workers' backends
-    cursors: ClientCursors  # what clients of the gateway were told
-    outward: PublicHttpClient  # to customers' addresses
-    webhook_key: str  # webhooks' secrets are made from it
-    small: SmallPictures  # for lists and galleries
-    pictures: PictureProcesses  # decode what strangers uploaded
-    arriving: ScratchFolder  # of uploads that are not stored yet
+    turns: AdvisoryLocks  # lets one control plane at a time run a sweep
+    routes: RouteCalls  # forwards calls of custom nodes' routes to backends
+    cursors: ClientCursors  # positions of gateway clients in the run log
+    outward: PublicHttpClient  # calls addresses that customers supply
+    webhook_key: str  # webhooks' secrets are derived from it
+    small: SmallPictures  # thumbnails for lists and galleries
+    pictures: PictureProcesses  # decode untrusted uploads
+    arriving: ScratchFolder  # uploads that are not stored yet
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
-    siblings: SiblingProcesses | None = None  # where several processes serve one port
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set: all that waits is to end
+    siblings: SiblingProcesses | None = None  # None unless several processes serve one port
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when all waits must end
 
     def __post_init__(self) -> None:
         self.store.outage.on_change = self._meter_store
@@ -86,8 +86,10 @@ class ControlPlane:
         return self.context.queue
 
     def end_waits(self) -> None:
-        """Ends everything that waits, because this process stops: polls get no job, `?wait=` gets the
-        current state, and event streams end."""
+        """Ends all waits because this process is stopping.
+
+        Polls return no job, `?wait=` returns the current state, and event streams end.
+        """
         self.stopping.set()
         self.context.notifier.stop()
         self.queue.dismiss()
@@ -102,7 +104,11 @@ RESTART_SECONDS = 1.0
 async def open_control_plane(
     settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Refuses to start beside another process on SQLite, or on a schema of another version."""
+    """Opens the control plane and runs its background work until the context ends.
+
+    Raises if another process uses the same SQLite files, or if a database has a different schema
+    version.
+    """
     places = locations_from(settings, data)
     rules = identities.rules_from(settings)
     meters = ProcessMetrics()
@@ -160,7 +166,7 @@ async def _prepare_tenants(
 
 
 async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -> None:
-    """Progress, previews and what changes for users, between control planes."""
+    """Starts relays that exchange progress, previews and user changes between control planes."""
     hints = NotifyChannel(context.central, CHANNEL)
     await _started(ProgressRelay(context.caches.progress, hints, name), stack)
     pictures = NotifyChannel(context.central, PREVIEW_CHANNEL)
@@ -176,7 +182,7 @@ async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -
 async def _ready_pools(
     places: Mapping[str, DatabaseLocation], stack: AsyncExitStack
 ) -> dict[str, Database]:
-    """A pool that is down holds up its own tenants, and no start of a control plane."""
+    """Opens the pools. A pool that is down delays its own tenants, but not the start."""
     pools: dict[str, Database] = {}
     for name, place in places.items():
         pools[name] = _opened(place, stack)
@@ -235,7 +241,10 @@ ARRIVING = "arriving"
 
 
 def _arriving_folder(store: ObjectStore, data: Path) -> ScratchFolder:
-    """Returns a folder beside the objects, where there is room for files; the system's own folder may be in memory."""
+    """Returns a folder for arriving uploads, next to the objects or in the data folder.
+
+    The system's temporary folder may be in memory and have too little room.
+    """
     if isinstance(store, LocalStore):
         return ScratchFolder(store.root / ARRIVING, store.outage)
     folder = data / ARRIVING
@@ -243,7 +252,7 @@ def _arriving_folder(store: ObjectStore, data: Path) -> ScratchFolder:
 
 
 class BackgroundWork(Protocol):
-    """Something that runs beside all else for as long as the control plane is open."""
+    """Background work that runs for as long as the control plane is open."""
 
     async def run(self) -> None: ...
 
@@ -254,7 +263,7 @@ W = TypeVar("W", bound=BackgroundWork)
 
 
 async def _started(works: W, stack: AsyncExitStack) -> W:
-    """Runs it until the stack is closed."""
+    """Runs the background work until the stack is closed."""
     await stack.enter_async_context(_running(works))
     return works
 
@@ -265,7 +274,8 @@ async def _running(works: BackgroundWork) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        # A part of it that fails in the very moment of a cancel hides the cancel: it is said again.
+        # If part of the work fails just as it is cancelled, the error can hide the cancellation.
+        # So the task is cancelled again until it has ended.
         while not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=RESTART_SECONDS)
@@ -273,7 +283,11 @@ async def _running(works: BackgroundWork) -> AsyncIterator[None]:
 
 
 async def _run_forever(works: BackgroundWork) -> None:
-    """Hints and re-checks only make things faster: what breaks them must not end the rest."""
+    """Restarts the work after errors.
+
+    Background work such as hints and re-checks only reduces latency, so its failure must not stop
+    the control plane.
+    """
     while True:
         try:
             await works.run()

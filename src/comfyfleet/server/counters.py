@@ -1,4 +1,7 @@
-"""Prometheus counters of this process: requests, prompts, graph runs, pipeline jobs and alerts. What the database knows is read on demand."""
+"""Prometheus counters of this process: requests, prompts, graph runs, pipeline jobs and alerts.
+
+Values that the database already holds are read on demand instead.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from prometheus_client import (
     values,
 )
 
-# A second series for each counter, which tells only when it began.
+# By default, each counter has a second series that only contains its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -31,22 +34,26 @@ class SiblingProcesses:
 
     @property
     def first(self) -> Path:
-        """Where the first of them answers the others."""
+        """The socket on which the first process answers the others."""
         return self.folder / "first.sock"
 
 
 def shared_environ(folder: Path) -> dict[str, str]:
-    """What a process must be started with to keep its counters there."""
+    """Returns the environment variables that make a process store its counters in this folder."""
     return {SHARED_FOLDER: str(folder)}
 
 
 def use_process_number(number: int) -> None:
-    """Before any counter is made. One of a process that has ended may be taken again: it goes on counting."""
+    """Sets the number under which this process stores its counters.
+
+    Must be called before any counter is created. The number of a process that has ended can be
+    reused; its counters then continue from their last values.
+    """
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 
 
 def forget_process(folder: Path, number: int) -> None:
-    """Its gauges; counters stay."""
+    """Deletes the gauges of a process that has ended. Its counters remain."""
     multiprocess.mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
 
 
@@ -54,7 +61,7 @@ STALL_SECONDS = (0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class ProcessMetrics:
-    """A registry of its own: two control planes in one process (tests) don't mix."""
+    """Metrics in a separate registry, so that two control planes in one test process don't mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -187,7 +194,10 @@ PIPELINE_ALERTS = ("pipeline.alert", "pipeline.paused")
 
 
 class RunMetrics:
-    """By outcome only: who it was of is in the databases, and would be a label without end."""
+    """Counts runs, jobs and alerts by outcome only.
+
+    A tenant label would have unbounded cardinality; the databases have those details.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -205,7 +215,7 @@ class RunMetrics:
         )
 
     def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:
-        """The usual ones are there from the start: a rate needs a zero to begin with."""
+        """Creates a counter. Its usual label values start at 0, because a rate needs a first value."""
         counter = Counter(f"comfyfleet_{name}", text, (label,), registry=self.registry)
         for value in usual:
             counter.labels(value)

@@ -1,4 +1,4 @@
-"""Where databases and files are, and the lock that keeps a second process away from SQLite files."""
+"""Locates databases and files, and locks SQLite files so that only one process uses them."""
 
 import os
 import sys
@@ -17,16 +17,16 @@ DEFAULT_POOL = "main"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLocation:
-    """A database's URL. Those in the data folder are ours alone, so we migrate them ourselves."""
+    """A database's URL. Embedded databases in the data folder are migrated automatically."""
 
     url: str
     is_embedded: bool = False
-    # PostgreSQL itself, where `url` is that of a transaction pooler.
+    # The URL of PostgreSQL itself if `url` points to a transaction pooler.
     direct_url: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """None unless it is SQLite."""
+        """The SQLite file, or None for other databases."""
         kind, separator, path = self.url.partition(":///")
         return Path(path) if separator and kind.startswith("sqlite") else None
 
@@ -38,7 +38,7 @@ class DataLocations:
     storage_url: str
 
     def sqlite_files(self) -> list[Path]:
-        """Each once: several pools may name one file."""
+        """Returns the distinct SQLite files, because several pools can share one file."""
         places = (self.central, *self.pools.values())
         return sorted({place.file.resolve() for place in places if place.file is not None})
 
@@ -75,7 +75,8 @@ def _embedded(file: Path) -> DatabaseLocation:
 
 
 PID_CHARACTERS_MAX = 20
-# Windows locks bytes, and what is locked can't be read by others: so one far behind the pid.
+# Windows locks byte ranges, and other processes can't read a locked byte. So a byte far behind the
+# process id is locked.
 LOCKED_BYTE = 1024
 
 
@@ -98,7 +99,7 @@ def _only_one(database: Path) -> Iterator[None]:
     with file:
         if not _locked(file):
             raise _held(database, file)
-        # The file stays when we go: to remove it would let two others lock two different ones.
+        # The file isn't removed at exit. Otherwise two other processes could lock different files.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -42,7 +42,8 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.transport.fetch import FetchedSource, Fetcher, FetchLimits
 from comfyfleet.transport.files import open_file
 
-# The media of a file is always the same one: who links it again after a lost answer gets it again.
+# The media id is derived from the file id and this name, so that a caller who attaches a file again
+# after a lost response gets the same media.
 LINKED = "media"
 BUFFER_BYTES = 1024 * 1024
 
@@ -77,7 +78,7 @@ EXAMPLE_BYTES_MAX = 32 * 1024**2
 
 
 async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
-    """Stores a picture or video that shows what an effect does, without the workflow in it."""
+    """Stores an example image or video of an effect, without metadata such as the workflow."""
     media_type = sniff_type(content[:SNIFF_BYTES])
     kind = kind_of(media_type or "")
     if media_type is None or kind not in ("image", "video"):
@@ -99,7 +100,7 @@ async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
 async def create_upload(
     plane: ControlPlane, caller: Caller, announced: UploadRequest
 ) -> tuple[File, PresignedUrl]:
-    """A row for a file to come, and the one PUT that brings it."""
+    """Creates the row of an announced file and the URL for its PUT."""
     file_id = plane.context.new_id()
     file = File(
         id=file_id,
@@ -136,7 +137,7 @@ HEADS_AT_ONCE_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class UploadedPart:
-    """A part of an upload; `put` brings it, unless it is there."""
+    """A part of an upload. `put` is the URL to upload it, or None if it has arrived."""
 
     number: int  # from 1
     start: int
@@ -157,12 +158,15 @@ class UploadProgress:
 
 
 def part_bytes_for(size: int) -> int:
-    """The size of each part but the last: there are few, so that asking for all of them is cheap."""
+    """Returns the size of each part except the last.
+
+    The number of parts is limited, so that checking all of them is cheap.
+    """
     return max(PART_BYTES_USUAL, -(-size // PARTS_MAX))
 
 
 async def upload_progress(plane: ControlPlane, caller: Caller, file_id: UUID) -> UploadProgress:
-    """What of an announced file has arrived, and URLs for the parts that have not."""
+    """Returns the parts of an announced file, with upload URLs for those that are missing."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         file = await media.get_file(tx, caller.tenant.id, file_id)
     if file.user_id != caller.user_id or ANNOUNCED_SIZE not in file.metadata:
@@ -203,7 +207,10 @@ async def _with_url(plane: ControlPlane, file: File, part: UploadedPart) -> Uplo
 
 
 async def _join_parts(plane: ControlPlane, file: File) -> None:
-    """Makes the file of its parts, if they are all there; whoever links it next finds it whole."""
+    """Joins the uploaded parts into the file. Does nothing if the file is complete already.
+
+    Raises Refused if parts are missing, unless another call has joined the file in the meantime.
+    """
     size, each_bytes = file.metadata.get(ANNOUNCED_SIZE, 0), file.metadata.get(PART_BYTES)
     if each_bytes is None or await plane.store.head(file.path) is not None:
         return
@@ -223,7 +230,7 @@ def quota_of(plane: ControlPlane, caller: Caller) -> int:
 
 
 async def attach(plane: ControlPlane, caller: Caller, file_id: UUID) -> tuple[MediaItem, bool]:
-    """The media, and whether it is new. Another user's file is not there."""
+    """Returns a file's media and whether it is new. Raises NotFound for another user's file."""
     media_id = uuid5(file_id, LINKED)
     pool = plane.pools[caller.tenant.pool]
     async with pool.read() as tx:
@@ -238,7 +245,7 @@ async def attach(plane: ControlPlane, caller: Caller, file_id: UUID) -> tuple[Me
     try:
         kept = await files.confirm_upload(plane.context, pool, file)
     except NotFound:
-        # Linked at the same moment, as media of an earlier file with the same content.
+        # A concurrent call has attached it as media of an earlier file with the same content.
         async with pool.read() as tx:
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
     linked, is_new = await _inspect(plane, caller, kept, media_id, is_fresh=file.is_announced)
@@ -257,10 +264,13 @@ async def _known(tx: Tx, caller: Caller, media_id: UUID) -> MediaItem | None:
 async def _inspect(
     plane: ControlPlane, caller: Caller, file: File, media_id: UUID, *, is_fresh: bool
 ) -> tuple[MediaItem, bool]:
-    """The media, and whether it is new; of an earlier file if the user has one of the same content."""
+    """Returns the media and whether it is new.
+
+    If the user has an earlier file with the same content, the media belongs to that file.
+    """
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         try:
-            # Whoever links the same file at the same time waits here, and then finds the media.
+            # A concurrent call that attaches the same file waits here, and then finds the media.
             await media.lock_file(tx, file.tenant_id, file.id)
         except NotFound:
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
@@ -274,7 +284,10 @@ async def _inspect(
 
 
 async def _find_duplicate(tx: Tx, file: File) -> File | None:
-    """An upload of the same user with the same content. Outputs come and go with their jobs."""
+    """Returns an upload of the same user with the same content.
+
+    Outputs are ignored, because they are deleted with their jobs.
+    """
     if file.content_hash is None:
         return None
     found = await media.file_by_hash(tx, file.tenant_id, file.user_id, file.content_hash)
@@ -298,7 +311,10 @@ async def _create(
 
 
 async def fetch_from_url(plane: ControlPlane, caller: Caller, url: str) -> MediaItem:
-    """Through a file of our own: only when all of it is here is it known whether it is there already."""
+    """Fetches a file into a scratch folder and stores it as media.
+
+    Only the complete content shows whether the user already has the file.
+    """
     limits = FetchLimits(plane.settings.max_upload_bytes, plane.settings.fetch_seconds)
     fetcher = Fetcher(plane.outward, media_type_of=sniff_type)
     with system_scratch().opened() as folder:

@@ -1,8 +1,9 @@
 """Records stalls of the event loop: while a task computes, all other requests wait.
 
-Two things stall a loop. Either one of its own turns takes too long, or another thread holds the interpreter lock. The
-first is measured exactly, between two calls of the loop's selector. A thread that looks about ten times a second takes
-the stacks, and notices the second kind when it is itself woken too late.
+A loop stalls if one of its own turns takes too long, or if another thread holds the interpreter
+lock. The first kind is measured exactly, between two calls of the loop's selector. A thread that
+looks about ten times a second takes the stacks, and notices the second kind when it is itself woken
+too late.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ from weakref import WeakKeyDictionary
 logger = logging.getLogger(__name__)
 STALL_SECONDS = 0.1
 LOOK_SECONDS = 0.1
-# A stall that lasts is logged at this age, too: the loop may never turn again.
+# Age in seconds at which a stall is logged before it has ended, because it may never end.
 LASTING_SECONDS = 10.0
-# Further stalls are only counted. The next line contains their number.
+# Limit for logged stalls. Further ones are only counted, and the next line contains their number.
 LINES_PER_MINUTE_MAX = 10
 FRAMES_MAX = 30
 THREADS_MAX = 3
 STACKS_MAX = 100
-# Innermost functions of threads that wait, so they hold no lock.
+# Innermost functions of waiting threads, which hold no lock.
 _WAITING = frozenset({"_worker", "accept", "get", "poll", "recv", "select", "wait"})
 
 Line: TypeAlias = tuple[CodeType, int]
@@ -36,8 +37,11 @@ Stack: TypeAlias = tuple[Line, ...]
 
 
 class Stall(NamedTuple):
-    """`cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low, the loop waited for
-    a file or a lock, or the machine was busy with other processes."""
+    """A stall of the event loop.
+
+    `cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low, the
+    loop waited for a file or a lock, or the machine was busy with other processes.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -45,7 +49,7 @@ class Stall(NamedTuple):
 
 
 class TurnClock:
-    """Notes when the current turn of a loop began, by wrapping the `select` of its selector."""
+    """Records when the current turn of a loop began, by wrapping the `select` of its selector."""
 
     def __init__(self, selector: Any) -> None:
         self.began = 0.0  # 0 while the loop waits for events
@@ -67,7 +71,7 @@ _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, TurnClock] = WeakKeyDictio
 
 
 def turn_clock_of(loop: asyncio.AbstractEventLoop) -> TurnClock | None:
-    """Returns the clock of a loop, which all its users share; None if the loop has no such selector."""
+    """Returns the loop's clock, which all users share, or None if the loop has no `_selector`."""
     clock = _clocks.get(loop)
     if clock is None:
         selector = getattr(loop, "_selector", None)
@@ -79,7 +83,7 @@ def turn_clock_of(loop: asyncio.AbstractEventLoop) -> TurnClock | None:
 
 @dataclass
 class _Turn:
-    """What was seen of the turn that began at a moment."""
+    """Samples of the loop turn that started at `began`."""
 
     began: float = 0.0
     cpu_before: float = 0.0
@@ -132,7 +136,7 @@ class LoopWatchdog:
             self.look(monotonic(), process_time())
 
     def look(self, now: float, cpu: float) -> None:
-        """Takes the stack of a turn that goes on, and reports what has ended since the last look."""
+        """Samples the current turn's stack, and reports stalls that ended since the last look."""
         began = self._clock.began if self._clock else 0.0
         is_reported = self._report_ended(cpu)
         if began:
@@ -160,7 +164,7 @@ class LoopWatchdog:
         return is_any
 
     def _report_held_lock(self, now: float, cpu: float) -> None:
-        """Another thread computed, and this one was not woken in time."""
+        """Reports a stall if this thread was woken late while another thread used the CPU."""
         late, used = now - self._looked - LOOK_SECONDS, cpu - self._cpu
         if late > STALL_SECONDS and used > STALL_SECONDS:
             self._report(Stall(late, used, f"another thread held the lock: {self._busy_threads()}"))
@@ -198,14 +202,17 @@ def _is_busy(frame: FrameType) -> bool:
 
 
 def stack_of(frame: FrameType) -> Stack:
-    """Returns the innermost calls, the innermost one last. Only code and line numbers, never values."""
+    """Returns the innermost calls, with the innermost one last.
+
+    A stack contains only code and line numbers, never values.
+    """
     return tuple(_lines_from(frame))[::-1]
 
 
 def _lines_from(frame: FrameType | None) -> Iterator[Line]:
     for _ in range(FRAMES_MAX):
         code = _code_of(frame)
-        # What runs the loop is always the same.
+        # The frames of the loop itself are always the same, so they are left out.
         if frame is None or code is None or code.co_name == "_run_once":
             return
         yield code, frame.f_lineno
@@ -213,7 +220,7 @@ def _lines_from(frame: FrameType | None) -> Iterator[Line]:
 
 
 def _code_of(frame: FrameType | None) -> CodeType | None:
-    """Returns None if this is no frame of a function any more.
+    """Returns the code of a frame, or None if it is no longer the frame of a function.
 
     The other thread may continue while its frames are read. On a busy machine, CPython 3.11 then returned
     a dictionary as the code of a frame.
