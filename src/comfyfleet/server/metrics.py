@@ -1,9 +1,10 @@
-"""Figures of fleets, lanes, graph runs and pipeline runs at one moment, what ended since the last reading, and
-sums of what happened in each minute, quarter of an hour and two hours.
+"""Metrics of fleets, lanes, graph runs and pipeline runs: current figures, counters and rollups.
 
-The sums are in the central database, so that operators see the last week without any other service. A pass adds
-the minutes since the last one of any control plane. How far they have come is a row that a pass locks, and
-compares with what it began from: so no minute is added twice.
+Counters add the jobs that ended since the last reading. Rollups are sums for each minute, quarter of
+an hour and two hours. They are stored in the central database, so that operators see the last week
+without any other service. A pass adds the minutes since the previous pass of any control plane. It
+locks the row that holds the end of the previous pass and compares it with the value that it started
+from, so that no minute is added twice.
 """
 
 import math
@@ -31,7 +32,7 @@ from comfyfleet.server.db.metrics_queries import (
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
-# Rows that end now may be committed a little later: the last moments are left for the next look.
+# Jobs that end now may be committed a little later, so the last seconds are left for the next look.
 SETTLE = timedelta(seconds=5)
 JOB_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600)
 GONE = "gone"
@@ -47,7 +48,7 @@ class LaneFigures:
     queued: int
     leased: int
     oldest_seconds: float
-    held: int = 0  # of the leased ones: those that have not begun
+    held: int = 0  # leased jobs that have not started
 
     @property
     def running(self) -> int:
@@ -56,15 +57,15 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """A workflow of several fleets counts in each."""
+    """The current figures of a fleet. A workflow of several fleets counts for each of them."""
 
     slug: str
     stage: str
     queued: int
     leased: int
     oldest_seconds: float
-    workers: Mapping[str, int]  # by state
-    slots: int  # how many jobs its live workers run at once
+    workers: Mapping[str, int]  # number of workers by state
+    slots: int  # number of jobs that its online workers can run in parallel
     max_workers: int | None
     workflow_ids: frozenset[int]
     fleet_id: int = 0
@@ -122,7 +123,7 @@ def _lane(
         queued=depth.queued,
         leased=depth.leased,
         oldest_seconds=_age(depth, now),
-        held=min(held, depth.leased),  # it was counted a moment later
+        held=min(held, depth.leased),  # `held` was counted a moment later
     )
 
 
@@ -163,7 +164,7 @@ def _age(depth: LaneDepth, now: datetime) -> float:
 
 @dataclass(slots=True)
 class EndedCounts:
-    """Sums since the process began: of all control planes, as the database has them."""
+    """Sums since this process started, for the jobs of all control planes."""
 
     jobs: int = 0
     timed: int = 0
@@ -178,7 +179,7 @@ class EndedCounts:
 
 
 class OutcomeCounters:
-    """Counters that the database feeds: each look adds what ended since the one before."""
+    """Counters read from the database. Each look adds the jobs that ended since the last one."""
 
     def __init__(self, since: datetime) -> None:
         self._until = since
@@ -196,7 +197,7 @@ class OutcomeCounters:
                     tx, after=after, until=until, buckets=JOB_SECONDS
                 )
         except BaseException:
-            self._until = after  # nothing was counted; the next look starts there again
+            self._until = after  # nothing was counted, so the next look starts from there
             raise
         for row in rows:
             key = (slugs.get(row.workflow_id, GONE), row.stage, row.status)
@@ -211,13 +212,13 @@ JOBS = ("queued", "processing")
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    graph_runs: Mapping[str, int]  # that go on, by status
+    graph_runs: Mapping[str, int]  # active runs by status
     pipeline_runs: Mapping[str, int]
     jobs: Mapping[tuple[str, str], int]  # in flight, by kind of run and status
 
 
 async def read_run_figures(pools: Pools) -> dict[str, RunFigures]:
-    """By pool."""
+    """Returns the run figures of each pool, by its name. A pool that is down is left out."""
     return await for_each_pool(pools, _read, "its runs are not counted")
 
 
@@ -231,22 +232,23 @@ async def _read(pool: Database) -> RunFigures:
 
 
 STATE = "rollups"
-# What ends now may be committed a little later, at another control plane with another clock.
+# Jobs that end now may be committed a little later, by a control plane whose clock differs.
 ROLLUP_SETTLE = timedelta(seconds=10)
 ONE_MINUTE = timedelta(seconds=MINUTE)
-# After an outage of all control planes, the minutes before these are left out.
+# Limit for one pass. After a longer outage of all control planes, earlier minutes are left out.
 MINUTES_PER_PASS_MAX = 60
-# What waits and runs is read once for each pass, which mostly is one minute.
+# Queued and running jobs are read once per pass, which usually covers one minute. The sample counts
+# for the minutes of this period.
 SAMPLED_FOR = timedelta(minutes=2)
 WORKFLOWS_PER_MINUTE_MAX = 20
 KEPT = {MINUTE: timedelta(hours=2), QUARTER: timedelta(hours=26), TWO_HOURS: timedelta(days=8)}
-# Upper ends in seconds, each half as much again as the one before: from 50 ms to about a day.
+# Upper bounds of histogram buckets in seconds, from 50 ms to about a day, growing by a factor of 1.5.
 BUCKETS = tuple(round(0.05 * 1.5**number, 4) for number in range(36))
 WAIT, RUN, OF_WORKFLOW = "wait:", "run:", "workflow:"
 
 
 class RollupRange(NamedTuple):
-    """A range of a plot: how far back it goes, and its step."""
+    """The time range of a chart: its length and the length of a step."""
 
     seconds: int
     step_seconds: int
@@ -260,7 +262,7 @@ RANGES: Mapping[str, RollupRange] = {
 
 
 class RollupMark(NamedTuple):
-    """How far the sums have come: in the central database, and in each pool."""
+    """The end of the last rollup pass, in the central database and in each pool."""
 
     until: datetime
     pools: Mapping[str, datetime]
@@ -277,7 +279,7 @@ class RollupMark(NamedTuple):
 
 @dataclass
 class RollupPass:
-    """Adds to the sums of one system, pass by pass."""
+    """Updates the rollups of an installation."""
 
     central: Database
     pools: Pools
@@ -285,7 +287,7 @@ class RollupPass:
     _idle_until: datetime | None = field(default=None, init=False)
 
     async def is_due(self, now: datetime) -> bool:
-        """Whether a minute has passed in which anything happened; three small reads."""
+        """Checks with up to three small reads whether a minute with any activity has passed."""
         until = step_start(now - ROLLUP_SETTLE, MINUTE)
         if self._idle_until is not None and self._idle_until >= until:
             return False
@@ -305,7 +307,7 @@ class RollupPass:
         async with self.central.transaction() as tx:
             locked = await lock_state(tx, STATE, mark.as_state())
             if RollupMark.from_state(locked) != mark:
-                return  # another control plane has added these minutes meanwhile
+                return  # another control plane has added these minutes
             await self._add_minutes(tx, mark, until, sum(tokens.values()))
             waiting = {name: mark.pools.get(name, mark.until) for name in self.pools}
             pools = {**waiting, **dict.fromkeys(tokens, until)}
@@ -331,7 +333,7 @@ class RollupPass:
             minute = end
 
     async def _read_tokens(self, mark: RollupMark, until: datetime) -> dict[str, int]:
-        """Returns the tokens of each pool since its own mark; a pool that is down is counted later."""
+        """Returns the tokens used per pool since its mark. A pool that is down is counted later."""
 
         async def read(pool: Database, *, after: datetime) -> int:
             async with pool.read() as tx:
@@ -346,7 +348,7 @@ class RollupPass:
 
 
 async def _read_mark(tx: Tx, until: datetime) -> RollupMark:
-    """Where nothing was ever added, sums begin as far back as a pass goes."""
+    """Reads the mark. Without one, rollups start as far back as a pass can go."""
     state = await read_state(tx, STATE)
     first = until - MINUTES_PER_PASS_MAX * ONE_MINUTE
     return RollupMark.from_state(state) if state else RollupMark(first, {})
@@ -359,18 +361,21 @@ async def _is_anything_there(tx: Tx, mark: RollupMark, until: datetime) -> bool:
 
 
 async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
-    """Returns the first minute in which something ended, or the last: in those between nothing happened."""
+    """Returns the first minute to add: one with ended jobs, or the first of the recent minutes.
+
+    Earlier minutes are skipped, because no job ended in them.
+    """
     least = max(mark.until, until - MINUTES_PER_PASS_MAX * ONE_MINUTE)
     first = await metrics_queries.first_ended(tx, after=least, until=until)
     recent = max(least, until - SAMPLED_FOR)
     if first is None:
         return recent
-    # A minute begins after its first moment: what ended just then belongs to the one before.
+    # A minute excludes its first moment, so a job that ended then belongs to the minute before.
     return min(recent, step_start(first - timedelta(microseconds=1), MINUTE))
 
 
 def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
-    """Returns the sums of jobs that ended; only the workflows with the most have sums of their own."""
+    """Returns the sums of ended jobs, and separate sums of the workflows with the most jobs."""
     sums: defaultdict[str, float] = defaultdict(float)
     of_workflows: defaultdict[int, defaultdict[str, float]] = defaultdict(
         lambda: defaultdict(float)
@@ -394,7 +399,10 @@ def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
 
 
 def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[str, float]:
-    """Returns what waits and runs as seconds: the mean of any time is their sum by its length."""
+    """Returns queued and running jobs, multiplied by the seconds of a minute.
+
+    The mean over any period is then the sum divided by the length of the period.
+    """
     online = [each for each in figures.fleets if each.slots]
     sums = {
         "queued_seconds": float(sum(lane.queued for lane in figures.lanes)) * MINUTE,
@@ -408,7 +416,7 @@ def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class RollupPoint:
-    """What happened in one step, or in all of a range. What can't be known is None."""
+    """The sums of one step or of a whole range. Values that can't be known are None."""
 
     at: datetime
     seconds: float
@@ -418,7 +426,7 @@ class RollupPoint:
         return round(self.sums.get(name, 0))
 
     def mean(self, name: str) -> float:
-        """The mean of something that was added up over time."""
+        """Returns the mean of a value that was summed over time."""
         return self.sums.get(name, 0.0) / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -428,7 +436,7 @@ class RollupPoint:
 
     @property
     def busy_percent(self) -> float | None:
-        """How much of what workers could have run at once was run."""
+        """The used share of the workers' slots in percent."""
         slots = self.sums.get("slot_seconds", 0.0)
         busy = min(self.sums.get("leased_seconds", 0.0), slots)
         return 100 * busy / slots if slots else None
@@ -440,7 +448,7 @@ class RollupPoint:
 
     @property
     def stayed(self) -> int:
-        """Runs before which no model had to be loaded."""
+        """Number of runs that didn't have to load a model."""
         return self.count(f"{MODEL_RUNS}same")
 
     @property
@@ -452,7 +460,7 @@ class RollupPoint:
         return percentile_of(self.sums, kind, share)
 
     def workflows(self) -> dict[int, dict[str, float]]:
-        """The sums of each workflow, by its id."""
+        """Returns the sums of each workflow by its id."""
         found: dict[int, dict[str, float]] = {}
         for name, value in self.sums.items():
             if name.startswith(OF_WORKFLOW):
@@ -462,14 +470,14 @@ class RollupPoint:
 
 
 def percentile_of(sums: Mapping[str, float], kind: str, share: float) -> float | None:
-    """Of the sums of all jobs, or of those of one workflow."""
+    """Returns a percentile in seconds from the sums of all jobs or of one workflow."""
     return percentile(
         [sums.get(f"{kind}{number}", 0.0) for number in range(len(BUCKETS) + 1)], share
     )
 
 
 def percentile(counts: Sequence[float], share: float) -> float | None:
-    """Finds the bucket, and the place in it by equal shares of its width."""
+    """Estimates a percentile in seconds by linear interpolation within its bucket."""
     total = sum(counts)
     if total <= 0:
         return None
@@ -484,12 +492,12 @@ def percentile(counts: Sequence[float], share: float) -> float | None:
 
 
 class Rollup(NamedTuple):
-    points: Sequence[RollupPoint]  # one for each step, without gaps
+    points: Sequence[RollupPoint]  # one point for each step, without gaps
     total: RollupPoint
 
 
 async def read_rollup(tx: Tx, span: RollupRange, *, now: datetime) -> Rollup:
-    """Reads the steps of a range; the last one is not over yet."""
+    """Reads the steps of a range. The last step is the current one, so it is incomplete."""
     last = step_start(now, span.step_seconds)
     first = last - timedelta(seconds=span.seconds - span.step_seconds)
     found = await metrics_queries.read_sums(tx, span.step_seconds, since=first)

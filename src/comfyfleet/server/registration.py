@@ -1,4 +1,4 @@
-"""Workers register, are seen and deregister: rows, keys, audit and the requeue of what they held."""
+"""Registers and deregisters workers: rows, keys, audit entries, and the requeue of their jobs."""
 
 from datetime import datetime, timedelta
 
@@ -54,7 +54,7 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
             tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
         )
         assigned = await fleets.workflows_of(tx, worker)
-    # Of one that had the id before and has lost its key; this one knows nothing of its leases.
+    # A worker with this id that lost its key may hold leases, which the new one doesn't know.
     await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
     request_wake(plane.context)
     return Registered(
@@ -95,7 +95,10 @@ def _registration(message: Register) -> WorkerRegistration:
 
 
 async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
-    """An instance must be of a known auto-scaling group; why it could not be checked, if so."""
+    """Raises Refused for an EC2 instance outside the known auto-scaling groups.
+
+    If the check is enabled but could not be done, returns the reason for the audit log.
+    """
     if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
         return None
     verdict = await ec2.check_instance(worker_id)
@@ -105,16 +108,19 @@ async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
 
 
 async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Heartbeat) -> None:
-    """That it lives."""
+    """Records that the worker is alive, with its latest reading."""
     await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
 
 
-# A name that left its fleet so long ago is unknown.
+# A worker that left its fleet longer ago than this is reported as unknown instead of offline.
 KNOWN_FOR = timedelta(days=7)
 
 
 async def require_worker(tx: Tx, worker_id: str, *, now: datetime) -> FleetWorker:
-    """Raises WorkerOffline for a worker that has left its fleet lately, as one that restarts has."""
+    """Returns a worker.
+
+    Raises WorkerOffline if it left its fleet recently, for example to restart, or else NotFound.
+    """
     worker = await fleets.find_worker(tx, worker_id)
     if worker is not None:
         return worker

@@ -1,4 +1,7 @@
-"""Random keys, shown once and stored as SHA-256, and the secrets that all control planes of an installation share."""
+"""Random keys, and secrets that all control planes of an installation share.
+
+Keys are shown once and stored as SHA-256 hashes.
+"""
 
 import hashlib
 import hmac
@@ -23,23 +26,23 @@ def hash_key(key: str) -> str:
 
 
 def is_key_of_hash(key: str, key_hash: str) -> bool:
-    """Compared in constant time."""
+    """Compares a key with a hash in constant time."""
     return hmac.compare_digest(hash_key(key), key_hash)
 
 
 ADMIN_KEY_HASH = "admin_key_hash"
 WEBHOOK_KEY = "webhook_key"
-URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is kept
+URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is stored
 
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
     key_hash: str
-    just_made: str | None = None  # to be shown once: only its hash is kept
+    just_made: str | None = None  # a new key to show once, because only its hash is stored
 
 
 async def admin_key(central: Database, settings: Settings) -> AdminKey:
-    """As the environment says, else the one that the first start made."""
+    """Returns the admin key from the environment, or else the one created at the first start."""
     if settings.admin_key:
         return AdminKey(hash_key(settings.admin_key))
     async with central.read() as tx:
@@ -53,7 +56,7 @@ async def admin_key(central: Database, settings: Settings) -> AdminKey:
 
 
 async def replace_admin_key(central: Database, now: datetime) -> str:
-    """A new one in place of the one that was made; control planes that run take it at their start."""
+    """Replaces the created admin key. Running control planes use the new key after a restart."""
     key = new_key()
     async with central.transaction() as tx:
         await write_state(tx, ADMIN_KEY_HASH, hash_key(key))
@@ -62,26 +65,32 @@ async def replace_admin_key(central: Database, now: datetime) -> str:
 
 
 async def replace_url_secret(central: Database, now: datetime) -> None:
-    """Every URL that was ever handed out is void, once the control planes were started anew."""
+    """Replaces the secret that signs URLs. After a restart, all URLs issued before are invalid."""
     async with central.transaction() as tx:
         await write_state(tx, URL_SECRET, new_key())
         await record_audit(tx, "system", "url_secret_replaced", "storage", now)
 
 
 async def replace_webhook_key(central: Database, now: datetime) -> None:
-    """Webhooks whose secret is not stored have another one, once the control planes were started anew."""
+    """Replaces the key from which webhooks' secrets are derived.
+
+    After a restart of the control planes, webhooks without a stored secret have a new one.
+    """
     async with central.transaction() as tx:
         await write_state(tx, WEBHOOK_KEY, new_key())
         await record_audit(tx, "system", "webhook_key_replaced", "webhooks", now)
 
 
 async def url_secret(central: Database) -> str:
-    """The same for all control planes: each must accept what another has signed."""
+    """Returns the secret that signs URLs. Control planes share it to accept each other's URLs."""
     return await _read_or_create(central, URL_SECRET)
 
 
 async def webhook_key(central: Database) -> str:
-    """Kept apart from the tenants' databases: who reads those can sign nothing."""
+    """Returns the key from which webhooks' secrets are derived.
+
+    It isn't stored in the tenants' databases, so access to those isn't enough to sign anything.
+    """
     return await _read_or_create(central, WEBHOOK_KEY)
 
 

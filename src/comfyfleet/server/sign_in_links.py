@@ -1,7 +1,7 @@
 """One-time secrets that make a browser the owner of `comfyfleet up`.
 
-Each secret is stored as a file named by its hash in the data folder. So only somebody who may write there can
-create one, and the first browser that sends it deletes the file.
+Each secret is stored as a file in the data folder, named after the secret's hash. So only a user with
+write access there can create one. The file is deleted when the first browser sends the secret.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ class SignInLinks:
         self._folder = data / FOLDER
 
     def start(self, url: str) -> str:
-        """Deletes the links of earlier starts, stores the address of the pages and returns a new link."""
+        """Deletes links of earlier starts, stores the web app's address and returns a new link."""
         if self._folder.is_dir():
             for file in self._folder.iterdir():
                 file.unlink(missing_ok=True)
@@ -29,21 +29,21 @@ class SignInLinks:
         return self.new_link(url)
 
     def address(self) -> str | None:
-        """Returns the address of the pages at the last start; None if there was none."""
+        """Returns the web app's address at the last start, or None if it isn't known."""
         try:
             return (self._data / ADDRESS_FILE).read_text(encoding="ascii").strip() or None
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             return None
 
     def new_link(self, url: str) -> str:
-        """Returns an address of the sign-in page that works once."""
+        """Returns a sign-in link that works once."""
         secret = new_key()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         (self._folder / hash_key(secret)).touch(mode=0o600)
         return f"{url}{SIGN_IN_PATH}#{FRAGMENT}{secret}"
 
     def use(self, secret: str) -> bool:
-        """Uses up a secret. Returns False if it is unknown or was used before."""
+        """Consumes a secret. Returns False if it is unknown or was used before."""
         try:
             (self._folder / hash_key(secret)).unlink()
         except (FileNotFoundError, NotADirectoryError):

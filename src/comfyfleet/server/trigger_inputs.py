@@ -1,4 +1,4 @@
-"""Inputs of triggers: fixed values, and paths in the body that a webhook receives. Pure."""
+"""Inputs of triggers: fixed values, and paths in a webhook's body. This module does no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ INPUT_NAME_PROBLEMS = ("unknown_input", "missing_input")
 
 
 def check_paths(inputs: Mapping[str, Any]) -> None:
-    """Refuses paths of a webhook's inputs that can't be followed."""
+    """Raises InvalidInput if a webhook's inputs contain an invalid path."""
     for name, value in inputs.items():
         if isinstance(value, str) and _TEMPLATE_PATH.search(value):
             raise InvalidInput(
@@ -31,8 +31,10 @@ def check_paths(inputs: Mapping[str, Any]) -> None:
 
 
 def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
-    """Makes inputs from a body: a text like `body.order.photo` or `body.rows.0` is a path in it, with `?` at its end
-    one that may be absent; any other value is given as it is.
+    """Returns inputs with their paths replaced by values from the body.
+
+    A string such as `body.order.photo` or `body.rows.0` is a path. A path that ends in `?` is optional.
+    Any other value is used unchanged.
     """
     mapped = {}
     for name, value in inputs.items():

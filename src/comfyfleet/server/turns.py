@@ -1,4 +1,4 @@
-"""Work that takes long, a few at once: whoever wants much takes turns with the others."""
+"""Limits concurrent long work, and shares the slots fairly between callers."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -14,7 +14,7 @@ RETRY_SECONDS = 5
 
 
 class FairTurns:
-    """Those who wait take turns, so that nobody waits for all that another wants."""
+    """Grants slots to waiting callers in turn, so that none waits for another's whole backlog."""
 
     def __init__(self, at_once_max: int, *, waiting_each_max: int) -> None:
         self._free = at_once_max
@@ -23,7 +23,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, who: Hashable) -> AsyncIterator[None]:
-        """Waits for a turn; raises TooManyCalls for one who waits for too many already."""
+        """Waits for a turn. Raises TooManyCalls if the caller has too many calls waiting."""
         if self._free:
             self._free -= 1
         else:
@@ -53,7 +53,7 @@ class FairTurns:
             who, line = self._waiting.popitem(last=False)
             first = line.popleft()
             if line:
-                self._waiting[who] = line  # after all others
+                self._waiting[who] = line  # behind all other callers
             if not first.done():
                 first.set_result(None)
                 return
@@ -61,13 +61,13 @@ class FairTurns:
 
 
 class FairThreads:
-    """Threads of their own for what computes long: those of the shared pool read and write everybody's files."""
+    """Dedicated threads for long computations, because the shared pool does all file access."""
 
     def __init__(self, name: str, at_once_max: int, *, waiting_each_max: int) -> None:
         self._threads = ThreadPoolExecutor(at_once_max, thread_name_prefix=name)
         self._turns = FairTurns(at_once_max, waiting_each_max=waiting_each_max)
 
     async def run(self, who: Hashable, work: Callable[[], T]) -> T:
-        """Raises TooManyCalls for one for whom too much waits already."""
+        """Runs work in a thread. Raises TooManyCalls if the caller has too many calls waiting."""
         async with self._turns.turn(who):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
