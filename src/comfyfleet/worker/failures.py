@@ -1,6 +1,6 @@
 """Maps errors to their consequences for the job, the worker and its backend.
 
-Pure: tables from errors and their texts to final reports.
+The functions are pure: they map errors and their texts to final reports.
 """
 
 import json
@@ -40,21 +40,22 @@ TEXT_CHARACTERS_MAX = 20_000
 
 
 class BackendCondition(StrEnum):
-    """What is wrong with a worker's backend, and what ends that condition."""
+    """A problem of a worker's backend, and when it ends."""
 
-    DOWN = "down"  # doesn't answer; until it does
-    HUNG = "hung"  # answers, and its prompt thread is stuck; until it was restarted, or idle
-    POISONED = "poisoned"  # every later prompt fails too; until it was restarted
-    CLOSED = "closed"  # an account without access or credits; probed again after a while
-    DISK_FULL = "disk_full"  # until there is room
-    GROWN = "grown"  # keeps memory that it was asked to free; until it was restarted
+    DOWN = "down"  # doesn't respond, until it does
+    # responds, but its prompt thread is stuck until a restart or until its queue is empty
+    HUNG = "hung"
+    POISONED = "poisoned"  # every later prompt fails too, until a restart
+    CLOSED = "closed"  # an account without access or credits, probed again later
+    DISK_FULL = "disk_full"  # until there is free space
+    GROWN = "grown"  # doesn't free memory on request, until a restart
 
 
 class BackendFault(NamedTuple):
     """A fault of the backend.
 
-    `frees`: unloading models and cached results helps. `changes_lists`: the backend's lists of
-    nodes or files have changed.
+    `frees` means that unloading models and cached results helps. `changes_lists` means that the
+    backend's lists of nodes or files have changed.
     """
 
     reason: RequeueReason
@@ -68,10 +69,12 @@ POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
 DISK_FULL = BackendFault("disk_full", BackendCondition.DISK_FULL)
 DISK_FULL_TEXT = "The worker's disk is full."
 
-# Of the backend's own writes. Ours raise OSError; the backend may have another disk.
+# For the backend's own writes. The worker's writes raise OSError, and the backend may have another
+# disk.
 BACKEND_DISK_FULL = BackendFault("disk_full")
 
-# The first that fits. Types are matched at the end of the name, the system's own texts at their beginning.
+# The first match counts. Patterns match the end of a type name and the beginning of a system
+# message.
 _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY),
     ("OOM_EXCEPTION", OUT_OF_MEMORY),
@@ -101,9 +104,10 @@ _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in
 
 
 def find_backend_fault(exception_type: str | None, message: str) -> BackendFault | None:
-    """The backend's fault that an error shows; None if the prompt is at fault, or may be.
+    """Returns the backend's fault behind an error, or None if the prompt is or may be at fault.
 
-    Nobody may take a backend out of service by a text that a node quotes in its error.
+    Matches only system messages, so that a text quoted by a node can't take a backend out of
+    service.
     """
     for ending, fault in _BY_TYPE:
         if (exception_type or "").endswith(ending):
@@ -120,25 +124,25 @@ TRACEBACK_LINES_MAX = 100
 PROBLEMS_MAX = 20
 PROBLEM_CHARACTERS_MAX = 500
 REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
-# The control plane keeps 50,000 characters of a report.
+# The control plane stores 50,000 characters of a report.
 REFUSAL_CHARACTERS_MAX = 30_000
 INVALID_PROMPT = "invalid_prompt"
 NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
 BACKEND_LACKS = BackendFault("backend_lacks", changes_lists=True)
 
-# The worker's surroundings are at fault: the job may well succeed elsewhere.
+# The worker's environment is at fault, so the job may succeed elsewhere.
 FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
     (RunLost, BackendFault("backend_down")),
     (ServerUnavailable, BackendFault("backend_down", BackendCondition.DOWN)),
     (RunStalled, BackendFault("backend_fault", BackendCondition.HUNG)),
-    # A result was kept from an earlier run whose files are gone.
+    # ComfyUI cached a result of an earlier run whose files have been deleted.
     (FileGone, BackendFault("backend_fault", frees=True)),
     (CreditsExhausted, BackendFault("backend_down", BackendCondition.CLOSED)),
     (AccessDenied, BackendFault("backend_down", BackendCondition.CLOSED)),
     (UnexpectedAnswer, BackendFault("backend_fault")),
     (Unavailable, BackendFault("backend_fault")),
 )
-# The job itself is at fault, or can't be run a second time.
+# The job itself is at fault, or must not run a second time.
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (OutcomeUnknown, "unknown_outcome"),
     (RunTimedOut, "run_limit"),
@@ -151,7 +155,8 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LeaseOutcome:
-    """`report` ends the lease; `fault` is the backend's, if any; `is_unexpected`: log it with a traceback."""
+    """The consequence of an error. `report` ends the lease, `fault` is the backend's fault, if any,
+    and `is_unexpected` causes a traceback in the log."""
 
     report: Fail | Requeue
     fault: BackendFault | None = None
@@ -221,7 +226,7 @@ def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseO
 
 
 def _failure_details(failed: object) -> dict[str, Any]:
-    """The details of a failed run, as the backend sent them."""
+    """Returns the details of a failed run as the backend sent them."""
     if not isinstance(failed, Failed):
         raise TypeError("only a failed run tells why")
     return {
@@ -235,8 +240,8 @@ def _failure_details(failed: object) -> dict[str, Any]:
 
 
 def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
-    """Requeues a prompt that needs a node type or model that this backend lacks and another may
-    have; otherwise the prompt is at fault."""
+    """Requeues a prompt if this backend lacks a node type or model that another may have.
+    Otherwise, the prompt is at fault."""
     lacking = find_missing(error.details.get("problems") or ())
     if lacking is None:
         return LeaseOutcome(failed_outcome(job, refusal_details(error)))
@@ -245,7 +250,7 @@ def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
 
 
 def find_missing(problems: Iterable[object]) -> Lacking | None:
-    """Node types and model files that the backend reports as missing."""
+    """Returns the node types and model files that the backend reports as missing."""
     found = [each for each in problems if isinstance(each, NodeProblem)]
     types = dict.fromkeys(name for each in found if (name := _missing_type(each)))
     models = dict.fromkeys(
@@ -259,13 +264,13 @@ def find_missing(problems: Iterable[object]) -> Lacking | None:
 
 
 def _missing_type(problem: NodeProblem) -> str | None:
-    """The unknown node type of a problem.
+    """Returns the unknown node type of a problem.
 
-    Older servers report it as an invalid prompt, in the message only.
+    Older servers report it as an invalid prompt, and only in the message.
     """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
-    # A custom node's own check may quote anything.
+    # Other kinds are ignored, because a custom node's own validation may quote any text.
     match = NO_SUCH_NODE.search(problem.message) if problem.kind == INVALID_PROMPT else None
     return match[1] if match else None
 
@@ -286,9 +291,9 @@ def refusal_details(error: PromptRefused) -> dict[str, Any]:
 
 
 def _refusal(details: Mapping[str, Any]) -> dict[str, Any]:
-    """The backend's own response, from which a client reads the reason.
+    """Returns the backend's own response, which tells a client the reason.
 
-    If it is too large, it is sent without `extra_info`, which has lists of allowed values.
+    If it is too large, it is sent without `extra_info`, which contains lists of allowed values.
     """
     error, node_errors = details.get("error"), details.get("node_errors")
     if not isinstance(error, dict) or not isinstance(node_errors, dict):

@@ -1,8 +1,9 @@
-"""File transfers between a worker and the object store: assets are downloaded and cached by content; outputs
-are moved from the backend to URLs that the lease can renew, when their node has ended, else when the run has.
+"""File transfers between a worker and the object store. Assets are downloaded and cached by
+content. Outputs are moved from the backend to renewable upload URLs, some as soon as their node has
+finished and the rest after the run.
 
-A content hash is BLAKE3, written as 64 hexadecimal digits without any prefix. One worker owns the
-cache folder; a second worker in it would delete files that the first one uses.
+A content hash is BLAKE3, written as 64 hexadecimal digits without a prefix. Only one worker may use
+a cache folder. A second one would delete files that the first one uses.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ GONE = frozenset({404, 410})
 
 
 class AssetDownloads:
-    """Downloads assets without a cache; see AssetProvider."""
+    """Downloads assets without a cache. See AssetProvider."""
 
     def __init__(
         self, store: httpx.AsyncClient, folder: Path, retry: RetryPolicy | None = None
@@ -109,7 +110,7 @@ class AssetDownloads:
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-# Asks for a new URL of the same asset.
+# Requests a new URL for the same asset.
 RenewUrl: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
 
@@ -123,7 +124,7 @@ class AssetSource(Protocol):
 class _Held:
     """An asset in use, which must not be removed.
 
-    Others that want it while it is fetched wait for the lock.
+    While it is being fetched, other users wait for the lock.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -131,9 +132,10 @@ class _Held:
 
 
 class AssetCache:
-    """Provides assets like its source, but asks the source only for what is not cached.
+    """Provides assets like its source, but requests only uncached ones from it.
 
-    Keyed by backend and content: a file that was given to one backend says nothing about another.
+    The cache is keyed by backend and content, so that files of one backend reveal nothing about
+    another.
     """
 
     def __init__(
@@ -144,10 +146,10 @@ class AssetCache:
         self._source = source
         self._mine = folder / blake3(endpoint.encode()).hexdigest()[:16]
         self._incoming = folder / "incoming"
-        # What is there, the least recently used first.
+        # Sizes of the cached files, least recently used first.
         self._sizes: dict[Path, int] = {}
         self._held: dict[Path, _Held] = {}
-        # Files of an earlier process are verified again: it may have died in mid-write.
+        # Files of an earlier process are verified again, because it may have died while writing.
         self._verified: set[Path] = set()
         self._scan_folder()
 
@@ -155,8 +157,8 @@ class AssetCache:
     async def hold(self, asset: Asset, renew: RenewUrl) -> AsyncIterator[Path]:
         """Yields the asset as a file that stays unchanged inside the `with` block.
 
-        Raises what the source raises; InvalidInput when the bytes don't match the hash; OSError
-        with ENOSPC when the disk is full although everything unused was removed.
+        Raises the source's exceptions, InvalidInput if the bytes don't match the hash, and OSError
+        with ENOSPC if the disk is full even after all unused files were removed.
         """
         if asset.content_hash is None:
             async with self._source.hold(asset, renew) as path:
@@ -185,7 +187,8 @@ class AssetCache:
         self._shrink(self._max_bytes)
 
     async def _fetch(self, path: Path, asset: Asset, renew: RenewUrl) -> int:
-        """Fetches; tries once more after a damaged transfer, or when space could be freed on a full disk."""
+        """Fetches the asset. Retries once after a damaged transfer, or if space could be freed on a
+        full disk."""
         for last in (False, True):
             try:
                 async with self._source.hold(asset, renew) as fetched:
@@ -211,7 +214,7 @@ class AssetCache:
         return size
 
     def _copy(self, fetched: Path, path: Path) -> None:
-        """Copies from another file system; the file appears under its name only when complete."""
+        """Copies from another file system. The file gets its name only when it is complete."""
         draft = self._incoming / uuid.uuid4().hex
         try:
             shutil.copyfile(fetched, draft)
@@ -220,11 +223,11 @@ class AssetCache:
             draft.unlink(missing_ok=True)
 
     def _shrink(self, max_bytes: int) -> bool:
-        """Removes the least recently used files; returns whether any was removed.
+        """Removes the least recently used files. Returns whether any was removed.
 
-        Files in use stay, even above the limit.
+        Files in use are kept, even above the limit.
         """
-        # One that is larger than the whole cache must not drive all others out while it is here.
+        # A file larger than the whole cache must not evict all others while it is in use.
         fitting = sum(size for size in self._sizes.values() if size <= self._max_bytes)
         went = False
         for path, size in list(self._sizes.items()):
@@ -260,7 +263,8 @@ def _checked(asset: Asset) -> str:
 
 
 def _size_if_good(path: Path, is_verified: bool) -> int | None:
-    """The size of a valid file. Also updates its time of use, which survives a restart."""
+    """Returns the size of a valid file, or None. Also updates its time of use, which survives a
+    restart."""
     try:
         if not is_verified and _hash_of(path) != path.name:
             return None
@@ -276,29 +280,31 @@ def _hash_of(path: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-# Files up to this size are sent from memory, and are not worth a change of threads to be removed before
-# their lease ends.
+# Files up to this size in bytes are sent from memory. Removing them before their lease ends isn't
+# worth a thread switch.
 SMALL_BYTES = 1024 * 1024
 TINY_BYTES = 32 * 1024
-# URLs are valid for 900 s by default; if one expires in mid-upload, the upload is lost.
+# Maximum age of an upload URL in seconds. URLs are valid for 900 s by default, and an upload is
+# lost if its URL expires.
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
 REFUSALS_MAX = 4
-# A store that has taken a whole file and says nothing is hung; a repeated PUT changes nothing.
+# Seconds to wait for the store's response after a whole file was sent. Then the store counts as
+# hung, and repeating the PUT is safe.
 ANSWER_SECONDS = 30.0
 
 
 def store_client() -> httpx.AsyncClient:
-    """The HTTP client for the object store.
+    """Returns the HTTP client for the object store.
 
-    No headers of its own: the store must not see the worker's key.
+    It sends no default headers, because the store must not receive the worker's key.
     """
     return open_client("", answer_seconds=ANSWER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyFile:
-    """A file as it is delivered. `content`: the bytes, if it is small."""
+    """A file ready for delivery. `content` holds the bytes of a small file."""
 
     path: Path
     size: int
@@ -325,8 +331,8 @@ class OutputUploads:
         self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
 
     async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
-        """Raises Unavailable when the store accepts nothing for long, LimitExceeded if the file is
-        too large."""
+        """Uploads a file. Raises Unavailable if the store doesn't accept it for a long time, and
+        LimitExceeded if the file is too large."""
         wanted = WantedOutput(name=name, content_type=content_type)
         refusals = failures = 0
         deadline = time.monotonic() + STORE_OUTAGE_SECONDS_MAX
@@ -338,10 +344,12 @@ class OutputUploads:
             failures += 1
             refusals += is_refusal
             if is_refusal:
-                # The next attempt uses another URL: this one may have expired on the way.
+                # The next attempt uses a new URL, because this one may have expired in the
+                # meantime.
                 self._slots.pop(name, None)
             if failures & (failures - 1) == 0:
-                # The 1st, 2nd, 4th, 8th …: an outage of any length is a few lines.
+                # Only attempts 1, 2, 4, 8 and so on are logged, so that a long outage takes few
+                # lines.
                 extra = {"output": name, "reason": trouble, "attempt": failures}
                 logger.warning("an output was not taken", extra=extra)
             if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
@@ -360,8 +368,8 @@ class OutputUploads:
     async def _attempt(
         self, slot: OutputSlot, file: ReadyFile, content_type: str
     ) -> tuple[str | None, bool]:
-        """Returns the problem, if any, without the URL, which is secret; and whether the store
-        refused the file."""
+        """Tries an upload once. Returns the problem, if any, and whether the store refused the
+        file. The problem doesn't contain the URL, which is secret."""
         headers = {"Content-Type": content_type, **_lower_case_keys(slot.headers)}
         headers = {**_lower_case_keys(headers), "content-length": str(file.size)}
         content = file.content if file.content is not None else read_chunks(file.path)
@@ -380,7 +388,7 @@ def _lower_case_keys(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-# A run that failed is reported after so long, whatever of its files is still on its way.
+# Maximum seconds that the report of a failed run waits for its files.
 DRAIN_SECONDS_MAX = 20.0
 
 
@@ -388,10 +396,10 @@ YIELD_SECONDS_MAX = 0.25
 
 
 class UploadGate:
-    """Lets uploads of the next prompt go before downloads of results, because only a missing prompt leaves a
-    GPU idle.
+    """Lets uploads for the next prompt go before downloads of results, because only a missing
+    prompt leaves a GPU idle.
 
-    Results wait for a moment only: a large input may take minutes.
+    Results wait only briefly, because a large input may take minutes.
     """
 
     def __init__(self) -> None:
@@ -417,7 +425,7 @@ class UploadGate:
 
 
 class TellOutput(NamedTuple):
-    """Where a file that was delivered before the end of its run is noted."""
+    """Records and reports files that are delivered before their run ends."""
 
     record: RunRecord
     heartbeat_loop: HeartbeatLoop
@@ -428,9 +436,9 @@ class TellOutput(NamedTuple):
 
 
 class OutputDelivery:
-    """The outputs of one lease. Each file is delivered once.
+    """Delivers the outputs of one lease, each file once.
 
-    `resumes`: a worker that was killed may have delivered some under names that nobody remembers.
+    `resumes` means that a killed worker may have delivered some outputs under unknown names.
     """
 
     def __init__(
@@ -458,8 +466,8 @@ class OutputDelivery:
         self._work: asyncio.Task[None] | None = None
 
     def begin(self, done: NodeDone) -> None:
-        """Delivers the files of a node in the background, before the run has ended: those that are reported at
-        once, and those of the output node."""
+        """Delivers a node's files in the background before the run ends, if they are reported live
+        or belong to the output node."""
         self._waiting += self._early_files(done)
         if self._waiting and (self._work is None or self._work.done()):
             self._work = asyncio.create_task(self._deliver_waiting())
@@ -474,7 +482,8 @@ class OutputDelivery:
         return [file for file in chosen if file.folder == "output"]
 
     async def _deliver_waiting(self) -> None:
-        """What can't be delivered now is delivered with the rest, when the run has ended."""
+        """Delivers the waiting files. A file that fails is delivered with the rest after the
+        run."""
         while self._waiting:
             file = self._waiting.pop(0)
             try:
@@ -486,7 +495,7 @@ class OutputDelivery:
                 logger.warning("an output is not delivered before its run has ended", extra=extra)
 
     async def drain(self) -> None:
-        """Waits for the files of nodes that have ended: of a run that failed they are kept, too."""
+        """Waits for the files of finished nodes, which are kept even if the run failed."""
         if self._work is not None:
             await asyncio.wait({self._work}, timeout=DRAIN_SECONDS_MAX)
 
@@ -497,7 +506,8 @@ class OutputDelivery:
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def deliver_all(self, outputs: Outputs) -> tuple[DeliveredOutput, ...]:
-        """The files of the whole run; those that were delivered before are not delivered again."""
+        """Delivers and returns the files of the whole run. Files delivered earlier are not sent
+        again."""
         job = self._job
         if job.records_run:
             files = all_outputs(outputs)
@@ -514,7 +524,8 @@ class OutputDelivery:
         return tuple([await self._deliver(file) for file in files])
 
     def _name(self, filename: str) -> str:
-        """The first gets the upload slot that came with the lease, if it fits."""
+        """Returns a unique name for an output. The first output uses the lease's upload slot if it
+        fits."""
         number = len(self._names) + 1
         slot = (
             find_slot(self._job.outputs, [filename]) if number == 1 and not self._prefix else None
@@ -535,7 +546,8 @@ class OutputDelivery:
     async def _deliver(self, file: OutputFile) -> DeliveredOutput:
         """Moves one file from the backend to the store.
 
-        It is on our disk only meanwhile; a small one until its lease ends.
+        A large file is on the worker's disk only during the transfer, a small one until its lease
+        ends.
         """
         key = file.folder, file.subfolder, file.filename
         if key in self._delivered:
@@ -564,7 +576,7 @@ class OutputDelivery:
         return output
 
     def _inline_content(self, ready: ReadyFile) -> str | None:
-        """Returns a small file in base64, for the final report; None if it has to be uploaded."""
+        """Returns a small file in base64 for the final report, or None if it must be uploaded."""
         if ready.content is None or ready.size > self._inline_bytes_left:
             return None
         self._inline_bytes_left -= ready.size
@@ -592,17 +604,18 @@ def _delivered(
 
 
 async def _prepared(fetched: Fetched, job: Job, name: str) -> ReadyFile:
-    """Prepares an output in a thread, unless the change of threads would take longer than the work."""
+    """Prepares an output in a thread, unless the thread switch would take longer than the work."""
     if fetched.size_bytes <= TINY_BYTES:
         return prepare_output(fetched, job, name)
     return await asyncio.to_thread(prepare_output, fetched, job, name)
 
 
 def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
-    """Strips or corrects metadata, hashes, measures and reads a small file.
+    """Strips or corrects metadata, and hashes, measures and reads a file. Only small files are
+    read.
 
-    All in one call, because each hop to a thread takes time. Raises InvalidInput, with the file's name, if its prompt
-    can't be removed.
+    One call does everything, because each thread switch takes time. Raises InvalidInput with the
+    file's name if its prompt can't be removed.
     """
     path = fetched.path
     size, lost_manifest = fetched.size_bytes, False
@@ -611,7 +624,8 @@ def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
             path, mark=job.ai_mark, strips=job.strip_metadata, name=name
         )
     elif job.records_run:
-        # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
+        # ComfyUI embeds the prompt that it ran in images. The client's prompt replaces it, because
+        # it doesn't contain the job's private folder.
         size = correct_prompt(path, json.dumps(job.prompt))
     width, height = measure_picture(path) or (None, None)
     return ReadyFile(
@@ -626,7 +640,7 @@ def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
 
 
 def correct_prompt(path: Path, prompt: str) -> int:
-    """Writes the prompt of the client into a file in place of that of the backend. Returns the size of the file."""
+    """Replaces the backend's prompt in a file by the client's. Returns the file's size."""
     size = replace_prompt(path, prompt)
     if size:
         with (
@@ -639,5 +653,5 @@ def correct_prompt(path: Path, prompt: str) -> int:
 
 
 def is_prepared(job: Job) -> bool:
-    """Whether files are changed for the customer: prompts removed, a mark added."""
+    """Checks whether prompts are removed from the job's files or a mark is added."""
     return job.strip_metadata or job.ai_mark is not None

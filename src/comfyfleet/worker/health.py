@@ -16,17 +16,21 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 0.5
 IDLE_PROBE_SECONDS = 2.0
-# While prompts run, only a refused connection counts: a busy ComfyUI may be slow to answer.
+# Number of refused connections in a row after which the backend is down while prompts run. Slow
+# responses don't count, because ComfyUI may be busy.
 REFUSALS_MAX = 4
 CONNECT_SECONDS = 1.0
 CLOSED_SECONDS = 60.0
 FAILED_PROBES_MAX = 2
-# A process that lives and doesn't answer: it may still be loading its node packs.
+# Seconds after which a process that doesn't respond is restarted. It may still be loading its node
+# packs before then.
 STARTING_SECONDS_MAX = 300.0
-# A full disk has room again with so many bytes, or with this share of a small disk.
+# A full disk has enough space again with this many free bytes, or with this free share of a small
+# disk.
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FREE_SHARE_MIN = 0.1
-# A disk that fills up again soon after a pause gets a longer one.
+# Seconds of the first and longest pause. A disk that fills up again within FULL_AGAIN_SECONDS of a
+# pause gets a longer one.
 FULL_SECONDS_FIRST = 2.0
 FULL_SECONDS_MAX = 300.0
 FULL_AGAIN_SECONDS = 600.0
@@ -51,8 +55,9 @@ CONDITION_TEXTS = {
 class BackendHealth:
     """Watches and repairs one backend.
 
-    `probe`: the same backend without retries. `on_change` is called when the backend fails or has
-    recovered. `place`: the backend's address, for messages. `address`: its host and port, unless it is a cloud.
+    `probe` is the same backend without retries. `on_change` is called when the backend fails or has
+    recovered. `place` is the backend's address for messages. `address` is its host and port, or
+    None for a cloud backend.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class BackendHealth:
         self._probe = probe
         self._place = place
         self._last_error = ""
-        self._is_not_comfyui = False  # what answers there is no ComfyUI
+        self._is_not_comfyui = False  # another program responds at the address
         self._is_foreign_logged = False
         self._folder = folder
         self._owned = owned
@@ -98,10 +103,10 @@ class BackendHealth:
         self._on_change()
 
     async def watch(self, is_idle: Callable[[], bool]) -> None:
-        """Runs until cancelled.
+        """Watches the backend until cancelled.
 
-        While prompts run, those who follow them notice most failures; only that nothing listens
-        any more is noticed here, because they try for longer.
+        While prompts run, the code that follows them detects most failures. This loop detects only
+        that nothing listens at the address, because the followers retry for longer.
         """
         failed_probes = 0
         while True:
@@ -117,7 +122,7 @@ class BackendHealth:
                 self.note(BackendFault("backend_down", BackendCondition.DOWN), self._last_error)
 
     async def _is_refused(self) -> bool:
-        """Whether nothing listens at the backend's address any more."""
+        """Checks whether the backend's address refuses connections."""
         if self._address is None:
             return False
         try:
@@ -132,14 +137,14 @@ class BackendHealth:
         return False
 
     async def wait_until_ready(self) -> None:
-        """Waits at the start: a ComfyUI takes minutes to load its node packs."""
+        """Waits until the backend responds. ComfyUI may take minutes to load its node packs."""
         since: float | None = None
         if self._owned is not None and self._owned.take_up():
             logger.info(
                 "ComfyUI still runs from an earlier start of this worker",
                 extra={"pid": self._owned.pid},
             )
-            since = time.monotonic()  # it has had its time to start
+            since = time.monotonic()  # counts from now, because ComfyUI was started earlier
         logged: bool | None = None
         while not await self._answers():
             await self._keep_process(since=since)
@@ -215,7 +220,8 @@ class BackendHealth:
         return usage.free >= min(FREE_BYTES_MIN, FREE_SHARE_MIN * usage.total)
 
     def _note_full(self) -> None:
-        """Pauses longer each time, as long as the disk fills up again soon after each pause."""
+        """Sets the pause for a full disk. It doubles each time the disk fills up again soon after a
+        pause."""
         now = time.monotonic()
         is_again = now < self._full_until + FULL_AGAIN_SECONDS
         self._full_seconds = (
@@ -224,11 +230,11 @@ class BackendHealth:
         self._full_until = now + self._full_seconds
 
     async def _keep_process(self, since: float | None = None) -> None:
-        """Starts the process again when it has ended, or when it has not answered for too long."""
+        """Restarts the process if it has ended or hasn't responded for too long."""
         if self._owned is None:
             return
         if not self._owned.is_running:
-            # Never while another ComfyUI or program has the address.
+            # The process isn't started while another ComfyUI or program uses the address.
             if not await self._answers() and not self._is_not_comfyui:
                 await self._owned.start()
         elif since is not None:
@@ -237,7 +243,8 @@ class BackendHealth:
                 await self._restart()
 
     async def _restart(self) -> bool:
-        """Restarts our process; False if something that we did not start answers at its address."""
+        """Restarts the owned process. Returns False if there is none or another process responds at
+        its address."""
         if self._owned is None:
             return False
         await self._owned.stop()

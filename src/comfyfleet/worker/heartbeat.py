@@ -1,4 +1,5 @@
-"""Heartbeats: they extend a lease, report its start and progress, and bring the control plane's orders."""
+"""Heartbeats extend a lease, report its start and progress, and return the control plane's
+orders."""
 
 import asyncio
 import logging
@@ -35,16 +36,19 @@ from comfyfleet.worker.run_record import LastReport, RunRecord
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
-# A run that ends before tells its start with its end, and needs no heartbeat.
+# Seconds before a start is reported. A shorter run reports its start with its end and needs no
+# heartbeat.
 START_SECONDS = 0.1
-# Of a run that somebody may be watching in an editor.
+# Minimum seconds between heartbeats of a run that a user may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
-# Two may be lost in a row before the lease runs out.
+# Maximum heartbeat interval as a share of the lease, so that two lost heartbeats in a row don't end
+# the lease.
 LEASE_PART_MAX = 0.3
-# A lease that has not started by then waits behind another: it may be recalled at any moment.
+# Seconds. A lease that hasn't started by then waits behind another and may be recalled at any
+# moment.
 LISTEN_AFTER_SECONDS = 0.5
-# A run whose client may interrupt it listens so soon after its start.
+# Seconds after its start when a run that its client may interrupt begins to listen.
 RECORD_LISTEN_AFTER_SECONDS = 0.2
 LISTEN_SECONDS_MAX = 30.0
 
@@ -54,9 +58,10 @@ def heartbeat_interval(heartbeat_seconds: float, lease_seconds: float) -> float:
 
 
 class HeartbeatLoop:
-    """The heartbeats of one lease. `on_answer` gets each answer; `on_lost` gets the error if the lease is gone.
+    """Sends the heartbeats of one lease. `on_answer` receives each response, and `on_lost` receives
+    the error if the lease is lost.
 
-    Missing answers don't stop it: the lease may still be ours.
+    Missing responses don't stop the loop, because the worker may still hold the lease.
     """
 
     def __init__(
@@ -91,9 +96,11 @@ class HeartbeatLoop:
         self._sending = asyncio.Lock()
 
     def start(self) -> None:
-        """Reports a moment later that the prompt runs: many are over by then, and need no heartbeat.
+        """Reports the prompt's start after a short delay. Many runs are over by then and need no
+        heartbeat.
 
-        A recall that arrives in between is ignored, because the worker knows that the prompt runs.
+        A recall that arrives during the delay is ignored, because the worker knows that the prompt
+        is running.
         """
         if self._started:
             return
@@ -105,7 +112,7 @@ class HeartbeatLoop:
 
     def set_filled_in(self, filled_in: FilledIn) -> None:
         """Reports the values filled into the prompt with the next heartbeat, which also reports the
-        start if that is soon."""
+        start if the prompt starts by then."""
         self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
         self._changed.set()
 
@@ -120,18 +127,20 @@ class HeartbeatLoop:
             self._changed.set()
 
     def show_record(self, record: RunRecord) -> None:
-        """Its messages go with the next heartbeats."""
+        """Sends the record's messages with the next heartbeats."""
         self._record = record
         if record.has_live:
             self._changed.set()
 
     async def take_last(self, record: RunRecord) -> LastReport:
-        """Waits for a heartbeat that is being sent, whose messages come first, then takes all others."""
+        """Returns the remaining messages after waiting for a heartbeat in progress, whose messages
+        come first."""
         async with self._sending:
             return record.pop_last()
 
     def set_preview(self, picture: Preview) -> None:
-        """Sends a preview once, with the next heartbeat after somebody looks; a newer one replaces it."""
+        """Sends a preview once, with the next heartbeat while a user is watching. A newer preview
+        replaces it."""
         self._picture = picture
         if self._is_watched:
             self._changed.set()
@@ -151,8 +160,9 @@ class HeartbeatLoop:
                 self._changed.set()
 
     async def listen(self) -> None:
-        """Until the run starts, keeps one heartbeat waiting at the control plane, so that orders
-        such as a recall arrive at once. Where somebody may interrupt the run, until it ends."""
+        """Keeps one heartbeat waiting at the control plane until the run starts, so that orders
+        such as a recall arrive at once. If a client may interrupt the run, this continues until it
+        is cancelled."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
         ended = asyncio.Event() if self._job.records_run else self.run_started
         has_begun = await _set_within(self.run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
@@ -169,11 +179,11 @@ class HeartbeatLoop:
             finally:
                 listening.cancel()
                 begun.cancel()
-            # A control plane that does not support waiting has answered at once.
+            # A control plane that doesn't support waiting has responded at once.
             await _set_within(ended, attempted_at + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
-        """Returns whether to listen again."""
+        """Sends one waiting heartbeat. Returns whether to send another."""
         message = Heartbeat(
             dispatch_id=self._job.dispatch_id,
             lease_token=self._job.lease_token,
@@ -220,7 +230,8 @@ class HeartbeatLoop:
         want_outputs: tuple[WantedOutput, ...] = (),
         want_assets: tuple[str, ...] = (),
     ) -> HeartbeatAnswer:
-        """Asks for URLs until there is an answer: the job can't go on without them."""
+        """Requests URLs until the control plane responds, because the job can't continue without
+        them."""
         attempt = 0
         while True:
             attempt += 1
@@ -274,12 +285,13 @@ class HeartbeatLoop:
             if report and self._record:
                 self._record.note_answer()
                 if self._record.has_live:
-                    self._changed.set()  # one report could not hold them all
+                    self._changed.set()  # some messages did not fit the report
         self._on_answer(answer)
         return answer
 
     def _note_watched(self, *, is_watched: bool) -> None:
-        """Whoever has begun to look gets the newest picture at once."""
+        """Notes whether a user is watching. A user who starts watching gets the newest preview at
+        once."""
         if is_watched and not self._is_watched and self._picture is not None:
             self._changed.set()
         self._is_watched = is_watched
@@ -295,8 +307,8 @@ class HeartbeatLoop:
             await _set_within(self._urgent, self._last + self._pause())
 
     def _pause(self) -> float:
-        """The least time between two heartbeats. A recorded run that has not begun has nothing to tell, and a
-        start is not reported at once."""
+        """Returns the minimum time between two heartbeats. A recorded run that hasn't started has
+        nothing to report, and a start isn't reported at once."""
         if self._started and time.monotonic() < self._start_told_at:
             return self._seconds
         if not self._job.records_run:
@@ -315,7 +327,7 @@ class HeartbeatLoop:
 
 
 async def _set_within(event: asyncio.Event, deadline: float) -> bool:
-    """Whether the event was set before a deadline of the monotonic clock."""
+    """Waits for the event. Returns whether it was set before a deadline of the monotonic clock."""
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             await event.wait()

@@ -1,8 +1,8 @@
-"""The files of a job on its backend: which files a prompt may name, how their names get into the prompt, and
-which outputs are delivered.
+"""The files of a job on its backend: which files a prompt may name, how their names get into the
+prompt, and which outputs are delivered.
 
-Many tenants share a backend. The files of a job are in a folder whose name can't be guessed, and a
-prompt may not name files of another job.
+Many tenants share a backend. A job's files are in a folder with an unguessable name, and a prompt
+may not name files of another job.
 """
 
 import asyncio
@@ -38,33 +38,34 @@ PREFIX_DEFAULT = "ComfyUI"
 JOIN, REPLACE = "StringConcatenate", "StringReplace"
 WRAPPED = "__value__"
 INPUT_NAME_CHARACTERS_MAX = 60
-# `cat.png [output]` names a file of another folder than that of inputs.
+# `cat.png [output]` names a file outside the input folder.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
-UNKNOWN_ENDING = ".dat"  # not one of those that models have
+UNKNOWN_ENDING = ".dat"  # not an extension of model files
 
 
 def job_folder(lease_token: UUID) -> str:
-    """The job's folder, derived from the lease token, which only its worker knows: the same again
-    after a restart."""
+    """Returns the job's folder. It is derived from the lease token, which only its worker knows,
+    and is the same after a restart."""
     return f"{ROOT}/{blake3(lease_token.bytes).hexdigest()[:FOLDER_CHARACTERS]}"
 
 
 def input_name(name: str, first: bytes) -> str:
-    """An input's name on the backend.
+    """Returns an input's name on the backend.
 
-    The extension follows from the content, whatever the file was called.
+    The extension depends on the content, not on the original name.
     """
     ending = ENDINGS.get(sniff_type(first) or "", UNKNOWN_ENDING)
     return f"{safe_name(name)[:INPUT_NAME_CHARACTERS_MAX]}{ending}"
 
 
 def flat_name(folder: str, name: str) -> str:
-    """A name for backends without subfolders, as hard to guess as the folder."""
+    """Returns a name for backends without subfolders that is as hard to guess as the folder."""
     return f"{folder.rpartition('/')[2]}-{name}"
 
 
 def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
-    """Whether a loader refused one of these files because it is not in the loader's list."""
+    """Checks whether a loader refused one of these files because the loader's list doesn't contain
+    it."""
     problems = [
         each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
     ]
@@ -74,16 +75,17 @@ def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BackendFileInputs:
-    """What a backend's node types say about files. An input is named `Class.input`.
+    """The file inputs of a backend's node types. An input is named `Class.input`.
 
-    `offered`: inputs that take an upload, with the files that everybody may use. `choices`: all
-    other inputs with a list. `prefixes`: node types that save files, with their default prefix.
+    `offered` maps inputs that accept uploads to the files that every tenant may use. `choices`
+    contains all other inputs with a list. `prefixes` maps node types that save files to their
+    default prefixes.
     """
 
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     choices: frozenset[str] = frozenset()
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    can_join: bool = False  # and replace
+    can_join: bool = False  # whether its nodes can join and replace strings
 
 
 def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
@@ -111,10 +113,11 @@ def foreign_files(
     *,
     is_strangers: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """Node, input and text of each value that names a file which is neither the job's nor everybody's.
+    """Yields the node, input and text of each value that names a file which is neither the job's
+    nor shared by all.
 
-    Of a stranger's prompt also each that is not everybody's for sure: a file of the backend's own, or one
-    that another node would name.
+    For a client's own prompt (`is_strangers`), also yields every other value of an upload input,
+    such as one of the backend's own files or a link to another node.
     """
     for node_id, node in prompt.items():
         inputs = node.get("inputs") if isinstance(node, Mapping) else None
@@ -130,7 +133,7 @@ def foreign_files(
 
 
 def _unwrapped(value: Any) -> Any:
-    """As a backend reads it, which takes wrappers off."""
+    """Removes wrappers from a value, as the backend does."""
     while isinstance(value, Mapping) and WRAPPED in value:
         value = value[WRAPPED]
     return value
@@ -156,9 +159,9 @@ def with_output_folder(
     *,
     is_strangers: bool = False,
 ) -> dict[str, Any]:
-    """A new prompt whose nodes save into the folder; each prefix keeps its readable end.
+    """Returns a new prompt whose nodes save into the folder. Each prefix keeps its readable end.
 
-    A stranger's prefix that can't be confined is refused.
+    Raises InvalidInput if a prefix in a client's own prompt can't be confined.
     """
     new = dict(prompt)
     for node_id, node in prompt.items():
@@ -184,8 +187,8 @@ def with_output_folder(
 def _joined(
     folder: str, link: list[Any], name: str, prompt: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Nodes, the last of them first, that put the folder before a text which another node makes; their ids
-    are none of the prompt's."""
+    """Returns nodes, last one first, that prepend the folder to a string from another node. Their
+    ids don't occur in the prompt."""
     while name in prompt or f"{name}.inside" in prompt:
         name += "_"
     inside = {"string": link, "find": "..", "replace": "_"}
@@ -197,7 +200,7 @@ def _joined(
 
 
 def _relative(prefix: str) -> str:
-    """The prefix without parts that lead out of the folder."""
+    """Returns the prefix without parts that lead out of the folder."""
     parts = (part for part in prefix.replace("\\", "/").split("/") if part.strip(". "))
     return "/".join(parts) or PREFIX_DEFAULT
 
@@ -208,7 +211,7 @@ FOLDERS = ("input", "output", "temp")
 class BackendFiles:
     """Checks and removes a job's files.
 
-    `home`: the folder above the backend's folders, if it is on this machine.
+    `home` is the parent of the backend's folders, if it is on this machine.
     """
 
     def __init__(self, backend: Backend, home: Path | None = None) -> None:
@@ -222,9 +225,9 @@ class BackendFiles:
     async def check(
         self, prompt: Mapping[str, Any], own: frozenset[str], *, is_strangers: bool = False
     ) -> None:
-        """Raises InvalidInput if a prompt names a file that is not its job's.
+        """Raises InvalidInput if a prompt names a file that doesn't belong to its job.
 
-        Fetches the node types again first: a file may have been added since.
+        Before it raises, fetches the node types again, because the file may have been added since.
         """
         if not any(foreign_files(prompt, self.known, own, is_strangers=is_strangers)):
             return
@@ -234,7 +237,7 @@ class BackendFiles:
             raise refuse_foreign_file(*found)
 
     def remove(self, folder: str) -> None:
-        """Removes all files of a job. Blocks."""
+        """Removes all files of a job. This call blocks."""
         if self._home is None:
             return
         for each in FOLDERS:
@@ -249,7 +252,8 @@ DEPTH_MAX = 64
 def fill_prompt(
     prompt: Mapping[str, Any], names: Mapping[str, str], assets: tuple[Asset, ...]
 ) -> Any:
-    """A new prompt with the inputs filled in. `names`: asset → the value for a loader's input."""
+    """Returns a new prompt with the inputs filled in. `names` maps each asset to the value for a
+    loader's input."""
     new: Any = dict(prompt)
     for asset in assets:
         value = names[asset.name]
@@ -261,8 +265,8 @@ def fill_prompt(
 
 
 def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The inputs that differ between the job's prompt and the sent one, by node, so that an
-    operator can see the whole prompt."""
+    """Returns the inputs that differ between the job's prompt and the one that was sent, by node.
+    They let an operator see the whole prompt."""
     found: dict[str, dict[str, Any]] = {}
     for node_id, node in sent.items():
         before = prompt.get(node_id, {}).get("inputs", {})
@@ -297,7 +301,7 @@ def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
-    """Replaces the placeholder in every text, also inside a longer one."""
+    """Replaces the placeholder wherever it occurs in a string."""
     if depth > DEPTH_MAX:
         raise InvalidInput(f"the prompt is nested more than {DEPTH_MAX} deep")
     if isinstance(value, str):
@@ -310,7 +314,7 @@ def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
 
 
 DEFAULT_TYPE = "application/octet-stream"
-# Ask the table first for those that systems name differently, or not at all.
+# Content types that operating systems name differently or don't know. They take precedence.
 KNOWN_TYPES = {
     ".webp": "image/webp",
     ".avif": "image/avif",
@@ -325,14 +329,15 @@ KNOWN_TYPES = {
 
 
 def choose_outputs(outputs: Outputs, output_node_id: str | None) -> tuple[OutputFile, ...]:
-    """The files of the named node, otherwise of all nodes; previews only if there is nothing else."""
+    """Returns the files of the named node, or of all nodes if none is named. Returns previews only
+    if there are no other files."""
     own = [file for file in outputs.files if _is_of(file.node_id, output_node_id)]
     kept = [file for file in own if file.folder == "output"]
     return tuple(dict.fromkeys(kept or own))
 
 
 def all_outputs(outputs: Outputs) -> tuple[OutputFile, ...]:
-    """Previews too; each file once, whichever nodes show it."""
+    """Returns all files including previews, each once even if several nodes show it."""
     found: dict[tuple[str, str, str], OutputFile] = {}
     for file in outputs.files:
         if file.folder in ("output", "temp"):
@@ -341,11 +346,11 @@ def all_outputs(outputs: Outputs) -> tuple[OutputFile, ...]:
 
 
 def require_own_folder(file: OutputFile, job: Job) -> None:
-    """Raises InvalidInput for a file in another job's folder or outside of the backend's folders.
+    """Raises InvalidInput for a file in another job's folder or outside the backend's folders.
 
-    Nodes choose what their results name. A fixed folder of a custom node is allowed.
+    Nodes choose the file names in their results. A fixed folder of a custom node is allowed.
     """
-    path = PureWindowsPath(file.subfolder)  # its separators are both kinds of slash
+    path = PureWindowsPath(file.subfolder)  # accepts both kinds of slash
     parts = [part.lower() for part in path.parts]
     is_other_job = parts[:1] == [ROOT] and parts[:2] != job_folder(job.lease_token).split("/")
     if path.drive or path.root or ".." in parts or is_other_job:
@@ -353,24 +358,27 @@ def require_own_folder(file: OutputFile, job: Job) -> None:
 
 
 def own_subfolder(file: OutputFile, job: Job) -> str:
-    """Inside the job's own folder, whose name is nobody's business."""
+    """Returns the file's subfolder inside the job's own folder, without the private name of that
+    folder."""
     return file.subfolder.replace("\\", "/").removeprefix(job_folder(job.lease_token)).strip("/")
 
 
 def _is_of(node_id: str, wanted: str | None) -> bool:
-    """Whether the node is the wanted one or, if that is a subgraph or group node, inside it."""
+    """Checks whether the node is the requested one or is inside it, if that is a subgraph or group
+    node."""
     return wanted is None or node_id == wanted or node_id.startswith(f"{wanted}:")
 
 
 def content_type_of(filename: str, server_type: str) -> str:
-    """The content type by the file's extension; a server often reports only 'bytes'."""
+    """Returns the content type by the file's extension, because a server often reports only
+    bytes."""
     ending = PurePath(filename).suffix.lower()
     guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
     return guessed or server_type.partition(";")[0].strip() or DEFAULT_TYPE
 
 
 def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
-    """The upload slot that came with the lease, if its content type fits the output.
+    """Returns the lease's upload slot if its content type fits the output.
 
     Its URL is signed for one content type, which the store then reports for the file.
     """
@@ -383,12 +391,13 @@ def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | No
 
 
 def has_values(outputs: Outputs, node_id: str) -> bool:
-    """Whether a node made values; then it needs no file to have succeeded."""
+    """Checks whether a node produced values. Such a node can succeed without files."""
     return any(_is_of(each.node_id, node_id) for each in outputs.values)
 
 
 def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
-    """The values that nodes showed, the named node's first, up to the size limit."""
+    """Returns the values that nodes showed, up to the size limit. The named node's values come
+    first."""
     values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
     shown = (
         ShownValue(
