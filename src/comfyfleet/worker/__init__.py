@@ -1,4 +1,5 @@
-"""The worker beside a backend: polls for jobs, runs one lease at a time, sends heartbeats and repairs its backend.
+"""The worker that runs next to a backend. It polls for jobs, runs leases, sends heartbeats and
+repairs its backend.
 
-Internal: may change without notice.
+This package is internal and may change without notice.
 """

@@ -1,10 +1,10 @@
-"""EC2 services for a worker: its instance metadata, spot and rebalance notices, and scale-in protection in an
-auto-scaling group.
+"""EC2 services for a worker: its instance metadata, spot and rebalance notices, and scale-in
+protection in an auto-scaling group.
 
-Only a service that answers the PUT for a session key counts as EC2. Other clouds and captive
-portals also listen on the link-local address, and must not be able to stop a worker.
+Only a service that responds to the PUT for a session key counts as EC2. Other clouds and captive
+portals also listen on the link-local address and must not be able to stop a worker.
 
-Workers that share a machine coordinate through lock files in the folder `shared`: the last one to
+Workers on the same machine coordinate through lock files in the folder `shared`. The last one to
 become idle removes the protection.
 """
 
@@ -29,7 +29,7 @@ from comfyfleet.errors import install_line
 
 ENDPOINT = "http://169.254.169.254"
 ENDPOINT_V6 = "http://[fd00:ec2::254]"
-KEY_SECONDS = 21_600  # the longest that the service gives
+KEY_SECONDS = 21_600  # the longest lifetime that the service allows
 RENEW_BEFORE_SECONDS = 300
 METADATA_CONNECT_SECONDS_MAX = 1.0
 METADATA_ANSWER_SECONDS_MAX = 3.0
@@ -37,11 +37,12 @@ ANSWER_BYTES_MAX = 65_536
 
 
 class MetadataUnavailable(Exception):
-    """The metadata service is absent or gives an invalid answer."""
+    """The metadata service is absent or returns an invalid response."""
 
 
 def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
-    """The service's URL, from the variables that AWS's own clients read; None if switched off."""
+    """Returns the service's URL from the variables that AWS's own clients read, or None if they
+    disable it."""
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
     if given := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip():
@@ -51,7 +52,8 @@ def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 class InstanceMetadata:
-    """Reads one value at a time; requests a session key when it has none or an expired one."""
+    """Reads single values from the metadata service. Requests a session key if it has none or its
+    key has expired."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class InstanceMetadata:
         key_seconds: int = KEY_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        # No proxy: the address is this machine's own.
+        # Proxies are disabled, because the address is local to this machine.
         self._client = httpx.AsyncClient(
             trust_env=False,
             timeout=httpx.Timeout(
@@ -77,10 +79,11 @@ class InstanceMetadata:
         await self._client.aclose()
 
     async def get(self, path: str) -> str | None:
-        """The value under `meta-data/`; None if there is none. Raises MetadataUnavailable."""
+        """Returns the value under `meta-data/`, or None if it doesn't exist. Raises
+        MetadataUnavailable."""
         status, text = await self._read(path)
         if status == 401:
-            # The service was restarted, or our clock ran slower than its own.
+            # The service was restarted, or this machine's clock is slower than the service's.
             self._renew_at = float("-inf")
             status, text = await self._read(path)
         if status == 404:
@@ -127,7 +130,8 @@ def _is_header_value(text: str) -> bool:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-# Not on EC2, as far as can be seen: a machine may also be quicker than its metadata service.
+# Seconds between polls while the machine doesn't appear to be on EC2. Polling continues because the
+# metadata service may start later than the worker.
 ABSENT_POLL_SECONDS = 60.0
 ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 NoticeKind: TypeAlias = Literal["spot", "rebalance"]
@@ -136,14 +140,16 @@ MetadataContact: TypeAlias = Literal["unknown", "absent", "there", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class SpotNotice:
-    """`at`: when the machine will be taken away, if the notice says so; rebalance advice does not."""
+    """A notice about the machine. `at` is when the machine stops, if the notice contains a time.
+    Rebalance advice doesn't."""
 
     kind: NoticeKind
     at: datetime | None = None
 
 
 class SpotWatch:
-    """Polls the metadata service until closed; no answer makes it raise."""
+    """Polls the metadata service for notices. Unavailable metadata and invalid notices are logged
+    and never raised."""
 
     def __init__(
         self,
@@ -161,7 +167,7 @@ class SpotWatch:
         self._unread: set[str] = set()
 
     async def notices(self) -> AsyncIterator[SpotNotice]:
-        """Yields each notice once; a spot notice again when its time has changed."""
+        """Yields each notice once, and a spot notice again if its time has changed."""
         seen: set[SpotNotice] = set()
         while True:
             for notice in await self._poll():
@@ -210,7 +216,7 @@ class SpotWatch:
 
 
 def parse_action(text: str) -> SpotNotice | None:
-    """Parses `{"action": "terminate", "time": "…Z"}`. Every action means that the machine stops working."""
+    """Parses `{"action": "terminate", "time": "…Z"}`. Every action means that the machine stops."""
     found = _mapping(text)
     action = found.get("action")
     if not isinstance(action, str) or action in ("", "none"):
@@ -219,7 +225,7 @@ def parse_action(text: str) -> SpotNotice | None:
 
 
 def parse_rebalance(text: str) -> SpotNotice | None:
-    """Parses `{"noticeTime": "…Z"}`: the time of the advice, which is no deadline."""
+    """Parses `{"noticeTime": "…Z"}`. This is the time of the advice and not a deadline."""
     return SpotNotice("rebalance") if _moment(_mapping(text).get("noticeTime")) else None
 
 
@@ -240,7 +246,8 @@ def _moment(value: object) -> datetime | None:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """The time in UTC; a time without a zone is taken as UTC, as all times of this service are."""
+    """Returns the time in UTC. A time without a zone is assumed to be UTC, which this service
+    uses."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -252,7 +259,7 @@ BUSY_SUFFIX = ".busy"
 class HostLocks:
     """Lock files in a shared folder, one for each busy worker.
 
-    The system releases a lock when its process ends.
+    The operating system releases a lock when its process ends.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -278,10 +285,11 @@ class HostLocks:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Lets one worker at a time check the others and call AWS, so that the last call accounts for all of
-        them.
+        """Lets one worker at a time check the others and call AWS, so that the last call accounts
+        for all of them.
 
-        After a timeout it goes on without the lock: a hung worker must not block the others.
+        After a timeout, the worker continues without the lock, because a hung worker must not block
+        the others.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock: int | None = None
@@ -297,7 +305,7 @@ class HostLocks:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the file's lock; None if another process holds it."""
+    """Returns a descriptor that holds the file's lock, or None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if _lock(descriptor):
         return descriptor
@@ -313,7 +321,7 @@ def _is_locked(path: Path) -> bool:
     try:
         if not _lock(descriptor):
             return True
-        path.unlink(missing_ok=True)  # left by one that was killed
+        path.unlink(missing_ok=True)  # left by a killed worker
         return False
     finally:
         os.close(descriptor)
@@ -322,7 +330,7 @@ def _is_locked(path: Path) -> bool:
 if sys.platform == "win32":
 
     def _lock(descriptor: int) -> bool:
-        """On a system without file locks, each worker acts for itself."""
+        """Reports every lock as acquired. Without file locks, each worker acts independently."""
         return True
 
 else:
@@ -336,7 +344,8 @@ else:
         return True
 
 
-# Between two jobs a worker is idle for a moment, for which AWS need not be called.
+# Seconds that a worker must be idle before AWS is called, so that short pauses between jobs cause
+# no calls.
 IDLE_SECONDS = 30.0
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 5.0, 300.0
 CLOSE_SECONDS_MAX = 5.0
@@ -344,7 +353,7 @@ CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 
 class AwsCallFailed(Exception):
-    """A call to AWS failed; it will be repeated."""
+    """A call to AWS failed. The caller repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +376,8 @@ class ScalingGroupMember:
 async def find_group_member(
     metadata: InstanceMetadata, environ: Mapping[str, str]
 ) -> ScalingGroupMember | None:
-    """None if not on EC2, without boto3, or in no auto-scaling group. Raises AwsCallFailed."""
+    """Finds the auto-scaling group of this instance. Returns None if the machine isn't on EC2,
+    boto3 is missing, or the instance isn't in a group. Raises AwsCallFailed."""
     try:
         instance_id = await metadata.get("instance-id")
         if not instance_id:
@@ -399,13 +409,13 @@ async def _open_client(region: str | None) -> Any:
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,
         read_timeout=ANSWER_SECONDS_MAX,
-        retries={"total_max_attempts": 1},  # we retry ourselves, with the state at that time
+        retries={"total_max_attempts": 1},  # `run` retries, with the state at that time
     )
     return await _call_aws(boto3.client, "autoscaling", region_name=region, config=config)
 
 
 async def _call_aws(call: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Calls in a thread, because boto3 blocks."""
+    """Calls AWS in a thread, because boto3 blocks."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -415,7 +425,8 @@ async def _call_aws(call: Callable[..., Any], *arguments: object, **named: objec
 
 
 class ScaleInProtection:
-    """Call `busy` or `idle` at any time; `run` sets the protection in AWS accordingly."""
+    """Scale-in protection of this instance. `busy` and `idle` may be called at any time, and `run`
+    updates the protection in AWS."""
 
     def __init__(
         self,
@@ -436,7 +447,7 @@ class ScaleInProtection:
         self._host_locks: HostLocks | None = None
         self._is_busy = False
         self._idle_since = monotonic()
-        self._aws_protected: bool | None = None  # the last state set in AWS; None: unknown
+        self._aws_protected: bool | None = None  # the last state set in AWS, None if unknown
         self._changed = asyncio.Event()
 
     def busy(self) -> None:
@@ -451,7 +462,8 @@ class ScaleInProtection:
             self._changed.set()
 
     async def run(self) -> None:
-        """Returns if there is nothing to protect; otherwise runs until cancelled."""
+        """Updates the protection until cancelled. Returns at once if there is no group to protect
+        the instance in."""
         retries = _back_off(self._retry_seconds)
         while True:
             try:
@@ -465,12 +477,12 @@ class ScaleInProtection:
                 retries = _back_off(self._retry_seconds)
 
     async def close(self) -> None:
-        """Removes the protection when the worker leaves. Call it after `run` has been stopped."""
+        """Removes the protection when the worker stops. Must be called after `run` has ended."""
         self._is_busy = False
         try:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
                 await self._set_protection(protected=False)
-        except (AwsCallFailed, OSError) as error:  # a timeout is an OSError, too
+        except (AwsCallFailed, OSError) as error:  # includes TimeoutError
             logger.warning("scale-in protection could not be switched off: %s", error)
 
     async def _is_found(self) -> bool:
@@ -481,7 +493,7 @@ class ScaleInProtection:
         return True
 
     async def _step(self) -> None:
-        """One step: waits for a change or for the time of the next call, or calls AWS."""
+        """Calls AWS if a call is due. Otherwise, waits for a change or for the next call."""
         self._changed.clear()
         wait_seconds = self._seconds_until_due()
         if wait_seconds == 0:
@@ -492,7 +504,7 @@ class ScaleInProtection:
                 await self._changed.wait()
 
     def _seconds_until_due(self) -> float | None:
-        """Seconds until AWS must be called; None if AWS is up to date."""
+        """Returns the seconds until AWS must be called, or None if AWS is up to date."""
         if self._aws_protected is self._is_busy:
             return None
         if self._is_busy:

@@ -1,4 +1,4 @@
-"""The facts about a backend that a worker reports to the control plane. Pure."""
+"""The facts about a backend that a worker reports to the control plane. All functions are pure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -45,8 +45,8 @@ def shared_object_info(object_info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """Returns the JSON text that is uploaded. It keeps the backend's order of keys, because clients
-    assign values to inputs by this order."""
+    """Returns the JSON text to upload. It keeps the backend's order of keys, because clients assign
+    values to inputs by this order."""
     return json.dumps(object_info, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -72,7 +72,7 @@ def _without_files(spec: Any) -> Any:
 
 
 def _system(system_stats: Mapping[str, Any]) -> BackendSystem | None:
-    """Returns the backend's versions; None if they don't have ComfyUI's form."""
+    """Returns the backend's versions, or None if the data doesn't have ComfyUI's format."""
     try:
         return BackendSystem.model_validate(system_stats.get("system"))
     except ValidationError:
@@ -86,7 +86,7 @@ def _kind(system_stats: Mapping[str, Any]) -> str:
 
 
 def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The model files that inputs offer as choices."""
+    """Yields the model files that inputs offer as choices, by input."""
     for class_type, name, spec in input_specs(object_info):
         choices = file_choices(spec)
         files = tuple(choice for choice in choices or () if is_model_file(choice))
@@ -95,7 +95,8 @@ def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[st
 
 
 def input_specs(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-    """Node type, input and declaration of every input; inputs of unknown shape are left out."""
+    """Yields the node type, name and declaration of every input. Inputs with an unknown format are
+    left out."""
     for class_type, declared in sorted(object_info.items()):
         inputs = declared.get("input") if isinstance(declared, Mapping) else None
         for group in ("required", "optional"):
@@ -106,8 +107,8 @@ def input_specs(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list
 
 
 def file_choices(spec: list[Any]) -> list[Any] | None:
-    """The choices of an input declared as `[[…], {}]` (the old form) or `["COMBO", {"options":
-    […]}]`; None if it has none."""
+    """Returns the choices of an input declared as `[[…], {}]` (the old form) or `["COMBO",
+    {"options": […]}]`, or None if it has none."""
     if isinstance(spec[0], list):
         return spec[0]
     options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None
@@ -119,8 +120,8 @@ def input_options(spec: list[Any]) -> Mapping[str, Any]:
 
 
 def takes_upload(options: Mapping[str, Any]) -> bool:
-    """Whether the options have `image_upload`, `video_upload`, `audio_upload` …, or a folder that
-    the input lists."""
+    """Checks whether the options contain `image_upload`, `video_upload`, `audio_upload` and so on,
+    or a folder that the input lists."""
     marks = (key for key in options if key.endswith("upload") or key == "image_folder")
     return any(options[key] for key in marks)
 

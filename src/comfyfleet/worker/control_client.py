@@ -48,19 +48,21 @@ from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
-# A control plane that says nothing for two heartbeats is taken for hung, within these limits.
+# A control plane that doesn't respond for this many heartbeats counts as hung. The resulting
+# timeout stays within the limits below, in seconds.
 HEARTBEATS_MISSED_MAX = 2
 SILENCE_SECONDS_MIN = 10.0
 SILENCE_SECONDS_MAX = 60.0
-# Less than the minute after which many proxies cut a silent connection.
+# Maximum seconds that a call waits. Many proxies cut an idle connection after a minute.
 WAIT_SECONDS_MAX = 50.0
-# A call that waits is answered after this part of the allowed silence, at the latest.
+# A waiting call returns after this share of the allowed silence at the latest.
 WAIT_SHARE = 0.75
 DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
-# What may be answered differently the next time.
+# Client errors that may be temporary.
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
-# Others are about one job: what holds it up, a pool of tenants that is down, may hold up no other.
+# Calls that don't concern a job. A call about one job may fail because its tenant's pool is down,
+# which must not affect other jobs.
 ENDPOINTS_WITHOUT_JOB = frozenset({"register", "poll", "deregister"})
 
 FinalReport: TypeAlias = Complete | Fail | Requeue
@@ -83,10 +85,10 @@ class _Address:
 
 
 class ControlClient:
-    """Calls the control plane. `key` comes from register.
+    """Calls the control plane. `key` comes from `register`.
 
-    A call without a key or with an expired one raises Unauthenticated; WorkerRevoked if an operator
-    revoked this worker. All calls raise Unavailable when there is no answer of a control plane.
+    A call without a key or with an expired one raises Unauthenticated, or WorkerRevoked if an
+    operator revoked this worker. All calls raise Unavailable if no control plane responds.
     """
 
     def __init__(
@@ -96,11 +98,12 @@ class ControlClient:
         retry: RetryPolicy | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        """`urls`: the addresses of one control plane. The next one is used when one doesn't answer."""
+        """`urls` contains the addresses of one control plane. If one doesn't respond, the next one
+        is used."""
         self.key = key
         self.heartbeat_seconds = heartbeat_seconds
         self.secrets = JobSecrets()
-        self._failed: set[_Address] = set()  # since an address answered last
+        self._failed: set[_Address] = set()  # since the last response of any address
         self._retry = retry or RetryPolicy()
         self._addresses = [_Address(each.rstrip("/"), self._retry) for each in urls]
 
@@ -110,13 +113,13 @@ class ControlClient:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a control plane may say nothing before another address is tried."""
+        """Seconds without a response after which another address is tried."""
         silence = HEARTBEATS_MISSED_MAX * self.heartbeat_seconds
         return min(max(silence, SILENCE_SECONDS_MIN), SILENCE_SECONDS_MAX)
 
     @property
     def wait_seconds(self) -> float:
-        """How long a poll may wait for a job."""
+        """Maximum seconds that a poll may wait for a job."""
         return min(WAIT_SHARE * self.silence_seconds, WAIT_SECONDS_MAX)
 
     @property
@@ -129,7 +132,8 @@ class ControlClient:
             await address.calls.client.aclose()
 
     async def register(self, message: Register, secret: str) -> Registered:
-        """Raises Unauthenticated, InvalidInput, Conflict (the id is taken), FleetFull."""
+        """Registers the worker and stores its key. Raises Unauthenticated, InvalidInput, Conflict
+        (the id is taken) and FleetFull."""
         headers = {"X-Fleet-Secret": secret}
         registered = await self._ask("register", message, Registered, headers)
         self.key = registered.token
@@ -140,15 +144,16 @@ class ControlClient:
         return await self._ask("poll", message, Polled, self._bearer(), seconds)
 
     async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
-        """Raises LeaseLost."""
+        """Sends one heartbeat. Raises LeaseLost."""
         seconds = max(self._answer_seconds, message.wait_seconds / WAIT_SHARE)
         return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), seconds)
 
     async def end(self, report: FinalReport) -> Completed:
-        """Sends the final report until it is answered, however long that takes: the result is made and paid
-        for.
+        """Sends the final report until the control plane responds, however long that takes, because
+        the work has been done and paid for.
 
-        Raises LeaseLost; and Refused when the report was understood and not accepted.
+        Raises LeaseLost, or Refused if the control plane understood the report but didn't accept
+        it.
         """
         attempt = 0
         while True:
@@ -159,7 +164,8 @@ class ControlClient:
                 await self._wait(attempt, report, error)
 
     async def send_report(self, report: FinalReport) -> Completed:
-        """Sends the final report once. A control plane that does not know `poll` in a Complete ignores it."""
+        """Sends the final report once. A control plane that doesn't support `poll` in a Complete
+        ignores it."""
         try:
             return await self._ask(
                 REPORT_ENDPOINTS[type(report)], report, Completed, self._bearer()
@@ -175,11 +181,12 @@ class ControlClient:
         return await self._ask("routes", message, RoutePolled, self._bearer(), seconds)
 
     async def answer_route(self, answer: RouteAnswer) -> None:
-        """Raises Refused if nobody waits for it any more."""
+        """Sends the answer of a route call. Raises Refused if its caller is no longer waiting."""
         await self._ask("routes/answer", answer, Done, self._bearer())
 
     async def deregister(self, worker_id: str) -> bool:
-        """Returns whether it was accepted. Few attempts, because a worker that leaves has little time."""
+        """Deregisters the worker and returns whether that was accepted. Makes few attempts, because
+        a worker that stops has little time."""
         for attempt in range(1, DEREGISTER_ATTEMPTS_MAX + 1):
             try:
                 await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
@@ -206,9 +213,10 @@ class ControlClient:
         await self._retry.back_off(min(attempt, 6))
 
     def _note_failure(self, address: "_Address", reason: str, *, leaves: bool) -> None:
-        """Logs once that an address doesn't answer. `leaves`: the next one is used from now on."""
+        """Logs once that an address doesn't respond. `leaves` means that the next address is used
+        from now on."""
         if self._addresses[0] is not address:
-            return  # another call has moved on
+            return  # another call has already switched the address
         if leaves:
             self._addresses.append(self._addresses.pop(0))
         if address in self._failed:
@@ -239,8 +247,8 @@ class ControlClient:
         headers: Mapping[str, str],
         read_seconds: float | None = None,
     ) -> Answer:
-        """Sends a message to the current address. Logs once when an address stops answering, and once when it
-        answers again."""
+        """Sends a message to the current address. Logs once when an address stops responding, and
+        once when it responds again."""
         address, began = self._addresses[0], asyncio.get_running_loop().time()
         try:
             answer = await self._ask_once(address, endpoint, message, kind, headers, read_seconds)
@@ -291,12 +299,12 @@ class ControlClient:
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            # A proxy's page, mostly: what stands behind it may be back soon.
+            # This is usually a proxy's page, and the control plane behind it may be back soon.
             raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
 
 
 def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
-    """Builds our error from the status and the `{"error": {code, message}}` of an answer."""
+    """Builds an error from a response's status and its `{"error": {code, message}}`."""
     fields = error_fields(response)
     code = fields.code if fields else ""
     message = fields.message if fields else response.text[:SNIPPET_CHARACTERS_MAX]

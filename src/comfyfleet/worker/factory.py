@@ -1,4 +1,5 @@
-"""Builds a worker from its settings, and its platform: machine figures, notices, scale-in protection."""
+"""Builds a worker and its platform (machine figures, notices, scale-in protection) from
+settings."""
 
 import asyncio
 import contextlib
@@ -43,7 +44,8 @@ async def open_platform(
 async def _open_machine(
     settings: WorkerSettings, environ: Mapping[str, str]
 ) -> AsyncIterator[MachineMonitor]:
-    """A backend on another machine reports its own figures: this machine has another GPU, or none."""
+    """Opens the machine's figures. A backend on another machine reports its own GPU, because this
+    machine has a different one or none."""
     url = settings.backend_url
     if url is None:
         yield MachineMonitor(settings.state, environ, nvml=None)
@@ -69,9 +71,9 @@ async def _open_protection(
         await protection.close()
 
 
-# Of the state folder: which process its ComfyUI is.
+# The file in the state folder that identifies the ComfyUI process.
 PROCESS_FILE = "comfyui.json"
-# The output of that process.
+# The log of that process in the state folder.
 LOG_FILE = "comfyui.log"
 
 

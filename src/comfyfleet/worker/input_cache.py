@@ -1,7 +1,7 @@
 """Input files that stay in ComfyUI's input folder between jobs.
 
-ComfyUI's node cache recognizes a loader by the name of its file. A file that gets the same name each time it is used
-is loaded once, and the nodes behind it run again only if something else has changed.
+ComfyUI's node cache identifies a loader by the name of its file. A file that always gets the same
+name is loaded once, and the nodes after it run again only if something else has changed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ UNUSED_SECONDS_MAX = 24 * 3600.0
 SECRET_FILE, SECRET_BYTES, SECRET_MODE = "inputs.secret", 32, 0o600
 NAME_CHARACTERS = 32
 
-# Uploads a file under a name into a subfolder of the input folder.
+# Uploads a file under a name (the first argument) to a subfolder (the second) of the input folder.
 Upload = Callable[[str, str], Awaitable[Uploaded]]
 
 
@@ -40,10 +40,11 @@ class _Kept(NamedTuple):
 
 
 class InputCache:
-    """Keeps the inputs of jobs under names that only this worker can compute.
+    """Stores the inputs of jobs under names that only this worker can compute.
 
-    A name is an HMAC of tenant and content, so that no prompt can guess the name of another tenant's file. Files are
-    removed when there are too many bytes, a day after their last use, and when the worker starts.
+    A name is an HMAC of tenant and content, so that no prompt can guess the name of another
+    tenant's file. Unused files are removed when the cache is too large, a day after their last use,
+    and when the worker starts.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class InputCache:
         self._bytes_max = bytes_max
         self._clock = clock
         self._secret = b""
-        self._is_usable = True  # until an upload turns out to be in another folder
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least recently used first
+        self._is_usable = True  # until an upload appears in another folder
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._users: Counter[str] = Counter()
-        self._lock = asyncio.Lock()  # while a file is uploaded or removed
+        self._lock = asyncio.Lock()  # held while a file is uploaded or removed
 
     @property
     def subfolder(self) -> str:
@@ -72,9 +73,7 @@ class InputCache:
 
     def open(self, jobs: Iterable[Job] = ()) -> None:
         """Removes the files of an earlier process, except those of jobs that may still be running.
-
-        Blocks.
-        """
+        This call blocks."""
         self._secret = _read_secret(self._state / SECRET_FILE)
         needed = {self._stem(job.tenant_id, asset) for job in jobs for asset in job.assets}
         for path in self._paths():
@@ -86,9 +85,11 @@ class InputCache:
     async def provide(
         self, job: Job, asset: Asset, path: Path, ending: str, upload: Upload
     ) -> str | None:
-        """Returns the name of the asset in the input folder, and uploads the asset if it isn't there.
+        """Returns the name of the asset in the input folder, and uploads the asset if it isn't
+        there.
 
-        Returns None if the asset can't be kept. The file stays until `release` is called with its name.
+        Returns None if the asset can't be cached. The file is kept until `release` is called with
+        its name.
         """
         stem = self._stem(job.tenant_id, asset)
         if stem is None or not self._is_usable:
@@ -105,14 +106,16 @@ class InputCache:
         return Uploaded(name, self.subfolder).value
 
     def hold(self, job: Job) -> list[str]:
-        """Keeps the files of a job that an earlier process has submitted; returns their names."""
+        """Marks the files of a job that an earlier process submitted as used. Returns their
+        names."""
         stems = {self._stem(job.tenant_id, asset) for asset in job.assets}
         names = [name for name in self._kept if name.rpartition(".")[0] in stems]
         self._users.update(names)
         return names
 
     async def release(self, names: Iterable[str]) -> None:
-        """Ends the use of files by a job, and removes unused files that are too old or too many."""
+        """Ends a job's use of files, and removes unused files that are too old or exceed the size
+        limit."""
         for name in names:
             self._users[name] -= 1
             if self._users[name] <= 0:
@@ -150,7 +153,8 @@ class InputCache:
     async def _put(self, name: str, path: Path, upload: Upload) -> bool:
         there, size = self._folder / name, await asyncio.to_thread(os.path.getsize, path)
         if await asyncio.to_thread(_size_of, there) != size:
-            # A part of a file: ComfyUI would store the whole one under another name beside it.
+            # An incomplete file is removed, because ComfyUI would store the complete one next to it
+            # under another name.
             await asyncio.to_thread(_remove, there)
             uploaded = await upload(name, self.subfolder)
             if uploaded.value != self.value_of(name) or (
@@ -189,7 +193,7 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _size_of(path: Path) -> int | None:
-    """Returns the size of a plain file; None if there is none."""
+    """Returns the size of a regular file, or None if the path isn't one."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a worker keeps on disk in case it is killed: its key, and the leases that it holds."""
+"""The journal that a worker keeps on disk in case it is killed: its key and its leases."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ REPORT_CLASSES: Mapping[str, type[Complete] | type[Fail] | type[Requeue]] = {
 
 
 class WorkerIdentity(Message):
-    """The worker's id and key for one control plane; the key is as secret as a password."""
+    """The worker's id and key for one control plane. The key is as secret as a password."""
 
     control: str
     fleet_slug: str
@@ -38,12 +38,13 @@ class WorkerIdentity(Message):
     worker_id: str
     key: str
     heartbeat_seconds: float = 30
-    asked_id: str = ""  # the configured id, if it was taken
+    asked_id: str = ""  # the configured id, which differs from the worker's if it was taken
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One lease. `run_id`: the backend has its prompt. `report`: its final report, not yet delivered."""
+    """One lease. `run_id` is set if the backend has its prompt. `report` is a final report that
+    hasn't been delivered."""
 
     job: Job
     run_id: str | None = None
@@ -52,7 +53,7 @@ class JournalEntry:
 
 
 class Journal:
-    """A folder of small files, each replaced as a whole; readable to its owner only."""
+    """A folder of small files that are replaced atomically and readable only by their owner."""
 
     def __init__(self, folder: Path) -> None:
         self._identity = folder / "worker.json"
@@ -60,7 +61,8 @@ class Journal:
         self.scratch = folder / "scratch"
 
     def open(self) -> None:
-        """Deletes what a killed worker left in its scratch folder."""
+        """Creates the folders, and deletes files that a killed worker left in its scratch
+        folder."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         for folder in (self._identity.parent, self._leases, self.scratch):
             folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -96,7 +98,8 @@ class Journal:
         _write(self._path(entry.job), json.dumps(data).encode())
 
     def keep(self, entry: JournalEntry) -> OSError | None:
-        """Like `write`, but returns an error: a lease goes on without its file in the journal."""
+        """Writes the entry like `write`, but returns an error, because a lease continues without
+        its journal file."""
         try:
             self.write(entry)
         except OSError as error:
@@ -107,13 +110,14 @@ class Journal:
         self._path(job).unlink(missing_ok=True)
 
     def entries(self) -> list[JournalEntry]:
-        """All leases, oldest first. An unreadable one is dropped: its lease will expire."""
+        """Returns all leases, oldest first. Deletes unreadable ones, whose leases will expire."""
         paths = sorted(self._leases.glob("*.json"))
         entries = [entry for path in paths if (entry := _entry(path)) is not None]
         return sorted(entries, key=lambda entry: entry.job.dispatch_id)
 
     def _path(self, job: Job) -> Path:
-        # By token: a dispatch may be leased again while an old lease of it is being given up.
+        # The name contains the token, because a dispatch may be leased again while its old lease is
+        # being ended.
         return self._leases / f"{job.dispatch_id}-{job.lease_token}.json"
 
 
@@ -145,11 +149,13 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes to another name and renames, so that the file under the right name is always complete."""
+    """Writes a temporary file and renames it, so that the file under the final name is always
+    complete."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            if hasattr(os, "fchmod"):  # Windows: mkstemp lets only this user read the file
+            # not on Windows, where mkstemp already restricts the file to this user
+            if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), SECRET_MODE)
             file.write(data)
         Path(name).replace(path)

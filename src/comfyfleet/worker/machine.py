@@ -1,5 +1,5 @@
-"""Figures of the machine that every poll and heartbeat carries, and the memory of its GPUs: from
-NVML, an operator's command, or the backend. Figures that can't be read are left out."""
+"""Figures about the machine for polls and heartbeats, and the memory of its GPUs. They come from
+NVML, an operator's command or the backend. Figures that can't be read are left out."""
 
 import asyncio
 import contextlib
@@ -33,10 +33,11 @@ class GpuFigures:
 
 
 def first_visible_gpu(environ: Mapping[str, str]) -> int | str | None:
-    """The first of CUDA_VISIBLE_DEVICES, as an index or a UUID; None: no GPU may be used.
+    """Returns the first GPU in CUDA_VISIBLE_DEVICES as an index or a UUID, or None if no GPU may be
+    used.
 
-    CUDA orders GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, NVML always by bus. If the
-    GPUs of a machine differ, only a UUID means the same to both.
+    CUDA orders GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, while NVML always orders them
+    by bus. If a machine's GPUs differ, only a UUID means the same to both.
     """
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -48,7 +49,8 @@ def first_visible_gpu(environ: Mapping[str, str]) -> int | str | None:
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, otherwise all that the driver reports; empty if unknown."""
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs that the driver reports if it isn't
+    set. Returns an empty tuple if they are unknown."""
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())
@@ -56,7 +58,8 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
 
 
 def unknown_gpus(gpus: Sequence[str], nvml: Any) -> tuple[str, ...]:
-    """Those of `gpus` whose index is beyond the driver's count; empty if the count is unknown."""
+    """Returns the members of `gpus` whose index exceeds the driver's count, or an empty tuple if
+    the count is unknown."""
     count = _count(nvml)
     if count is None:
         return ()
@@ -74,7 +77,7 @@ def _count(nvml: Any) -> int | None:
 
 
 class NvmlGpu:
-    """One GPU. `nvml` is the module pynvml; all calls may block, so run them in a thread."""
+    """One GPU. `nvml` is the module pynvml. All calls may block, so they must run in a thread."""
 
     def __init__(self, nvml: Any, which: int | str) -> None:
         self._nvml = nvml
@@ -82,7 +85,8 @@ class NvmlGpu:
         self._handle: Any = None
 
     def read(self) -> GpuFigures | None:
-        """None if there is no driver or no such GPU. After a failure the next call tries again."""
+        """Returns the GPU's figures, or None if the driver or the GPU isn't available. After a
+        failure, the next call tries again."""
         handle = self._handle or self._open()
         if handle is None:
             return None
@@ -113,7 +117,7 @@ class NvmlGpu:
         return None
 
     def _by_uuid(self, uuid: str) -> Any:
-        """Finds a GPU by its UUID or, as CUDA allows, by the first characters of it."""
+        """Finds a GPU by its UUID or by the first characters of it, which CUDA also accepts."""
         nvml = self._nvml
         if uuid.startswith("GPU-"):
             for index in range(nvml.nvmlDeviceGetCount()):
@@ -128,7 +132,8 @@ class NvmlGpu:
         return None
 
     def _close(self) -> None:
-        """Closes NVML: a GPU that fell off its bus reappears only after NVML is opened again."""
+        """Closes NVML, because a GPU that fell off its bus reappears only after NVML is opened
+        again."""
         self._handle = None
         with self._quietly():
             self._nvml.nvmlShutdown()
@@ -142,7 +147,7 @@ class NvmlGpu:
             raise
 
     def _quietly(self) -> contextlib.suppress:
-        # OSError: a library that is there and can't be loaded.
+        # OSError means that the library exists but can't be loaded.
         return contextlib.suppress(self._nvml.NVMLError, OSError)
 
 
@@ -152,15 +157,16 @@ def _text(value: str | bytes) -> str:
 
 logger = logging.getLogger(__name__)
 
-FRESH_SECONDS = 1.0  # heartbeats may come twice a second; the figures don't change that fast
-BACKEND_FRESH_SECONDS = 10.0  # a ComfyUI answers in the thread that also feeds its GPU
+FRESH_SECONDS = 1.0  # heartbeats may be sent twice a second, but the figures don't change that fast
+BACKEND_FRESH_SECONDS = 10.0  # ComfyUI responds in the thread that also feeds its GPU
 SAMPLE_SECONDS_MAX = 1.0
-GPU_RETRY_SECONDS = 60.0  # where there is no driver, looking for one is not free
+GPU_RETRY_SECONDS = 60.0  # looking for a missing driver costs time
 ReadDevices: TypeAlias = Callable[[], Awaitable[Sequence[Device]]]
 
 
 class MachineMonitor:
-    """Reads in its own thread: a failing driver or a dead mount blocks for minutes."""
+    """Reads the machine's figures in a separate thread, because a failing driver or a dead mount
+    may block for minutes."""
 
     def __init__(
         self,
@@ -171,9 +177,9 @@ class MachineMonitor:
         nvml: Any = pynvml,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`devices`: the backend's own figures, used where no driver reports any.
+        """`devices` reads the backend's own figures, which are used if no driver reports any.
 
-        With a backend on another machine, give `nvml=None`: this machine's GPU is not the
+        For a backend on another machine, pass `nvml=None`, because this machine's GPU isn't the
         backend's.
         """
         which = first_visible_gpu(environ)
@@ -187,10 +193,12 @@ class MachineMonitor:
         self._ask_backend_at = float("-inf")
         self._backend_figures: dict[str, object] = {}
         self._sampling: asyncio.Future[Reading] | None = None
-        psutil.cpu_percent(None)  # the first answer is always 0: it measures since the last call
+        # the first result is always 0, because it measures since the last call
+        psutil.cpu_percent(None)
 
     async def read(self) -> Reading:
-        """Never raises and waits a second at most; after that it returns the last figures again."""
+        """Returns the figures and never raises. If reading them takes longer than a second, returns
+        the previous figures."""
         if self._monotonic() < self._fresh_until:
             return self._latest
         sampling = self._sampling = self._sampling or _in_thread(self._sample)
@@ -237,7 +245,7 @@ class MachineMonitor:
             async with asyncio.timeout(SAMPLE_SECONDS_MAX):
                 devices = await self._devices()
         except (FleetError, TimeoutError):
-            # A backend that is down is noticed and logged by those who run jobs on it.
+            # The code that runs jobs on the backend detects and logs that it is down.
             self._backend_figures = {}
         else:
             self._backend_figures = gpu_figures_of(devices)
@@ -245,7 +253,8 @@ class MachineMonitor:
 
 
 def gpu_figures_of(devices: Sequence[Device]) -> dict[str, object]:
-    """The figures of a ComfyUI's first GPU. The memory of a CPU device is the machine's and is read there."""
+    """Returns the figures of ComfyUI's first GPU. CPU devices are skipped, because their memory is
+    the machine's and is read there."""
     gpus = [device for device in devices if device.kind != "cpu" and device.memory_bytes > 0]
     if not gpus:
         return {}
@@ -264,8 +273,8 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 
 def _in_thread(sample: Callable[[], Reading]) -> asyncio.Future[Reading]:
-    """Runs in a daemon thread: a hung read must not keep the process from ending, as a pool's
-    thread would."""
+    """Runs `sample` in a daemon thread. A hung read in a thread pool would keep the process from
+    ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Reading] = loop.create_future()
 
@@ -278,9 +287,9 @@ def _in_thread(sample: Callable[[], Reading]) -> asyncio.Future[Reading]:
         try:
             reading = sample()
         except Exception:
-            # Figures are never worth a worker.
+            # Missing figures must never stop a worker.
             logger.exception("the machine's state can't be read")
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(settle, reading)
 
     threading.Thread(target=work, name="machine-reading", daemon=True).start()
@@ -302,7 +311,8 @@ ReadMemory: TypeAlias = Callable[[], Awaitable[GpuMemory | None]]
 def driver_memory_reader(
     folder: Path, environ: Mapping[str, str], nvml: Any = pynvml
 ) -> ReadMemory:
-    """Reads the memory of the GPU that `environ` names. `folder`: any folder of this machine."""
+    """Returns a function that reads the memory of the GPU that `environ` selects. `folder` may be
+    any folder of this machine."""
     machine = MachineMonitor(folder, environ, nvml=nvml)
 
     async def read() -> GpuMemory | None:
@@ -314,7 +324,8 @@ def driver_memory_reader(
 
 
 def command_memory_reader(command: str, gpu: str) -> ReadMemory:
-    """Runs a command that prints the used and total bytes of a GPU; `{gpu}` in it names the GPU."""
+    """Returns a function that runs a command, which prints the used and total bytes of a GPU.
+    `{gpu}` in the command is replaced by the GPU."""
     arguments = fill_command("--gpu-memory-command", command, {"gpu": gpu})
 
     async def read() -> GpuMemory | None:
@@ -324,7 +335,7 @@ def command_memory_reader(command: str, gpu: str) -> ReadMemory:
 
 
 def parse_memory(text: str) -> GpuMemory | None:
-    """The first two numbers of the text, if they can be used and total bytes."""
+    """Returns the first two numbers of the text, or None if they can't be used and total bytes."""
     words = text.split()
     if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
         return None
@@ -348,7 +359,7 @@ async def require_memory_reading(read: ReadMemory, gpu: str, command: str | None
 
 
 async def _output(arguments: list[str]) -> str:
-    """The command's output; empty if it fails or takes too long."""
+    """Returns the command's output, or an empty string if it fails or takes too long."""
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE

@@ -1,5 +1,5 @@
-"""A ComfyUI that the worker starts itself and may therefore restart, and the operator's command
-that starts it."""
+"""A ComfyUI process that the worker starts itself and may therefore restart, and the operator's
+command that starts it."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ import psutil
 
 from comfyfleet.errors import InvalidInput
 
-# `${HOME}` is for a shell.
+# `${HOME}` is left alone, because it is meant for a shell.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 
 
 def split_command(option: str, command: str) -> list[str]:
-    """Raises InvalidInput for a command that is empty or has an unclosed quote."""
+    """Splits a command into words. Raises InvalidInput if it is empty or has an unclosed quote."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -37,10 +37,11 @@ def split_command(option: str, command: str) -> list[str]:
 
 
 def fill_command(option: str, command: str, values: Mapping[str, str]) -> list[str]:
-    """The words of the command with each `{name}` replaced by its value, which may contain spaces.
+    """Returns the words of the command with each `{name}` replaced by its value, which may contain
+    spaces.
 
-    Raises InvalidInput for an unknown name: it is misspelt, and the program would get it
-    unreplaced.
+    Raises InvalidInput for an unknown name, because it is probably misspelled and the program would
+    receive it unreplaced.
     """
     words = split_command(option, command)
     for name in (found for word in words for found in PLACEHOLDER.findall(word)):
@@ -57,27 +58,31 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.05
-# Windows has no process groups; there, Ctrl-C would reach what we start unless it is set apart.
+# Windows has no process groups. A child needs its own console group there, so that Ctrl-C doesn't
+# reach it.
 HAS_GROUPS = hasattr(os, "killpg")
 SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-# One that ends this soon after its start will do so again: starts are spaced out.
+# Seconds. A process that ends sooner after its start will probably do so again, so its restarts are
+# delayed.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
-# Its output: the file that is written now, and older ones with numbers.
+# Limits for the process's log: the current file and older, numbered ones.
 LOG_BYTES_MAX = 10 * 1024**2
 LOG_FILES_MAX = 5
 LOG_SECONDS = 10.0
-# Node packs are third-party code and must not see our keys, databases and stores.
+# Node packs are third-party code and must not see the worker's keys, database addresses and object
+# stores.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process id with its start time. Ids are reused, so only both together identify a process."""
+    """A process id with its start time. Ids are reused, so only both together identify a
+    process."""
 
     pid: int
-    created: float  # seconds since 1970, by the system
+    created: float  # seconds since 1970, as the system reports it
 
     @property
     def is_alive(self) -> bool:
@@ -91,9 +96,11 @@ class ProcessIdentity:
 
     @property
     def is_own_group(self) -> bool:
-        """Whether it leads a process group, as all that we start do, and not the one we are in.
+        """Whether the process leads its own process group, as all processes started by the worker
+        do, and not the worker's group.
 
-        Signals go to the group: 0 and -1 would mean our own group and all processes.
+        Signals go to the group. The ids 0 and -1 would mean the worker's own group and all
+        processes.
         """
         if not HAS_GROUPS:
             return self.pid > 1
@@ -109,7 +116,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kills a process and its descendants, where the system has no process groups."""
+    """Kills a process and its descendants on systems without process groups."""
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
         for process in [*root.children(recursive=True), root]:
@@ -118,11 +125,12 @@ def _kill_tree(pid: int) -> None:
 
 
 class ManagedProcess:
-    """A process in its own session: what it has started ends with it.
+    """A process in its own session, which ends together with the processes it started.
 
-    `note`: the file with its identity, so that the next worker owns the process, too. `environ`:
-    variables added to the inherited ones, which are all but our own settings. `log`: the file that gets
-    its output. Without one it goes where ours goes.
+    `note` is the file that stores its identity, so that the next worker owns the process too.
+    `environ` contains additional variables. The process inherits all others except the worker's own
+    settings. `log` is the file for its output. Without one, the output goes where the worker's
+    output goes.
     """
 
     def __init__(
@@ -139,9 +147,9 @@ class ManagedProcess:
         self._environ = {**_inherited(os.environ), **(environ or {})}
         self._child: asyncio.subprocess.Process | None = None
         self._known: ProcessIdentity | None = None
-        self.started_at = 0.0  # of the monotonic clock
+        self.started_at = 0.0  # by the monotonic clock
         self._short_lives = 0
-        self._was_stopped = False  # by us
+        self._was_stopped = False  # by the worker
 
     @property
     def is_running(self) -> bool:
@@ -154,7 +162,8 @@ class ManagedProcess:
         return self._known.pid if self._known is not None else None
 
     def take_up(self) -> bool:
-        """Whether the process that an earlier worker started still lives; then it is ours again."""
+        """Takes ownership of the process that an earlier worker started. Returns whether it is
+        still running."""
         known = _read(self._note)
         if known is None or not known.is_own_group or not known.is_alive:
             return False
@@ -190,7 +199,7 @@ class ManagedProcess:
         try:
             await asyncio.to_thread(_write, self._note, self._known)
         except OSError as error:
-            # A later worker then finds a ComfyUI that it did not start, and uses it.
+            # A later worker will use this ComfyUI as one that it didn't start.
             logger.warning("ComfyUI's process id can't be stored", extra={"reason": str(error)})
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
 
@@ -210,7 +219,8 @@ class ManagedProcess:
         logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
 
     def _open_log(self) -> int | None:
-        """Opens the log to append: the process writes to it itself, so that it survives the worker."""
+        """Opens the log for appending. The process writes to it directly, so that logging continues
+        after the worker ends."""
         if self._log is None:
             return None
         try:
@@ -225,12 +235,13 @@ class ManagedProcess:
         """Rotates the log when it has grown too large. Runs until cancelled."""
         while self._log is not None:
             await asyncio.sleep(LOG_SECONDS)
-            with contextlib.suppress(OSError):  # a full disk, which is noticed elsewhere
+            # for example a full disk, which is detected elsewhere
+            with contextlib.suppress(OSError):
                 await asyncio.to_thread(rotate_log, self._log)
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the process and of all that it has started. Blocks."""
+        """The memory in bytes of the process and its descendants. Reading it blocks."""
         try:
             process = psutil.Process(self.pid or 0) if self.is_running else None
             family = [process, *process.children(recursive=True)] if process else []
@@ -239,7 +250,7 @@ class ManagedProcess:
             return 0
 
     def kill(self) -> None:
-        """Kills at once; a `stop` in progress then returns."""
+        """Kills the process at once. A `stop` in progress then returns."""
         if self._known is None or not self.is_running:
             return
         if HAS_GROUPS:
@@ -248,7 +259,8 @@ class ManagedProcess:
             _kill_tree(self._known.pid)
 
     def _ask(self) -> None:
-        """Asks the whole session to end. Windows can't ask a program without a window."""
+        """Asks the whole session to end. On Windows, kills the process, because a program without a
+        window can't be asked."""
         if self._known is None:
             return
         if HAS_GROUPS:
@@ -260,7 +272,7 @@ class ManagedProcess:
         if self._child is not None:
             await self._child.wait()
             return
-        # Not our child: its end must be polled.
+        # The process isn't a child of this worker, so its end must be polled.
         while self.is_running:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
@@ -284,9 +296,9 @@ class ManagedProcess:
 
 
 def rotate_log(log: Path) -> None:
-    """Moves a large log's content into numbered files, of which the oldest is deleted. Blocks.
+    """Moves a large log's content into numbered files and deletes the oldest one. This call blocks.
 
-    The content is copied and the file is emptied, because the process keeps it open.
+    The content is copied and the file is truncated, because the process keeps it open.
     """
     if not log.exists() or log.stat().st_size <= LOG_BYTES_MAX:
         return
@@ -319,7 +331,7 @@ def _known(pid: int) -> ProcessIdentity | None:
     try:
         return ProcessIdentity(pid, psutil.Process(pid).create_time())
     except psutil.Error:
-        return None  # it has ended already
+        return None  # it has already ended
 
 
 def _read(note: Path) -> ProcessIdentity | None:

@@ -1,8 +1,8 @@
-"""Keeps a growing ComfyUI from using up a machine's memory: it is asked to free memory between jobs, and
-restarted if that doesn't help.
+"""Keeps a growing ComfyUI from using up a machine's memory. It frees memory between jobs, and
+restarts ComfyUI if that doesn't help.
 
-Freeing drops models and cached results, so it costs the next job a load. It never happens while the next job
-needs the loaded model.
+Freeing drops models and cached results, so the next job has to load its models again. It never
+happens while the next job needs the loaded model.
 """
 
 import asyncio
@@ -19,17 +19,19 @@ from comfyfleet.errors import FleetError
 
 logger = logging.getLogger(__name__)
 
-# ComfyUI frees memory between two prompts, a moment after it was asked.
+# Seconds to wait after a request to free memory, because ComfyUI does so a moment later, between
+# two prompts.
 FREED_SECONDS = 2.0
 JOBS_PER_RESTART = 20
-# A ComfyUI without models keeps less of a GPU than this share.
+# A ComfyUI without models reserves less than this share of a GPU's memory.
 GPU_SHARE_KEPT_MAX = 0.1
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """Bytes of the machine, or of the container if that has less, and of the ComfyUI's processes."""
+    """Memory in bytes of the machine (or of the container if its memory is scarcer), and of
+    ComfyUI's processes."""
 
     free: int
     total: int
@@ -43,12 +45,14 @@ class MemoryState:
         return self.free_share < share
 
     def would_help(self, share: float) -> bool:
-        """Whether a restart can give back enough to matter: other programs may be what is large."""
+        """Checks whether a restart can free enough memory. It can't if other programs use most of
+        it."""
         return self.of_process >= share * self.total
 
 
 def read_memory(of_process: int = 0, root: Path = CGROUPS) -> MemoryState:
-    """Reads the machine's memory and the container's, of which the scarcer counts. Blocks."""
+    """Reads the memory of the machine and the container and returns the scarcer one. This call
+    blocks."""
     machine = psutil.virtual_memory()
     states = [MemoryState(machine.available, machine.total, of_process)]
     if (limit := _cgroup_memory(root)) is not None:
@@ -58,7 +62,8 @@ def read_memory(of_process: int = 0, root: Path = CGROUPS) -> MemoryState:
 
 
 def _cgroup_memory(root: Path) -> tuple[int, int] | None:
-    """Free and total bytes of this control group (version 2, or 1); None without a limit."""
+    """Returns the free and total bytes of this control group (version 2 or 1), or None without a
+    limit."""
     names = (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -69,7 +74,7 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
             usage = int((root / usage_name).read_text())
             stat = (root / usage_name).with_name("memory.stat").read_text()
             cached = dict(line.split() for line in stat.splitlines() if len(line.split()) == 2)
-            # The system drops cached files before it kills anything.
+            # The system drops cached files before it kills a process.
             used = max(0, usage - int(cached.get(cache_name, 0)))
             if limit < psutil.virtual_memory().total:
                 return max(0, limit - used), limit
@@ -77,8 +82,8 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
 
 
 class MemoryKeeper:
-    """Watches one owned ComfyUI. `is_needed`: whether the next job needs what is loaded. `restart` is called when
-    nothing else helps; it waits for the running jobs itself."""
+    """Watches one owned ComfyUI. `is_needed` tells whether the next job needs a loaded model.
+    `restart` is called when freeing memory doesn't help, and waits for the running jobs itself."""
 
     def __init__(
         self,
@@ -97,16 +102,17 @@ class MemoryKeeper:
         self._free = free
         self._is_needed = is_needed
         self._restart = restart
-        self._jobs = JOBS_PER_RESTART  # since the last restart; the first one may come at once
+        self._jobs = JOBS_PER_RESTART  # since the last restart, initially enough for one at once
         self._was_freed = False
         self._turn = asyncio.Lock()
 
     def note_freed(self) -> None:
-        """ComfyUI was asked to free its memory for another reason, such as a run that had too little."""
+        """Notes that ComfyUI was asked to free memory for another reason, such as a run that ran
+        out of it."""
         self._was_freed = True
 
     async def look(self) -> None:
-        """Called between two jobs."""
+        """Checks the memory, and frees some if necessary. Called between two jobs."""
         self._jobs += 1
         if self._share <= 0 or self._turn.locked():
             return
@@ -138,7 +144,7 @@ class MemoryKeeper:
             self._restart(reason)
 
     async def _keeps_gpu(self) -> bool:
-        """Whether ComfyUI still has much of a GPU, with no model loaded."""
+        """Checks whether ComfyUI reserves much of a GPU's memory although no model is loaded."""
         try:
             devices = await self._devices()
         except FleetError:

@@ -1,4 +1,5 @@
-"""Several workers in one process, each with a ComfyUI that it started, and their metrics for Prometheus."""
+"""Runs several workers in one process, each with its own ComfyUI, and exports metrics for
+Prometheus."""
 
 import asyncio
 import contextlib
@@ -47,7 +48,7 @@ from comfyfleet.worker.worker import JobCounts, Worker
 
 logger = logging.getLogger(__name__)
 
-# One that is taken away may end what it runs.
+# Maximum seconds that a removed worker has to finish its jobs.
 LEAVE_SECONDS_MAX = 1800.0
 MOVE_TEXTS = {
     PackMove.ADD: "one more ComfyUI is started on GPU %s: %s",
@@ -58,7 +59,7 @@ MOVE_TEXTS = {
 
 @dataclass(eq=False)
 class PackMember:
-    """One worker of the pack. `worker` is set once it is built."""
+    """One worker of the pack. `worker` is set once it has been built."""
 
     slot: PackSlot
     worker: Worker | None = None
@@ -75,7 +76,8 @@ class PackMember:
 
 @dataclass(frozen=True, eq=False)
 class PackGpu:
-    """A GPU's slots, and the rules by which their number changes; None: all slots are always used."""
+    """A GPU's slots and the rules for changing how many are used. Without rules, all slots are
+    used."""
 
     places: GpuSlots
     rules: PackRules | None = None
@@ -86,8 +88,8 @@ class PackGpu:
 async def plan_gpus(
     settings: WorkerSettings, pack: PackSettings, environ: Mapping[str, str]
 ) -> list[PackGpu]:
-    """Raises InvalidInput for settings that have no valid layout, or if the GPU's memory must be
-    read and can't be."""
+    """Returns the layout of the pack. Raises InvalidInput if the settings have no valid layout, or
+    if the GPU's memory must be readable and isn't."""
     chosen = first_visible_gpu(environ)
     places = lay_out_pack(settings, pack, "0" if chosen is None else str(chosen))
     if not pack.is_auto:
@@ -104,10 +106,10 @@ async def plan_gpus(
 
 
 class BarredSizes:
-    """A file with the numbers of ComfyUIs that are not tried on a GPU, and until when, so that a restarted
-    worker need not run out of memory again to learn them. Blocks.
+    """A file with the numbers of ComfyUIs that must not be tried on a GPU until a given time, so
+    that a restarted worker doesn't have to run out of memory again to learn them. All calls block.
 
-    In memory the times are of the monotonic clock, in the file they are seconds since 1970.
+    Times are by the monotonic clock in memory, and in seconds since 1970 in the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +124,8 @@ class BarredSizes:
             return {}
 
     def write(self, barred: Mapping[int, float], now: float) -> None:
-        """Errors are ignored: on a full disk the sizes are known in memory only."""
+        """Writes the sizes. Errors are ignored. On a full disk, the sizes are known in memory
+        only."""
         ahead = time.time() - now
         until = {size: until + ahead for size, until in barred.items() if until > now}
         with suppress(OSError):
@@ -133,27 +136,30 @@ class BarredSizes:
 class WorkerPack:
     """Runs several workers.
 
-    Each has its own name, key, leases and models: the control plane sees several workers, and each
-    is repaired, drained and revoked by itself.
+    Each has its own name, key, leases and models. To the control plane they are separate workers,
+    and each is repaired, drained and revoked independently.
     """
 
     def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
-        """`state`: the folder above the state folders of all workers."""
+        """`state` is the parent of all workers' state folders."""
         self.stop = StopRequest(self._stop_all, is_logged=False)  # each worker logs it
-        self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()  # by GPU
+        # by GPU, move and reason
+        self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()
         self._gpus = gpus
         self._environ = environ
         self._state = state
         self._members: dict[PackGpu, list[PackMember]] = {gpu: [] for gpu in gpus}
         self._work: set[asyncio.Task[None]] = set()
         self._problem: Exception | None = None
-        self._left_in_order = False  # whether a worker did, and not because it was one too many
+        # whether a worker stopped without an error and wasn't being removed
+        self._left_in_order = False
 
     async def work(self) -> None:
-        """Runs until stopped or until no worker is left; raises the reason if that was not requested.
+        """Runs until stopped or until no worker remains. Raises the first error that was not
+        requested.
 
-        WorkerRevoked means that all workers were revoked: it is not raised if others worked to the
-        end.
+        WorkerRevoked is raised only if all workers ended without a stop request and no other worker
+        stopped normally.
         """
         sizing: list[asyncio.Task[None]] = []
         try:
@@ -215,7 +221,7 @@ class WorkerPack:
                     await worker.work()
                     self._left_in_order |= not member.is_leaving
         except WorkerRevoked as error:
-            # No reason for the others to stop.
+            # The other workers continue.
             self._problem = self._problem or error
         except Exception as error:  # noqa: BLE001  raised again when the others have left in order
             self._problem = error
@@ -224,7 +230,7 @@ class WorkerPack:
             self._members[gpu].remove(member)
 
     def _log_worker_id(self, worker_id: str) -> AbstractContextManager[None]:
-        """Adds the worker's id to its log lines, if there are several workers."""
+        """Adds the worker's id to its log lines if there are several workers."""
         is_one = sum(len(gpu.places.slots) for gpu in self._gpus) == 1
         return nullcontext() if is_one else bind_ids(worker_id=worker_id)
 
@@ -239,11 +245,12 @@ class WorkerPack:
         worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
 
     async def _stop_left_over(self) -> None:
-        """Stops the ComfyUIs that a killed worker had in slots that no longer exist."""
+        """Stops ComfyUIs of a killed worker whose slots no longer exist."""
         slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
         known = {slot.settings.state / PROCESS_FILE for slot in slots}
         for note in await asyncio.to_thread(_process_files, self._state):
-            left = ManagedProcess("comfyui", note)  # it is not started again
+            # the command isn't used, because it isn't restarted
+            left = ManagedProcess("comfyui", note)
             if note not in known and left.take_up():
                 logger.warning(
                     "a ComfyUI of an earlier worker is stopped: its slot no longer exists"
@@ -266,8 +273,8 @@ class WorkerPack:
                 self._act(gpu, decision)
 
     def _is_over(self, gpu: PackGpu) -> bool:
-        """True once a stop was requested, or a worker was revoked or got a notice: then no worker
-        is added."""
+        """Checks whether a stop was requested, or a worker was revoked or received a notice. No
+        workers are added after that."""
         leaving = (
             each.worker is not None and each.worker.stop.asked and not each.is_leaving
             for each in self._members[gpu]
@@ -304,7 +311,7 @@ class WorkerPack:
             self._remove(gpu)
 
     def _remove(self, gpu: PackGpu) -> None:
-        """Stops the worker with the least to do; one that is not ready before all others."""
+        """Stops the least busy worker, preferring workers that are not ready."""
         staying = [each for each in self._members[gpu] if not each.is_leaving]
         member = min(staying, key=lambda each: (each.is_ready, each.waiting, -each.slot.number))
         member.is_leaving = True
@@ -322,7 +329,8 @@ def _now() -> float:
 
 
 def _first_slots(gpu: PackGpu) -> list[PackSlot]:
-    """All slots if their number is fixed; otherwise those whose ComfyUI still runs, or the first."""
+    """Returns all slots if their number is fixed. Otherwise, returns those whose ComfyUI is still
+    running, or the first one."""
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots
@@ -383,7 +391,7 @@ class PackMetrics(Collector):
 
 @contextlib.contextmanager
 def serve_metrics(pack: WorkerPack, host: str, port: int) -> Iterator[int]:
-    """Returns the port. Raises OSError if it is taken."""
+    """Serves the metrics and yields the port. Raises OSError if the port is in use."""
     registry = CollectorRegistry()
     registry.register(PackMetrics(pack))
     server, thread = start_http_server(port, host, registry)

@@ -1,9 +1,9 @@
-"""The layout of the ComfyUIs of one worker process (GPUs, ports, folders, names), and the decision how many
-share a GPU, made sample by sample. Pure.
+"""The layout of the ComfyUIs of one worker process (GPUs, ports, folders, names), and the decision
+how many share a GPU, based on samples. The decision functions are pure.
 
-One more is tried while there is a backlog and free GPU memory; it stays if the GPU then finishes
-more jobs a minute, otherwise it is removed. One is removed when there is too little to do, and
-after running out of memory.
+One more ComfyUI is tried while there is a backlog and free GPU memory. It stays if the GPU then
+finishes more jobs per minute, otherwise it is removed. One is also removed after running out of
+memory or when there is too little to do.
 """
 
 import re
@@ -24,22 +24,23 @@ PER_GPU_DEFAULT_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class PackRules:
-    """`most`: the maximum on one GPU."""
+    """The limits and thresholds of the decision. `most` is the maximum number of ComfyUIs on one
+    GPU."""
 
     most: int = PER_GPU_DEFAULT_MAX
     sample_seconds: float = 5.0
-    # What is measured lasts at least so long, and so many jobs.
+    # The minimum duration of a measurement, in seconds and in finished jobs.
     window_seconds: float = 120.0
     window_jobs: int = 24
-    # The part of a window's samples in which jobs waited behind the running ones.
+    # The minimum share of a window's samples in which jobs waited on every ComfyUI.
     backlog_share: float = 0.8
-    # A trial ends after so many windows without such a backlog, or that were interrupted.
+    # A trial ends after this many windows that had too little backlog or were interrupted.
     trial_windows_max: int = 3
     gain_min: float = 0.1
     memory_margin: float = 0.1
     spare_seconds: float = 300.0
     start_seconds_max: float = 600.0
-    # A size that brought nothing, or found no room, is thought of again after that.
+    # Seconds until a size without a gain or enough memory is tried again.
     retry_seconds: float = 1800.0
     memory_retry_seconds: float = 6 * 3600.0
 
@@ -48,9 +49,9 @@ class PackRules:
 class GpuSample:
     """The state of one GPU at one moment.
 
-    `ready`: ComfyUIs that take jobs; of these, `full` have a job waiting behind the running one,
-    and `idle` have none. `leaving`: those that are stopping. `finished`, `out_of_memory`: totals
-    since the start.
+    `ready` counts ComfyUIs that accept jobs. Of these, `full` have a job waiting behind the running
+    one, and `idle` have none. `leaving` counts those that are stopping. `finished` and
+    `out_of_memory` are totals since the start.
     """
 
     at: float
@@ -81,7 +82,7 @@ class MoveReason(StrEnum):
 
 
 class PackDecision(NamedTuple):
-    """`size`: the new number of ComfyUIs. Rates are jobs a minute."""
+    """A decision. `size` is the new number of ComfyUIs. Rates are in jobs per minute."""
 
     move: PackMove
     reason: MoveReason
@@ -94,7 +95,7 @@ class PackDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThroughputWindow:
-    """A measurement: its start, and the number of finished jobs at its start."""
+    """A measurement, with its start time and the number of jobs finished by then."""
 
     since: float
     finished: int
@@ -123,10 +124,11 @@ class ThroughputWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackSize:
-    """`rate_before`: jobs a minute with one fewer; set while the newest one is on trial. `trial_windows`: how many
-    windows of the trial had too little backlog, or were interrupted.
+    """The state of the decision. `rate_before` is the jobs per minute with one ComfyUI fewer, and
+    is set while the newest one is on trial. `trial_windows` counts the trial's windows that had too
+    little backlog or were interrupted.
 
-    `barred`: sizes that are not tried, and until when.
+    `barred` maps sizes that must not be tried to the time when they may be.
     """
 
     wanted: int = 1
@@ -139,7 +141,7 @@ class PackSize:
     barred: Mapping[int, float] = field(default_factory=dict)
 
     def resized(self, wanted: int, *, rate_before: float | None = None) -> "PackSize":
-        """The state after a change of size: all measurements start again."""
+        """Returns the state after a change of size, which restarts all measurements."""
         return PackSize(
             wanted, rate_before, 0, out_of_memory=self.out_of_memory, barred=dict(self.barred)
         )
@@ -155,7 +157,7 @@ class PackSize:
 def decide_pack_size(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """Returns the next state, and the decision, if any."""
+    """Returns the next state and the decision, if any."""
     if sample.out_of_memory > size.out_of_memory:
         return _out_of_memory(replace(size, out_of_memory=sample.out_of_memory), sample, rules)
     if sample.leaving or sample.ready != size.wanted:
@@ -179,7 +181,8 @@ def decide_pack_size(
 def _out_of_memory(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """Removes one after running out of memory, unless one is stopping already."""
+    """Removes one ComfyUI after running out of memory, unless one is already stopping or only one
+    remains."""
     barred = size.barring(size.wanted + (size.wanted == 1), sample.at + rules.memory_retry_seconds)
     if sample.leaving or size.wanted == 1:
         return replace(barred, window=None), None
@@ -189,8 +192,8 @@ def _out_of_memory(
 def _unsettled(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """While one starts, stops or fails, nothing can be measured. A trial that is interrupted again and
-    again, because a ComfyUI crashes or is restarted to free memory, ends without a gain."""
+    """Discards the measurement while a ComfyUI starts, stops or fails. A trial that is interrupted
+    repeatedly, because a ComfyUI crashes or is restarted to free memory, ends without a gain."""
     since = sample.at if size.unsettled_since is None else size.unsettled_since
     is_interrupted = size.rate_before is not None and size.window is not None
     size = replace(
@@ -219,7 +222,7 @@ def _decide_by_window(
     if size.rate_before is not None:
         return _decide_trial(again, size.rate_before, rate, sample, rules, has_backlog=has_backlog)
     if not has_backlog:
-        return again, None  # all jobs that arrive are finished: the rate shows nothing
+        return again, None  # the GPU keeps up with all jobs, so the rate shows nothing
     more = size.wanted + 1
     if more > rules.most or size.is_barred(more, sample.at):
         return again, None
@@ -243,7 +246,8 @@ def _decide_trial(
     *,
     has_backlog: bool,
 ) -> tuple[PackSize, PackDecision | None]:
-    """A gain is a gain with or without a backlog. Without one, a missing gain may come later, but not for ever."""
+    """Decides whether the newest ComfyUI stays. A gain counts with or without a backlog. Without
+    one, a gain may still come later, so the trial continues for a limited number of windows."""
     if rate >= before * (1 + rules.gain_min):
         decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.wanted, rate, before)
         return replace(size, rate_before=None, trial_windows=0), decision
@@ -255,7 +259,8 @@ def _decide_trial(
 
 
 def has_room(used: int | None, total: int | None, size: int, margin: float) -> bool:
-    """Whether the memory suffices for one more that uses as much as the average of the others."""
+    """Checks whether the memory is sufficient for one more ComfyUI that uses as much as the average
+    of the others."""
     if used is None or total is None or size < 1:
         return False
     return used + used / size * (1 + margin) <= total
@@ -271,17 +276,18 @@ def _removed(
 OPTION = "--comfyui-command"
 PORT_MAX = 65535
 FOLDERS = ("input", "output", "temp", "user")
-# Of a worker's own folder inside the state folder of all.
+# The name of a worker's own folder inside the common state folder.
 SLOT_NAME = re.compile(r"(gpu\d+-)?\d+")
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
 class PackSettings:
-    """`per_gpu`: ComfyUIs on each GPU; None: as many as raise the throughput.
+    """`per_gpu` is the number of ComfyUIs on each GPU. None means as many as increase the
+    throughput.
 
-    `gpus`: by index or UUID, as CUDA names them; empty: the GPU that the environment names.
-    `memory_command` prints a GPU's used and total bytes.
+    `gpus` contains indexes or UUIDs, as CUDA names them. If it is empty, the environment selects
+    the GPU. `memory_command` prints a GPU's used and total bytes.
     """
 
     per_gpu: int | None = 1
@@ -303,19 +309,19 @@ class PackSettings:
 
 @dataclass(frozen=True)
 class PackSlot:
-    """The place of one ComfyUI and its worker.
+    """The settings of one ComfyUI and its worker.
 
-    `folder`: where that ComfyUI keeps its files, if it is told to.
+    `folder` is where that ComfyUI stores its files, if the command contains `{folder}`.
     """
 
-    number: int  # on its GPU, from 1
+    number: int  # on its GPU, starting at 1
     settings: WorkerSettings
     folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class GpuSlots:
-    """All slots on one GPU. `environ`: the variables that select this GPU."""
+    """All slots on one GPU. `environ` contains the variables that select this GPU."""
 
     gpu: str
     environ: Mapping[str, str]
@@ -325,7 +331,8 @@ class GpuSlots:
 def lay_out_pack(
     base: WorkerSettings, pack: PackSettings, default_gpu: str = "0"
 ) -> list[GpuSlots]:
-    """The first slot uses the backend address of `base`; the next ones use the ports after it."""
+    """Returns the slots of each GPU. The first slot uses the backend address of `base`, and the
+    others use the following ports."""
     if base.comfyui_command is None:
         return [GpuSlots(default_gpu, {}, (PackSlot(1, base),))]
     _check_command(base.comfyui_command, pack)
@@ -380,7 +387,7 @@ def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
 
 
 def _gpu_environ(gpu: str) -> dict[str, str]:
-    # By bus, as NVML counts them; CUDA's own order is by speed.
+    # Numbers GPUs by bus, as NVML does. CUDA's default order is by speed.
     return {**dict.fromkeys(GPU_VARIABLES, gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -393,7 +400,7 @@ def _check_command(command: str, pack: PackSettings) -> None:
 
 
 def make_folders(slot: PackSlot) -> None:
-    """Creates the slot's folders: a ComfyUI expects some of them at its start."""
+    """Creates the slot's folders, because ComfyUI expects some of them when it starts."""
     if slot.folder is not None:
         for name in FOLDERS:
             (slot.folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""The protocols of a worker's platform (machine, notices, protection, assets), and null implementations."""
+"""Protocols of a worker's platform (machine, notices, protection, assets), and null
+implementations."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -10,12 +11,12 @@ from typing import Literal, Protocol, TypeAlias
 from comfyfleet.api.values import Asset
 from comfyfleet.api.worker import Reading
 
-# A held lease can always get a new URL for an asset of its job.
+# Requests a new URL for an asset. A worker can do so as long as it holds the job's lease.
 RenewAsset: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
 
 class Notice(Protocol):
-    """This machine will be taken away; `at`: when, if known."""
+    """A notice that this machine will stop, or should be left. `at` is the time, if known."""
 
     @property
     def kind(self) -> Literal["spot", "rebalance"]: ...
@@ -26,13 +27,14 @@ class Notice(Protocol):
 
 class Notices(Protocol):
     def notices(self) -> AsyncIterator[Notice]:
-        """Yields each notice once, as long as somebody listens."""
+        """Yields each notice once, until the iterator is closed."""
         ...
 
 
 class MachineReader(Protocol):
     async def read(self) -> Reading:
-        """Fast enough for every poll and heartbeat; never raises."""
+        """Returns the machine's figures. It is fast enough for every poll and heartbeat, and never
+        raises."""
         ...
 
 
@@ -46,10 +48,10 @@ class ProtectionSwitch(Protocol):
 
 class AssetProvider(Protocol):
     def hold(self, asset: Asset, renew: RenewAsset) -> AbstractAsyncContextManager[Path]:
-        """Yields the asset as a file that stays inside the `with` block.
+        """Yields the asset as a file that exists inside the `with` block.
 
-        Raises InvalidInput when it is permanently unavailable, Unavailable when it is temporarily
-        so.
+        Raises InvalidInput if the asset is permanently unavailable, and Unavailable if that is
+        temporary.
         """
         ...
 
@@ -64,7 +66,7 @@ class Platform:
 
 
 class NoNotices:
-    """For a machine that is never taken away."""
+    """For a machine that never sends notices."""
 
     async def notices(self) -> AsyncIterator[Notice]:
         return
@@ -79,7 +81,7 @@ class NoMachine:
 
 
 class NoProtection:
-    """For a machine in no auto-scaling group."""
+    """For a machine that isn't in an auto-scaling group."""
 
     def busy(self) -> None:
         pass

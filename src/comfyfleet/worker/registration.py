@@ -18,12 +18,13 @@ from comfyfleet.worker.settings import WORKER_ID_CHARACTERS_MAX, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# An id is free again when its worker has missed three heartbeats.
+# Seconds between attempts while the id is taken. An id becomes free when its worker has missed
+# three heartbeats.
 TAKEN_SECONDS = 15.0
 
 
 class RegistrationClient:
-    """`worker_id` may differ from the configured one, if that was taken."""
+    """Registers the worker. `worker_id` may differ from the configured id if that was taken."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class RegistrationClient:
         return "cloud" if self._settings.is_cloud else "self_hosted"
 
     def check_secret(self) -> None:
-        """Raises early if there is neither a secret nor a stored key."""
+        """Raises InvalidInput if there is neither a secret nor a stored key."""
         known = self._journal.identity()
         if not self._settings.secret and (known is None or not self._is_ours(known)):
             raise InvalidInput(
@@ -54,7 +55,7 @@ class RegistrationClient:
             )
 
     def take_up(self) -> bool:
-        """Loads the stored key; returns whether there is one."""
+        """Loads the stored key. Returns whether there is one."""
         known = self._journal.identity()
         if known is None or not self._is_ours(known):
             return False
@@ -64,9 +65,9 @@ class RegistrationClient:
         return True
 
     async def register(self, facts: BackendFacts | None) -> Registered:
-        """Retries until the fleet has room.
+        """Registers the worker. Retries until the fleet has room.
 
-        Raises Unauthenticated and InvalidInput, where waiting does not help.
+        Raises Unauthenticated and InvalidInput, because waiting doesn't fix them.
         """
         attempt = 0
         while True:
@@ -96,12 +97,13 @@ class RegistrationClient:
         """Stores the new key before it is used: its first use invalidates the old one."""
         known = self._journal.identity()
         if known is not None and not self._remember(known.model_copy(update={"key": key})):
-            return  # the control plane sends it again with its next answer
+            return  # the control plane sends it again with its next response
         self._control.key = key
         logger.info("the worker uses a new key", extra={"worker_id": self.worker_id})
 
     def _remember(self, identity: WorkerIdentity) -> bool:
-        """Stores the key; False if the disk is full. Without it, the next start registers anew."""
+        """Stores the key. Returns False if it can't be written. Without a stored key, the worker
+        registers again at its next start."""
         try:
             self._journal.remember(identity)
         except OSError as error:
@@ -110,14 +112,15 @@ class RegistrationClient:
         return True
 
     def _apply_answer(self, seconds: float) -> None:
-        """Adopts the control plane's heartbeat interval if it is shorter than ours."""
+        """Adopts the control plane's heartbeat interval if it is shorter than the worker's own."""
         self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
         self._control.heartbeat_seconds = self.heartbeat_seconds
 
     async def _taken(self, error: Conflict) -> None:
         if self._settings.is_default_id and not self._has_joined:
-            # The id was not configured: its holder may well live on another machine, so another id is
-            # tried. A worker that has registered keeps its id, and with it an operator's decisions.
+            # The id was not configured and may belong to a worker on another machine, so another id
+            # is tried. A worker that has registered keeps its id, and with it an operator's
+            # decisions.
             room = WORKER_ID_CHARACTERS_MAX - 7
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return
@@ -166,13 +169,14 @@ def _upload_text(description: Description) -> bytes:
 async def upload_object_info(
     store: httpx.AsyncClient, slot: OutputSlot, description: Description
 ) -> None:
-    """Uploads the node types, which help the control plane to convert workflows. A failure affects no job."""
+    """Uploads the node types, which help the control plane convert workflows. A failure doesn't
+    affect jobs."""
     data = await asyncio.to_thread(_upload_text, description)
     try:
         answer = await store.put(slot.url, content=data, headers=slot.headers)
     except httpx.TransportError as error:
         logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
         return
-    # 429: several others of the fleet upload the same at the moment.
+    # 429 means that other workers of the fleet are uploading the same data.
     if not answer.is_success and answer.status_code != 429:
         logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

@@ -1,4 +1,5 @@
-"""Requests to read what the backend has: several are answered together, and the backend is not asked too often."""
+"""Requests to read the backend's node types and models. Several requests share one read, and reads
+are rate-limited."""
 
 import asyncio
 import contextlib
@@ -9,12 +10,13 @@ from typing import Any
 from comfyfleet.api.worker import FACTS_TOKENS_MAX, FactsWanted
 
 FACTS_SECONDS_MIN = 5.0
-# After a call that may have changed the backend, it is asked again this soon.
+# Minimum seconds between reads after a call that may have changed the backend.
 URGENT_FACTS_SECONDS_MIN = 0.5
 
 
 class RequestedFacts:
-    """`answer` reads and reports what the backend has, with the tokens of the requests."""
+    """Collects requests. `answer` reads and reports the backend's facts, with the tokens of the
+    requests."""
 
     def __init__(
         self,
@@ -29,7 +31,7 @@ class RequestedFacts:
         self._is_new = asyncio.Event()
 
     def note_reading(self) -> None:
-        """Notes that the backend is asked now, for whatever reason."""
+        """Notes that the backend is being read now, for whatever reason."""
         self._read_at = time.monotonic()
 
     def want(self, wanted: FactsWanted) -> None:
@@ -50,7 +52,8 @@ class RequestedFacts:
             self._is_running = False
 
     async def _wait_until_due(self) -> None:
-        """Waits until the backend may be asked again; an urgent request may come meanwhile."""
+        """Waits until the backend may be read again. An urgent request that arrives in the meantime
+        shortens the wait."""
         while True:
             self._is_new.clear()
             is_urgent = any(each.is_urgent for each in self._wanted)

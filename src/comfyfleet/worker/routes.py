@@ -1,4 +1,5 @@
-"""Passes calls of custom nodes' routes on to the backend: those that the worker's own settings allow."""
+"""Passes calls to custom nodes' routes on to the backend if the worker's own settings allow
+them."""
 
 import asyncio
 import logging
@@ -29,18 +30,19 @@ from comfyfleet.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 AT_ONCE_MAX = 4
-# How soon a backend that is down, or a control plane that knows no such calls, is asked again.
+# Seconds until the next poll while the backend is down (PAUSE_SECONDS), or if the control plane
+# doesn't support such calls (UNKNOWN_SECONDS).
 PAUSE_SECONDS = 1.0
 UNKNOWN_SECONDS = 60.0
-ATTEMPTS_MAX = 6  # the longest pause
+ATTEMPTS_MAX = 6  # limits the pause between polls
 
 
 class RouteRefused(Exception):
-    """The backend is not asked, or its answer is not sent on."""
+    """The call is not sent to the backend, or the backend's response is not sent back."""
 
 
 class RoutePasser:
-    """One poll waits at a time; a call that came with it is passed on beside the next poll.
+    """Polls for calls and handles each one while the next poll waits.
 
     `on_change` is called after a call that may have changed the backend's models or node types.
     """
@@ -66,7 +68,7 @@ class RoutePasser:
         self._client = open_client(settings.backend_url or "")
 
     async def run(self) -> None:
-        """Runs until cancelled, or the worker is revoked."""
+        """Runs until it is cancelled or the worker is revoked."""
         try:
             async with asyncio.TaskGroup() as calls:
                 while True:
@@ -115,7 +117,7 @@ class RoutePasser:
                 self._on_change()
             await self._control.answer_route(answer)
         except Unavailable as error:
-            # Not sent again: by then nobody may wait for it.
+            # The answer isn't sent again, because its caller may no longer be waiting.
             logger.warning("a route's answer was not delivered", extra={"reason": error.message})
         except FleetError as error:
             logger.info("a route's answer came too late", extra={"reason": error.message})
@@ -123,7 +125,7 @@ class RoutePasser:
             self._room.release()
 
     async def pass_on(self, call: RouteCall) -> RouteAnswer:
-        """Asks the backend once."""
+        """Sends a call to the backend once and returns the answer or the error."""
         try:
             self._check(call)
             async with asyncio.timeout(call.answer_seconds):
@@ -136,7 +138,8 @@ class RoutePasser:
             return self._answer(call, error=reason[:REASON_CHARACTERS_MAX])
 
     def _check(self, call: RouteCall) -> None:
-        """The control plane has checked all of it: this machine's owner need not rely on that."""
+        """Raises RouteRefused if a call isn't allowed. The control plane has checked this too, but
+        the machine's owner must not have to rely on that."""
         path = unquote(call.target.partition("?")[0])
         is_ours = any(is_below(each, path) for each in self._prefixes)
         if call.method not in METHODS or not is_ours or not is_plain(path):

@@ -1,4 +1,4 @@
-"""The progress of a run as a worker reports it, computed from its events. Pure."""
+"""The progress of a run as a worker reports it. Pure functions compute it from the run's events."""
 
 import base64
 from collections.abc import Mapping
@@ -8,14 +8,15 @@ from typing import Any
 from comfyfleet.api import worker as wire
 from comfyfleet.comfy.events import Cached, Event, NodeDone, NodeStarted, Preview, Progress
 
-# In base64 it is a third longer, and the wire takes 700,000 characters.
+# Base64 makes a preview a third longer, and the API accepts 700,000 characters.
 PREVIEW_BYTES_MAX = 500_000
 METADATA_MAX, NODE_CHARACTERS_MAX = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Counts finished nodes. Every node has the same weight; the current one counts by its steps."""
+    """Counts finished nodes. All nodes have the same weight, and the current node counts in
+    proportion to its steps."""
 
     nodes: frozenset[str]
     done: frozenset[str] = frozenset()
@@ -40,7 +41,8 @@ class NodeCounts:
 
 
 def reported_preview(preview: Preview | None) -> wire.RunPreview | None:
-    """None: there is none, or it is too large or of a kind that nobody shows."""
+    """Returns a preview for a report. Returns None if there is none, or if it is too large or of an
+    unsupported type."""
     if preview is None or preview.content_type not in wire.PREVIEW_TYPES:
         return None
     if len(preview.data) > PREVIEW_BYTES_MAX:
@@ -54,7 +56,8 @@ def reported_preview(preview: Preview | None) -> wire.RunPreview | None:
 
 
 def node_ids(preview: Preview) -> dict[str, str | None]:
-    """Which nodes a picture belongs to: of its metadata, all that is no secret of the backend."""
+    """Returns the ids of the nodes that an image belongs to. The rest of its metadata stays private
+    to the backend."""
     return {
         name: value if value is None else value[:NODE_CHARACTERS_MAX]
         for name, value in preview.metadata.items()
@@ -67,7 +70,7 @@ def begin_progress(prompt: Mapping[str, Any]) -> NodeCounts:
 
 
 def advance_progress(counts: NodeCounts, event: Event) -> NodeCounts:
-    """The counts after an event; the same object when nothing that is reported has changed."""
+    """Returns the counts after an event, or the same object if the event doesn't affect them."""
     match event:
         case Cached(nodes=nodes):
             return replace(counts, done=counts.done | (counts.nodes & set(nodes)))
@@ -81,9 +84,9 @@ def advance_progress(counts: NodeCounts, event: Event) -> NodeCounts:
 
 
 def _at(counts: NodeCounts, node_id: str) -> NodeCounts:
-    """Moves to another node.
+    """Switches to another node.
 
-    Nodes run one after another, so the previous one has ended, even without a message.
+    Nodes run one after another, so the previous one has finished even if no message said so.
     """
     if node_id == counts.node:
         return counts

@@ -1,4 +1,5 @@
-"""Hides a caller's keys for paid services in everything that a worker reports, stores or logs of the caller's job."""
+"""Hides a caller's keys for paid services in everything that a worker reports, stores or logs about
+the caller's job."""
 
 from collections.abc import Collection
 from itertools import takewhile
@@ -8,7 +9,8 @@ from uuid import UUID
 from comfyfleet.api.worker import Job
 
 HIDDEN = "[hidden]"
-# So many of the first characters of a key are hidden, too: long texts are cut off, and a key with them.
+# A key's first characters of this number are hidden too, because a long text may be cut off in the
+# middle of a key.
 PART_CHARACTERS = 12
 
 
@@ -19,19 +21,19 @@ def hide(text: str, secrets: Collection[str]) -> str:
 
 
 def _hide_parts(text: str, secret: str) -> str:
-    """Hides the beginnings of a key."""
+    """Hides incomplete keys that are cut off at the end."""
     first, *rest = text.split(secret[:PART_CHARACTERS])
     return HIDDEN.join([first, *(_without_start(each, secret[PART_CHARACTERS:]) for each in rest)])
 
 
 def _without_start(text: str, start: str) -> str:
-    """Removes as much of `start` as the text begins with."""
+    """Removes the longest prefix that the text shares with `start`."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(text, start, strict=False))
     return text[sum(1 for _ in same) :]
 
 
 def hide_in_values(value: Any, secrets: Collection[str]) -> Any:
-    """Hides secrets in the texts of a JSON value, and in names of fields."""
+    """Hides secrets in the strings and field names of a JSON value."""
     if isinstance(value, str):
         return hide(value, secrets)
     if isinstance(value, list):
@@ -42,7 +44,8 @@ def hide_in_values(value: Any, secrets: Collection[str]) -> Any:
 
 
 class JobSecrets:
-    """The keys of the jobs that a worker has. Those of a job change nothing of what is reported of others."""
+    """The keys of a worker's current jobs. A job's keys are hidden only in reports about that
+    job."""
 
     def __init__(self) -> None:
         self._by_lease: dict[UUID, Collection[str]] = {}

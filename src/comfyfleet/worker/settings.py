@@ -1,4 +1,5 @@
-"""Settings of a worker, from its command or its environment, and the ids and names derived from them."""
+"""Settings of a worker from its command line or environment, and the ids and names derived from
+them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,15 +20,17 @@ _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def prompt_id_of(job_id: UUID, lease_number: int) -> str:
-    """The prompt id of a lease: always the same for one lease, so that the prompt can be found again.
+    """Returns the prompt id of a lease. It is always the same for one lease, so that the prompt can
+    be found again.
 
-    A new lease is another run. Lower-case, as newer ComfyUIs require.
+    A new lease is another run with another id. The id is lowercase, as newer ComfyUI versions
+    require.
     """
     return str(uuid5(job_id, str(lease_number)))
 
 
 def default_worker_id(hostname: str, backend_url: str | None) -> str:
-    """Stable over restarts, and different for each backend of a machine."""
+    """Returns an id that doesn't change at restarts and differs for each backend of a machine."""
     parts = urlsplit(backend_url) if backend_url else None
     beside = parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1")
     where = ["cloud"] if parts is None else [] if beside else [parts.hostname or ""]
@@ -38,7 +41,8 @@ def default_worker_id(hostname: str, backend_url: str | None) -> str:
 
 
 def output_names(filenames: Sequence[str], primary: str | None) -> list[str]:
-    """A distinct name for each output; the first gets the upload slot that came with the lease."""
+    """Returns a distinct name for each output. The first one may use the lease's upload slot
+    (`primary`)."""
     taken: list[str] = []
     for number, filename in enumerate(filenames):
         name = primary if number == 0 and primary else safe_name(filename)
@@ -56,7 +60,7 @@ GRACE_SECONDS = 60.0
 STALL_SECONDS = 300.0
 CACHE_BYTES = 10 * 1024**3
 FREE_MEMORY_MIN = 0.1
-# A run's own limit comes with its job.
+# Upper limit in seconds for following a run. The job defines the run's own limit.
 FOLLOW_SECONDS_MAX = 7 * 24 * 3600.0
 LOOK_SECONDS = 2.0
 RETRIES_MAX = 5
@@ -65,7 +69,8 @@ CANCEL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """`backend_url`: a ComfyUI; None means Comfy Cloud. `secret` is left out of every text."""
+    """The settings of a worker. `backend_url` is a ComfyUI address, and None means Comfy Cloud.
+    `secret` is left out of the repr."""
 
     control_url: str
     fleet_slug: str
@@ -73,7 +78,7 @@ class WorkerSettings:
     worker_id: str
     state: Path
     backend_url: str | None = None
-    more_control_urls: tuple[str, ...] = ()  # other addresses of the same control plane
+    more_control_urls: tuple[str, ...] = ()  # additional addresses of the same control plane
     is_default_id: bool = False
     secret: str = field(default="", repr=False)
     max_concurrency: int = 1
@@ -84,20 +89,20 @@ class WorkerSettings:
     stall_seconds: float = STALL_SECONDS
     cache_bytes: int = CACHE_BYTES
     comfyui_command: str | None = None
-    # An owned ComfyUI that leaves less of the memory free is told to free some; 0: never.
+    # The worker makes its ComfyUI free memory if less than this share of memory is free. 0 disables
+    # this.
     free_memory_min: float = FREE_MEMORY_MIN
-    comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
+    # in addition to inherited variables
+    comfyui_environ: Mapping[str, str] = field(default_factory=dict)
     backend_folder: Path | None = None  # holds the backend's input, output and temp
     max_retries: int = RETRIES_MAX
-    job_seconds: float | None = (
-        None  # limit of a whole job; None means that only the job's own counts
-    )
+    job_seconds: float | None = None  # limit of a whole job, None to use only the job's own limit
     poll_seconds: float = LOOK_SECONDS
-    passthrough: tuple[str, ...] = ()  # prefixes of routes that the backend is asked for
+    passthrough: tuple[str, ...] = ()  # prefixes of routes that are passed on to the backend
 
     @property
     def place(self) -> str:
-        """The backend's address for messages, without a key that it may contain."""
+        """The backend's address for messages, without credentials."""
         if self.backend_url is None:
             return "Comfy Cloud"
         scheme, _, rest = self.backend_url.partition("://")
@@ -105,7 +110,7 @@ class WorkerSettings:
 
     @property
     def backend_address(self) -> tuple[str, int] | None:
-        """The backend's host and port; None for Comfy Cloud."""
+        """The backend's host and port, or None for Comfy Cloud."""
         if self.backend_url is None:
             return None
         parts = urlsplit(self.backend_url)
@@ -130,11 +135,11 @@ class WorkerSettings:
 
     @property
     def probe_limits(self) -> BackendLimits:
-        """The limits for a probe whether the backend answers at all."""
+        """The limits for checking whether the backend responds."""
         return BackendLimits(max_retries=0, answer_seconds=10.0, connect_seconds=5.0)
 
     def with_variables(self, given: ComfyuiVariables) -> "WorkerSettings":
-        """The same settings with the limits that the `COMFYUI_…` variables set."""
+        """Returns the settings with the limits from the `COMFYUI_…` variables."""
         return replace(
             self,
             job_seconds=given.timeout_seconds,
@@ -144,7 +149,7 @@ class WorkerSettings:
 
 
 def _first_set(environ: Mapping[str, str], ours: str, other: str) -> str:
-    """Returns the name of the variable that counts: ours, unless only the other one is set."""
+    """Returns the name of the variable to use, which is `other` only if `ours` isn't set."""
     return other if environ.get(other) and not environ.get(ours) else ours
 
 

@@ -1,4 +1,4 @@
-"""Why a worker stops and until when: signals, and notices that its machine will be taken away."""
+"""Why a worker stops and by when, based on signals and on notices about its machine."""
 
 import logging
 import time
@@ -12,25 +12,25 @@ from comfyfleet.worker.platform import Notices
 
 logger = logging.getLogger(__name__)
 
-# Advice to leave has no deadline; a spot notice that follows it has.
-# Of the time that a notice leaves: to hand back what isn't done, and to deregister.
+# Part of the remaining time that is reserved for handing back unfinished jobs and deregistering: at
+# most RESERVE_SECONDS, and at most this share of the time.
 RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
-# After a second request to stop, nothing is waited for longer than this.
+# Maximum seconds to wait for anything after a second stop request.
 HURRY_SECONDS = 2.0
 DEFAULT_NOTICE_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
 ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 
 
 class StopRequest:
-    """Whether a stop was requested, its reason, and its deadline, which can only come nearer."""
+    """A stop request with its reason and deadline. The deadline can only move closer."""
 
     def __init__(
         self, changed: Callable[[], None] = lambda: None, *, is_logged: bool = True
     ) -> None:
-        """`is_logged`: whether to log the request."""
+        """`is_logged` determines whether requests are logged."""
         self.reason: ShutdownReason | None = None
-        self.deadline = float("inf")  # of the monotonic clock
+        self.deadline = float("inf")  # by the monotonic clock
         self.hurry_until = float("inf")
         self.reserve_seconds = RESERVE_SECONDS
         self.changed = changed
@@ -45,7 +45,8 @@ class StopRequest:
         return max(0.0, self.deadline - time.monotonic())
 
     def seconds_to(self, deadline: float) -> float:
-        """Seconds until a deadline of the monotonic clock; 0 once a second signal asked to hurry."""
+        """Returns the seconds until a deadline by the monotonic clock. After a second stop request,
+        the hurry deadline also applies."""
         return min(deadline, self.hurry_until) - time.monotonic()
 
     def ask(self, reason: ShutdownReason, seconds: float) -> None:
@@ -69,5 +70,6 @@ async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
 
 
 def stop_on_signals(stop: StopRequest, grace_seconds: float) -> AbstractContextManager[None]:
-    """The first signal asks to stop within the grace time, the second one to stop immediately."""
+    """Stops the worker on signals. The first signal allows the grace time, and the second one stops
+    it immediately."""
     return on_ending_signals(lambda _: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds))
