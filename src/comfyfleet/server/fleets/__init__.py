@@ -1,4 +1,4 @@
-"""Fleets, their workers, and which workflows they may run.
+"""Fleets, their workers, and the workflows that they may run.
 
-Internal: may change without notice.
+This package is internal and may change without notice.
 """

@@ -1,4 +1,4 @@
-"""Checks that an EC2 instance that wants to register belongs to an auto-scaling group of the fleet."""
+"""Checks that an EC2 instance that registers belongs to an auto-scaling group."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ from comfyfleet.errors import install_line
 logger = logging.getLogger(__name__)
 
 PREFIX = "i-"
-# A machine with several GPUs has a worker for each: i-0123456789abcdef0-gpu1.
+# A machine with several GPUs has one worker for each, for example i-0123456789abcdef0-gpu1.
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
-# Error codes of AWS for an unknown or malformed id; all others are temporary.
+# AWS error codes for an unknown or malformed id. All others are temporary.
 NOT_FOUND_CODES = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
 
 
@@ -27,8 +27,8 @@ class InstanceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceCheck:
-    """The result of a check; `reason` is shown to a refused worker, and written to the audit if AWS
-    could not be asked."""
+    """The result of a check. `reason` is shown to a refused worker, and is written to the audit log
+    if AWS could not be reached."""
 
     outcome: InstanceStatus
     reason: str
@@ -36,8 +36,8 @@ class InstanceCheck:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether the worker may register. If AWS can't be reached it may, as it knows the fleet's
-        secret."""
+        """Whether the worker may register. It may if AWS can't be reached, because it knows the
+        fleet's secret."""
         return self.outcome is not InstanceStatus.UNKNOWN
 
     @property
@@ -53,7 +53,8 @@ async def check_instance(worker_id: str) -> InstanceCheck:
     """Checks the instance that the worker's id names. Never raises."""
     found = WORKER_ID.fullmatch(worker_id)
     if not found:
-        # AWS is not asked: its error about a malformed id must not count as "could not be checked".
+        # No request is sent to AWS, because its error about a malformed id must not count as a
+        # failed check.
         return InstanceCheck(InstanceStatus.UNKNOWN, f"{worker_id} is no id of an EC2 instance")
     instance_id = found[1]
     try:
@@ -78,7 +79,7 @@ def _describe(instance_id: str) -> Any:
         read_timeout=ANSWER_SECONDS_MAX,
         retries={"total_max_attempts": 2},
     )
-    # A session of its own: the default one must not be shared between threads.
+    # Each call uses a new session, because threads must not share the default one.
     client = boto3.session.Session().client("autoscaling", config=config)
     try:
         return client.describe_auto_scaling_instances(InstanceIds=[instance_id])

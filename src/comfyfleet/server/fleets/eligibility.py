@@ -1,4 +1,5 @@
-"""A cache of which workers can run which workflows, by what backends offer and workflow versions need."""
+"""A cache that determines which workers can run which workflows, based on backend offers and the
+requirements of workflow versions."""
 
 import asyncio
 import hashlib
@@ -28,8 +29,8 @@ RESULTS_KEPT_MAX = 100_000
 
 
 class EligibilityCache:
-    """Caches offers, requirements, and what is missing. Nothing is ever outdated, as keys contain
-    hashes and versions."""
+    """Caches offers, requirements and missing parts. Entries never become outdated, because their
+    keys contain hashes and versions."""
 
     def __init__(self) -> None:
         self._offers: _BoundedCache[BackendOffer] = _BoundedCache(OFFERS_KEPT_MAX)
@@ -37,14 +38,14 @@ class EligibilityCache:
         self._lacks: _BoundedCache[MissingRequirements] = _BoundedCache(RESULTS_KEPT_MAX)
 
     async def offer(self, tx: Tx, worker: FleetWorker, *, now: datetime) -> BackendOffer | None:
-        """Returns what a worker's backend offers; None if unknown, and then it counts as able to
-        run everything."""
+        """Returns the offer of a worker's backend. None means unknown, and then the backend counts
+        as able to run everything."""
         return (await self.offers(tx, [worker], now=now)).get(worker.worker_id)
 
     async def offers(
         self, tx: Tx, workers: Iterable[FleetWorker], *, now: datetime
     ) -> dict[str, BackendOffer]:
-        """Returns the offers by worker; workers whose backends have reported nothing are left out."""
+        """Returns the offers by worker id, without workers whose backends have reported nothing."""
         found: dict[str, BackendOffer] = {}
         unread: dict[str, list[FleetWorker]] = {}
         for worker in workers:
@@ -66,7 +67,7 @@ class EligibilityCache:
     async def able(
         self, tx: Tx, offer: BackendOffer | None, workflows: Sequence[AssignedWorkflow]
     ) -> list[AssignedWorkflow]:
-        """Returns the workflows that a backend lacks nothing for."""
+        """Returns the workflows that a backend can run."""
         if offer is None:
             return list(workflows)
         await self._read_needs(tx, workflows)

@@ -1,4 +1,5 @@
-"""Requests to workers to read what their backends have, at whichever control plane the workers ask for jobs."""
+"""Requests to workers to read their backends' facts, at whichever control plane the workers
+poll."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -9,9 +10,9 @@ from uuid import uuid4
 
 from comfyfleet.api.worker import FACTS_TOKENS_MAX, FactsWanted
 
-# A worker that doesn't ask for orders within this time isn't told any more.
+# Seconds until a request expires if its worker doesn't poll or send a heartbeat.
 DELIVERY_SECONDS = 10.0
-# So many workers are named in one message to other control planes.
+# Maximum workers in one message to other control planes.
 NAMED_MAX = 30
 SILENT_KEPT_MAX = 10_000
 REPORTS_KEPT_MAX = 10_000
@@ -32,7 +33,8 @@ class _Asking:
 
 
 class FactsRequests:
-    """`announce` tells other control planes; `end_polls` lets workers ask for their orders."""
+    """Tracks requests and reports. `announce` notifies other control planes, and `end_polls` ends
+    workers' polls so that they get their requests."""
 
     def __init__(
         self,
@@ -43,16 +45,18 @@ class FactsRequests:
         self._end_polls = end_polls
         self._wanted: dict[str, _Wanted] = {}  # by worker
         self._asking: dict[str, _Asking] = {}  # by token
-        self._silent: dict[str, None] = {}  # workers that did not answer the last time
+        self._silent: dict[str, None] = {}  # workers that did not respond to the last request
         self._changed: dict[int, float] = {}  # by fleet, by the monotonic clock
-        self._reported_at: dict[str, float] = {}  # by worker, oldest report first
+        self._reported_at: dict[str, float] = {}  # report times by worker, oldest first
 
     async def ask(
         self, worker_ids: Collection[str], *, is_urgent: bool = False, seconds: float
     ) -> None:
-        """Waits until these workers have read what their backends have, after this moment.
+        """Waits until these workers have read their backends' facts after this call, or until
+        `seconds` have passed.
 
-        A worker that didn't answer in time is asked again, but not waited for until it answers.
+        A worker that didn't respond in time gets later requests too, but isn't waited for until it
+        responds.
         """
         token = uuid4().hex
         asking = self._asking[token] = _Asking(set(worker_ids) - self._silent.keys())
@@ -77,7 +81,7 @@ class FactsRequests:
 
     def _want(self, order: Mapping[str, Any]) -> None:
         now = monotonic()
-        # Workers that ask at another control plane don't take theirs.
+        # Requests expire because workers that poll another control plane don't collect them here.
         self._wanted = {name: each for name, each in self._wanted.items() if each.until >= now}
         for worker_id in order["workers"]:
             wanted = self._wanted.get(worker_id)
@@ -93,20 +97,20 @@ class FactsRequests:
         return wanted is not None and wanted.until >= monotonic()
 
     def take(self, worker_id: str) -> FactsWanted | None:
-        """Returns what the next answer to the worker has to say."""
+        """Removes and returns the request for the next response to the worker, or None."""
         wanted = self._wanted.pop(worker_id, None)
         if wanted is None or wanted.until < monotonic():
             return None
         return FactsWanted(tokens=tuple(wanted.tokens), is_urgent=wanted.is_urgent)
 
     def reported(self, worker_id: str, tokens: Sequence[str]) -> None:
-        """Notes that a worker has read what its backend has, after these requests."""
+        """Notes that a worker has read its backend's facts after these requests."""
         report = {"worker": worker_id, "tokens": list(tokens)}
         self._note(report)
         self._announce({REPORTED: report})
 
     def have_reported(self, worker_ids: Collection[str], *, since: float) -> bool:
-        """Checks whether all these workers have reported to a control plane since a moment, by the
+        """Checks whether all these workers have reported to any control plane since a time, by the
         monotonic clock of this process."""
         never = float("-inf")
         return all(self._reported_at.get(worker_id, never) >= since for worker_id in worker_ids)
@@ -125,16 +129,16 @@ class FactsRequests:
                     asking.is_done.set()
 
     def note_change(self, fleet_ids: Sequence[int]) -> None:
-        """Notes that a call may have changed what backends of these fleets have."""
+        """Notes that a call may have changed the backends of these fleets."""
         self._changed |= dict.fromkeys(fleet_ids, monotonic())
         self._announce({CHANGED: list(fleet_ids)})
 
     def changed_at(self, fleet_id: int) -> float | None:
-        """Returns the moment of the last such call, by the monotonic clock of this process."""
+        """Returns the time of the last such call, by the monotonic clock of this process."""
         return self._changed.get(fleet_id)
 
     def heard(self, message: Mapping[str, Any]) -> None:
-        """Handles a message of another control plane."""
+        """Handles a message from another control plane."""
         if WANTED in message:
             self._want(message[WANTED])
         if REPORTED in message:

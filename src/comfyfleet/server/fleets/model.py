@@ -1,4 +1,5 @@
-"""Fleets, workers, what backends offer and what workflows need; which workers may run which lanes. Pure."""
+"""Fleets, workers, backend offers and workflow requirements, and the rules for which workers may
+run which lanes. All functions are pure."""
 
 import hashlib
 import json
@@ -13,7 +14,7 @@ from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import InvalidInput
 
-# What a worker reports about its backend, in words.
+# Descriptions of the backend problems that workers report.
 BACKEND_PROBLEMS: Mapping[str, str] = {
     "down": "its ComfyUI doesn't answer",
     "hung": "its ComfyUI is stuck",
@@ -22,12 +23,12 @@ BACKEND_PROBLEMS: Mapping[str, str] = {
     "disk_full": "its disk is full",
 }
 REFUSED_NAMES_MAX = 1_000
-# A backend may get what its lists never show; after so long it is tried again.
+# A backend may get parts that its lists never show, so a refusal expires after this time.
 REFUSALS_KEPT = timedelta(minutes=15)
 
 
 class ModelUse(NamedTuple):
-    """A model file that a prompt names; `input` is `Class.input`, or empty if unknown."""
+    """A model file that a prompt names. `input` is `Class.input`, or empty if unknown."""
 
     input: str
     file: str
@@ -50,7 +51,7 @@ class MissingRequirements:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRequirements:
-    """What every job of a workflow version needs."""
+    """The requirements that all jobs of a workflow version share."""
 
     node_types: tuple[str, ...] = ()
     models: tuple[ModelUse, ...] = ()
@@ -58,7 +59,7 @@ class WorkflowRequirements:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Node types and models that a backend has refused although it lists them, or lists nothing."""
+    """Node types and models that a backend has refused although it lists them or has no list."""
 
     node_types: frozenset[str] = frozenset()
     models: frozenset[ModelUse] = frozenset()
@@ -69,7 +70,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class BackendOffer:
-    """Node types and model files of a backend; two offers with the same key are equal."""
+    """The node types and model files of a backend. Offers with the same key are equal."""
 
     key: str
     node_types: frozenset[str] = frozenset()
@@ -77,16 +78,15 @@ class BackendOffer:
     refusals: Refusals = field(default_factory=Refusals)
 
     def lacks(self, node_types: Iterable[str], models: Iterable[ModelUse]) -> MissingRequirements:
-        """Returns what is missing. Without a list of node types, or for an input without a list of
-        files, nothing is missing."""
+        """Returns the missing parts. Without a list of node types, or for an input without a list
+        of files, nothing is missing."""
         return MissingRequirements(
             tuple(name for name in node_types if self._lacks_type(name)),
             tuple(use for use in models if self._lacks_model(use)),
         )
 
     def lacks_choice(self, choice: ModelUse) -> bool:
-        """Whether a file is missing for an input of which only the name is known, in any node
-        class."""
+        """Checks whether a file is missing for an input whose node class is unknown."""
 
         def is_meant(name: str) -> bool:
             return name.rpartition(".")[2] == choice.input
@@ -119,15 +119,15 @@ def backend_offer(
 
 
 def facts_hash(facts: BackendFacts) -> str:
-    """Returns a hash that is equal for backends with the same node types and models; versions and
-    uploads don't count."""
+    """Returns a hash that is equal for backends with the same node types and models. Versions and
+    uploads don't affect it."""
     files = {name: sorted(offered) for name, offered in facts.model_files.items()}
     told = json.dumps([sorted(facts.node_types), files], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()
 
 
 def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
-    """Reads refusals from a worker's row; old ones are ignored."""
+    """Reads refusals from a worker's row. Expired ones are ignored."""
     if not kept or datetime.fromisoformat(kept["at"]) + REFUSALS_KEPT <= now:
         return Refusals()
     models = frozenset(ModelUse(*each) for each in kept["models"])
@@ -137,7 +137,7 @@ def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
 def with_refusal(
     kept: Mapping[str, Any] | None, missing: MissingRequirements, now: datetime
 ) -> dict[str, Any]:
-    """Adds a refusal; returns the value for the worker's row."""
+    """Adds a refusal and returns the value for the worker's row."""
     before = refusals_in(kept, now)
     models = sorted({*before.models, *missing.models})[:REFUSED_NAMES_MAX]
     return {
@@ -152,7 +152,7 @@ def requirements_of(
     models: Iterable[Iterable[str]],
     properties: Iterable[Mapping[str, Any]],
 ) -> WorkflowRequirements:
-    """Returns the requirements, without models that a job may choose; those are checked for each
+    """Returns the requirements, without models that a job may choose. Those are checked for each
     job."""
     declared = list(properties)
     bound = {str(each["binding"]).rpartition(".")[2] for each in declared if each.get("binding")}
@@ -166,18 +166,19 @@ def requirements_of(
     return WorkflowRequirements(tuple(node_types), tuple(fixed))
 
 
-# Together with "open-" and a dot they make the slug of the open workflow: at most 100 characters.
+# Together with "open-" and a dot, slug and stage form the slug of the open workflow, which is
+# limited to 100 characters.
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
 WORKERS_MAX = 100_000
 CAPABILITIES_MAX = 200
 WORKER_ID_CHARACTERS_MAX = 200
-AUTO, MANUAL = "auto", "manual"  # new workers are approved at once, or by an operator
+AUTO, MANUAL = "auto", "manual"  # new workers are approved automatically, or by an operator
 FROM_FLEET = "fleet"  # the only registration source
 
 
 class FleetLane(NamedTuple):
-    """A lane of the queue. As a tuple it equals the queue's own type, which this package doesn't
+    """A lane of the queue. As a tuple, it equals the queue's own type, which this package doesn't
     import."""
 
     workflow_id: int
@@ -193,14 +194,14 @@ class Fleet:
     slug: str
     stage: str
     secret_hash: str
-    max_workers: int | None  # None: as many as the settings allow
+    max_workers: int | None  # None means that the settings' default cap applies
     open_workflow_id: int | None
-    object_info_key: str | None  # in the object store, as last reported
+    object_info_key: str | None  # in the object store, for the object_info reported last
     object_info_hash: str | None
     created_at: datetime
     approval: str = AUTO
     gateway: Mapping[str, Any] | None = None  # price, node types and limits of open prompts
-    starts_within_seconds: int | None = None  # of machines that start on demand
+    starts_within_seconds: int | None = None  # for machines that start on demand
 
     @property
     def name(self) -> str:
@@ -208,13 +209,14 @@ class Fleet:
 
     @property
     def prompts(self) -> FleetPrompts | None:
-        """The terms on which it runs prompts of ComfyUI's clients; None: it runs none."""
+        """The fleet's terms for prompts of ComfyUI clients, or None if it runs no such prompts."""
         terms = None if self.gateway is None else FleetPrompts.model_validate(self.gateway)
         return terms if terms is not None and terms.is_open else None
 
     @property
     def is_in_order(self) -> bool:
-        """Whether clients see one of their prompts at a time, also those that are jobs of registered workflows."""
+        """Whether each client sees its prompts one at a time, including jobs of registered
+        workflows."""
         return FleetPrompts.model_validate(self.gateway or {}).in_order
 
     @property
@@ -223,13 +225,14 @@ class Fleet:
 
 
 def affinity_of(worker_id: str) -> str:
-    """Names the affinity of jobs that only this worker can take."""
+    """Returns the affinity of jobs that only this worker can run."""
     return f"worker:{worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetWorker:
-    """One worker with its backend. The backend's facts are read separately, as they are large."""
+    """One worker with its backend. The backend's facts are read separately because they are
+    large."""
 
     id: int
     worker_id: str
@@ -247,17 +250,17 @@ class FleetWorker:
     models_loaded: tuple[str, ...]
     last_seen_at: datetime
     created_at: datetime
-    # The workflows that it serves of those of its fleet; None: all of them.
+    # The workflows of its fleet that the worker serves. None means all of them.
     workflow_ids: frozenset[int] | None = None
     revoked_at: datetime | None = None
     key_hash: str = field(default="", repr=False, compare=False)
-    facts_hash: str | None = None  # of the node types and model files; None: not told
+    facts_hash: str | None = None  # of node types and model files, None if not reported
     refusals: Mapping[str, Any] | None = field(default=None, hash=False)
     next_key: str | None = field(
         default=None, repr=False, compare=False
-    )  # to be sent to the worker
+    )  # sent to the worker until it uses it
     next_key_hash: str | None = field(default=None, repr=False, compare=False)
-    # Why its backend can't take jobs, as the worker reported; None if it can.
+    # The reported reason why its backend can't run jobs. None means that it can.
     backend_problem: str | None = None
 
     @property
@@ -270,12 +273,12 @@ class FleetWorker:
 
     @property
     def affinities(self) -> frozenset[str]:
-        """The affinities of jobs that this worker can take."""
+        """The affinities of jobs that this worker can run."""
         return frozenset({self.subject, f"fleet:{self.fleet_name}"})
 
     @property
     def problem(self) -> str | None:
-        """The problem with its backend in words, if it has reported one."""
+        """The description of the backend's problem, or None if none was reported."""
         if self.backend_problem is None:
             return None
         return BACKEND_PROBLEMS.get(self.backend_problem, self.backend_problem)
@@ -297,20 +300,20 @@ class FleetWorker:
         return "draining" if self.is_draining else "online"
 
     def load_with(self, leases: int) -> int:
-        """How many of its places are taken by so many leases. `current_load` is what it reported when it began
-        to poll."""
+        """Returns how many of the worker's places this number of leases occupies. `current_load`
+        can't be used, because it is as old as the current poll."""
         return min(leases, self.max_concurrency)
 
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
-        """When it was heard for the last time, if it should have been heard since; it may be gone, which
-        `state_at` says later."""
+        """Returns when the worker was last seen if it should have been seen since, else None. It
+        may be offline, which `state_at` reports later."""
         is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
         return self.last_seen_at if is_missed else None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """What a worker sends when it registers."""
+    """The data that a worker sends when it registers."""
 
     worker_id: str
     capabilities: frozenset[str] = frozenset()
@@ -323,8 +326,8 @@ class WorkerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a worker reports when it polls or sends a heartbeat; None fields were not reported this
-    time."""
+    """The data that a worker reports when it polls or sends a heartbeat. None fields were not
+    reported this time."""
 
     load: int | None = None
     models_loaded: tuple[str, ...] | None = None
@@ -333,7 +336,7 @@ class Sighting:
     max_concurrency: int | None = None
     reading: Reading | None = None
     backend: BackendFacts | None = None
-    backend_problem: str | None = None  # an empty text if there is none
+    backend_problem: str | None = None  # an empty string means no problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +354,8 @@ class AssignedWorkflow:
     required_capabilities: frozenset[str]
     is_active: bool
     is_paused: bool
-    version: int = 1  # the one that new jobs get
-    is_open: bool = False  # the fleet's own, for prompts of no registered workflow
+    version: int = 1  # the version that new jobs use
+    is_open: bool = False  # the fleet's own workflow, for prompts without a registered one
 
     @property
     def is_runnable(self) -> bool:
@@ -360,7 +363,7 @@ class AssignedWorkflow:
 
 
 class BackendSummary(NamedTuple):
-    """What a list shows of a worker's backend."""
+    """The fields of a worker's backend for lists."""
 
     kind: str | None
     version: str | None
@@ -369,26 +372,26 @@ class BackendSummary(NamedTuple):
 
 
 class BackendKind(NamedTuple):
-    """Workers of one fleet whose backends tell the same object_info."""
+    """The workers of one fleet whose backends report the same object_info."""
 
     fleet_id: int
     object_info_hash: str
-    first_worker: int  # the id of a row; one stands for all
+    first_worker: int  # the row id of one worker, which represents them all
     workers: int
     last_seen_at: datetime
 
 
 class WorkerStanding(NamedTuple):
-    """What decides whether a worker gets a job, apart from its own row."""
+    """The facts outside a worker's own row that determine whether it gets a job."""
 
-    assigned: list[AssignedWorkflow]  # to its fleet
-    held: tuple[int, ...]  # dispatches that are leased to it
+    assigned: list[AssignedWorkflow]  # workflows of its fleet
+    held: tuple[int, ...]  # dispatches that are leased to the worker
     in_maintenance: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FleetAssignment:
-    """The workflows of a fleet after a change, and which were added and removed."""
+    """The workflows of a fleet after a change, with those that were added and removed."""
 
     workflow_ids: frozenset[int]
     added: frozenset[int] = field(default_factory=frozenset)
@@ -411,7 +414,7 @@ def prefixed_worker_id(fleet: Fleet, worker_id: str) -> str:
 
 
 def fleet_prefix_of(worker_id: str) -> tuple[str, str] | None:
-    """Returns slug and stage of an id's prefix; None if it has none."""
+    """Returns the slug and stage of an id's prefix, or None if it has none."""
     name, colon, _ = worker_id.partition(":")
     slug, dot, stage = name.partition(".")
     return (slug, stage) if colon and dot else None
@@ -453,7 +456,7 @@ def check_capabilities(capabilities: Iterable[str]) -> None:
 
 
 def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> FleetWorker:
-    """Returns the worker with what it reported."""
+    """Returns the worker updated with its report."""
     said = {
         "current_load": sighting.load,
         "models_loaded": sighting.models_loaded,
@@ -474,7 +477,8 @@ READING_EVERY = timedelta(seconds=30)
 
 
 def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
-    """Whether a worker may run a workflow of its fleet; none if it is draining or revoked."""
+    """Checks whether a worker may run a workflow of its fleet. Draining, unapproved and revoked
+    workers may run none."""
     return (
         worker.takes_jobs
         and workflow.is_runnable
@@ -486,7 +490,7 @@ def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
 def lanes(
     worker: FleetWorker, workflows: Iterable[AssignedWorkflow], providers: Iterable[str]
 ) -> frozenset[FleetLane]:
-    """Returns the lanes that a worker may take jobs from; only assigned workflows have one."""
+    """Returns the lanes that a worker may take jobs from. Only assigned workflows have lanes."""
     named = tuple(providers)
     return frozenset(
         FleetLane(workflow.workflow_id, worker.stage, provider)
@@ -520,7 +524,7 @@ def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> 
 def workers_by_lane(
     workers: Iterable[FleetWorker], assigned: Mapping[int, Iterable[AssignedWorkflow]]
 ) -> dict[FleetLane, frozenset[str]]:
-    """Returns the workers of each lane; `assigned` are the workflows by fleet."""
+    """Returns the workers of each lane. `assigned` contains the workflows by fleet id."""
     found: dict[FleetLane, set[str]] = {}
     for worker in workers:
         for lane in lanes(worker, assigned.get(worker.fleet_id, ()), worker.providers):
@@ -529,16 +533,16 @@ def workers_by_lane(
 
 
 def sighting_interval(unseen_seconds_max: float) -> timedelta:
-    """Returns the longest delay before a waiting worker is noticed, and before a sighting is
-    written; both together stay below the limit after which a worker counts as offline."""
+    """Returns the maximum delay until a waiting worker is marked as seen, and until a sighting is
+    written. Both together stay below the limit after which a worker is offline."""
     return timedelta(seconds=unseen_seconds_max / 3)
 
 
 def is_worth_writing(
     worker: FleetWorker, sighting: Sighting, now: datetime, every: timedelta = SEEN_WRITE_EVERY
 ) -> bool:
-    """Whether a report must be written now. Load and models change often, so alone they wait for
-    the next due write."""
+    """Checks whether a report must be written now. Load and models change often, so their changes
+    alone wait for the next due write."""
     is_due = now - worker.last_seen_at >= min(every, SEEN_WRITE_EVERY)
     if sighting.backend is not None or is_due:
         return True
@@ -547,7 +551,7 @@ def is_worth_writing(
 
 
 def _eligibility(worker: FleetWorker) -> tuple[object, ...]:
-    """Returns the reported values that decide which jobs a worker may get."""
+    """Returns the reported values that determine which jobs a worker may get."""
     return (
         worker.capabilities,
         worker.providers,

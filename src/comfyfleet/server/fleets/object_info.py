@@ -1,4 +1,4 @@
-"""The object_infos of backends as workers report them; stored once per content."""
+"""The object_infos of backends as workers report them, stored once per content."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ STORED_KNOWN_MAX = 10_000
 
 
 class DocumentStore(Protocol):
-    """The part of the object store that documents need."""
+    """The methods of the object store that documents need."""
 
     async def put(self, key: str, data: bytes, content_type: str) -> None: ...
 
@@ -33,17 +33,18 @@ def object_info_key(content_hash: str) -> str:
 
 
 def incoming_key(fleet: Fleet, content_hash: str) -> str:
-    """Returns the key for a worker's upload; one per fleet, until its content was checked."""
+    """Returns the key for a worker's upload. It is specific to the fleet until the content has been
+    checked."""
     return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
 
 
-# By fleet, as one fleet's workers may report one after the other.
+# Turns are per fleet, so that a fleet whose workers report in sequence doesn't delay others.
 AT_ONCE_MAX, WAITING_PER_FLEET_MAX = 1, 100
 _parsers = FairThreads("object_info", AT_ONCE_MAX, waiting_each_max=WAITING_PER_FLEET_MAX)
 
 
 async def _parse_announced(fleet: Fleet, data: bytes, content_hash: str | None) -> dict[str, Any]:
-    """Parses an object_info in a thread; raises InvalidInput if it doesn't have this hash."""
+    """Parses an object_info in a thread. Raises InvalidInput if it doesn't match the hash."""
 
     def parse() -> dict[str, Any]:
         object_info = parse_object_info(data)
@@ -57,7 +58,8 @@ async def _parse_announced(fleet: Fleet, data: bytes, content_hash: str | None) 
 async def upload_slot(
     store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
 ) -> OutputSlot | None:
-    """Returns an upload URL; None if this object_info is stored already, of whichever fleet."""
+    """Returns an upload URL, or None if this object_info was not announced or any fleet has already
+    stored it."""
     if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
         return None
     if facts.object_info_hash == fleet.object_info_hash:
@@ -74,10 +76,10 @@ async def upload_slot(
 
 
 async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
-    """Checks an uploaded object_info and moves it to the key that all fleets use; None if it wasn't
-    uploaded yet.
+    """Checks an uploaded object_info and moves it to the key that all fleets use. Returns None if
+    it hasn't been uploaded yet.
 
-    An upload with other content than announced is deleted.
+    An upload that differs from the announced content is deleted.
     """
     key, incoming = object_info_key(content_hash), incoming_key(fleet, content_hash)
     if await _is_stored(store, fleet, content_hash):
@@ -96,7 +98,7 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
 
 
 class ObjectInfoCache:
-    """The object_infos that are in use, parsed. None ever changes under its hash."""
+    """Parsed object_infos that are in use. The content for a hash never changes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -106,7 +108,7 @@ class ObjectInfoCache:
     async def get(
         self, store: ObjectStore, fleet: Fleet, content_hash: str
     ) -> Mapping[str, Any] | None:
-        """None if it was not uploaded yet, or is not what was announced."""
+        """Returns the object_info, or None if it hasn't been uploaded or doesn't match its hash."""
         if content_hash not in self._kept:
             async with self._turn:
                 await self._read(store, fleet, content_hash)
@@ -115,7 +117,7 @@ class ObjectInfoCache:
         return self._kept.get(content_hash)
 
     async def accept(self, store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
-        """Like `accept_upload`; what was once accepted is not looked at again."""
+        """Accepts an upload like `accept_upload`, but doesn't check accepted content again."""
         if content_hash in self._stored:
             return object_info_key(content_hash)
         key = await accept_upload(store, fleet, content_hash)
@@ -151,8 +153,8 @@ async def _is_stored(store: ObjectStore, fleet: Fleet, content_hash: str) -> boo
 
 
 async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, Any] | None:
-    """Reads the fleet's object_info; None if no worker has reported one, or the stored one doesn't
-    match its hash."""
+    """Reads the fleet's object_info. Returns None if no worker has reported one or the stored one
+    doesn't match its hash."""
     if fleet.object_info_key is None:
         return None
     data = await objects.get(fleet.object_info_key)

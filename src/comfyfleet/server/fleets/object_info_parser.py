@@ -1,8 +1,10 @@
 """Parses object_infos of any size without holding the interpreter lock for long.
 
-A worker may upload tens of megabytes. The parser of the standard library holds the lock until it has read
-everything, so it reads one node type at a time here, and only if that is short. The rest is read by its slower
-version in Python, which lets other threads run. Limits are checked before anything is parsed."""
+A worker may upload tens of megabytes. The standard library's parser holds the lock until it has
+read everything, so it reads only one node type at a time, and only short ones. Its slower Python
+version, which lets other threads run, reads the others. Limits are checked before anything is
+parsed, except for the size and depth of a node type.
+"""
 
 import codecs
 import json
@@ -18,8 +20,8 @@ NODE_VALUES_MAX = 200_000  # of one node type
 ESCAPES_MAX = 200_000
 TEXT_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 100
-CHUNK = 2**20  # bytes or characters that one call into C works on
-# A node type of up to so many characters is parsed by one call.
+CHUNK = 2**20  # maximum bytes that one call into C processes
+# A node type of up to this many characters is parsed by one call. The smaller size is tried first.
 WHOLE_CHARACTERS = (8 * 1024, 64 * 1024)
 
 _fast = json.JSONDecoder()
@@ -28,7 +30,8 @@ _in_steps.scan_once = json.scanner.py_make_scanner(_in_steps)  # type: ignore[at
 
 
 def parse_object_info(data: bytes) -> dict[str, Any]:
-    """Parses an object_info: node classes by name. Raises InvalidInput for anything else."""
+    """Parses an object_info, which contains node classes by name. Raises InvalidInput for anything
+    else."""
     if len(data) > OBJECT_INFO_BYTES_MAX:
         raise InvalidInput(f"an object_info has at most {OBJECT_INFO_BYTES_MAX:,} bytes")
     if sum(_count_values(part) for part in _parts(data)) > VALUES_MAX:
@@ -50,12 +53,14 @@ def _parts(data: bytes) -> Iterator[bytes]:
 
 
 def _count_values(part: bytes) -> int:
-    """Counts at least as many values as there are: commas and brackets in texts count, too."""
+    """Returns an upper limit for the number of values, because commas and brackets in strings count
+    too."""
     return part.count(b",") + part.count(b"[") + part.count(b"{")
 
 
 def _has_long_text(data: bytes) -> bool:
-    """Whether there are more than TEXT_BYTES_MAX bytes between two quotes, or after the last one."""
+    """Checks whether more than TEXT_BYTES_MAX bytes are between two quotes or after the last
+    one."""
     start = 0
     while len(data) - start > TEXT_BYTES_MAX:
         quote = data.rfind(b'"', start, start + TEXT_BYTES_MAX + 1)
@@ -95,7 +100,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
         try:
             value, size = _fast.raw_decode(part)
         except ValueError:
-            continue  # it is longer than this part, or wrong
+            continue  # the node type is longer than this part, or invalid
         _check_size(value, part[:size])
         return value, at + size
     try:

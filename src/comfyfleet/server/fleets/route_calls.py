@@ -1,6 +1,8 @@
-"""Hands calls of routes of custom nodes to workers that wait for them, at whichever control plane.
+"""Hands calls to custom nodes' routes to workers that wait for them at any control plane.
 
-A call that has been handed out is never handed out again: whether its backend acted on it can't be known."""
+A call that a worker has received is never handed out again, because its backend may have acted on
+it.
+"""
 
 import asyncio
 import logging
@@ -25,20 +27,20 @@ from comfyfleet.server.fleets.store_route_calls import NEW, WaitingCall
 logger = logging.getLogger(__name__)
 PICKUP_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-# What the worker's answer takes on its way, beyond the time that its backend has.
+# Seconds for delivering the worker's answer, in addition to the backend's time.
 DELIVERY_SECONDS = 10.0
 PER_TENANT_MAX = 8
-# At one control plane, without copies: each may hold a body, or an answer.
+# Maximum calls at one control plane, without copies. Each may hold a body or an answer in memory.
 AT_ONCE_MAX = 32
-# A larger body is on its way to so few workers at once, of one tenant and of all: each needs several times its
+# Calls with larger bodies have lower limits, per tenant and in total. Each needs several times its
 # size, in the database and as text.
 LARGE_BODY_BYTES = 256 * 1024
 LARGE_PER_TENANT_MAX, LARGE_AT_ONCE_MAX = 4, 16
 WAITING_PER_WORKER_MAX = 4
-# Where no hint came.
+# Seconds between checks when no hint arrives, by callers and by the matching loop.
 LOOK_SECONDS = 1.0
 MATCH_SECONDS = 2.0
-# A worker that may not work asks again after so long.
+# Seconds until a worker that isn't allowed to work may poll again.
 HELD_BACK_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5
 # How long a user's prompts prefer the workers that accepted the user's last upload.
@@ -46,15 +48,16 @@ UPLOADS_KEPT = timedelta(hours=1)
 
 
 class NoWorker(Unavailable):
-    """No worker has taken the call: it may be made again."""
+    """No worker has taken the call, so it may be repeated."""
 
 
 @dataclass(frozen=True)
 class NewRouteCall:
-    """`fleet_ids`: of the fleets whose workers may take it. `for_worker_id`: the only one that may.
+    """A call to a route. Workers of the fleets in `fleet_ids` may take it, or only `for_worker_id`
+    if that is set.
 
-    A copy is sent to one more worker, and doesn't count for the tenant's limit. `pickup_seconds`: how
-    long it waits for a worker; None means the usual time.
+    A copy is sent to an additional worker and doesn't count against the tenant's limit.
+    `pickup_seconds` is how long the call waits for a worker. None means the usual time.
     """
 
     id: UUID
@@ -91,16 +94,16 @@ class RouteWaiter:
 
 
 class LargeCalls:
-    """Turns of calls with large bodies."""
+    """Limits concurrent calls with large bodies."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._of_tenants: dict[UUID, asyncio.Semaphore] = {}
-        self._counts: Counter[UUID] = Counter()  # those that wait or have a turn, by tenant
+        self._counts: Counter[UUID] = Counter()  # calls that wait or have a turn, by tenant
 
     @asynccontextmanager
     async def turn(self, call: NewRouteCall) -> AsyncIterator[None]:
-        """Waits for a turn. One tenant's calls don't keep those of others waiting."""
+        """Waits for a turn. One tenant's calls don't block those of others."""
         if len(call.body) <= LARGE_BODY_BYTES:
             yield
             return
@@ -146,10 +149,10 @@ class RouteCalls:
     # For callers
 
     async def send(self, call: NewRouteCall) -> RouteAnswer:
-        """Returns the answer of a worker's backend.
+        """Sends a call and returns the answer of a worker's backend.
 
-        Raises TooManyCalls; Unavailable if no worker took it, which means that none will; and
-        OutcomeUnknown if one did, and did not answer.
+        Raises TooManyCalls. Raises Unavailable if no worker took the call, which means that none
+        will, and OutcomeUnknown if a worker took it and didn't answer.
         """
         pickup_seconds = PICKUP_SECONDS if call.pickup_seconds is None else call.pickup_seconds
         if self._at_once >= AT_ONCE_MAX and not call.is_copy:
@@ -194,7 +197,7 @@ class RouteCalls:
             except NoWorker:
                 raise
             except Unavailable:
-                continue  # without the database nobody knows who has it
+                continue  # the call's state is unknown without the database
             if found is not None:
                 return found
         raise OutcomeUnknown("a backend was asked, and did not answer in time")
@@ -218,7 +221,7 @@ class RouteCalls:
             return await store.withdraw(tx, call_id)
 
     async def _forget(self, call_id: UUID) -> None:
-        # A sweep does what can't be done now.
+        # If this fails, a sweep removes the call later.
         with suppress(Unavailable):
             async with self._central.transaction() as tx:
                 await store.remove(tx, call_id)
@@ -228,7 +231,8 @@ class RouteCalls:
     async def take(
         self, worker: FleetWorker, prefixes: Sequence[str], seconds: float
     ) -> RouteCall | None:
-        """Waits for a call that the worker may pass on. If the wait is cancelled, another worker gets it."""
+        """Waits for a call that the worker may pass on. If the wait is cancelled, another worker
+        gets the call."""
         if not worker.takes_jobs:
             await asyncio.sleep(min(seconds, HELD_BACK_SECONDS))
             return None
@@ -249,7 +253,7 @@ class RouteCalls:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             return None
-        # It is being given one, or was.
+        # A call is being assigned to this waiter or has been.
         waiter.is_leaving = True
         return await waiter.call
 
@@ -262,13 +266,14 @@ class RouteCalls:
             await self._put_back(waiter, call)
 
     def dismiss(self) -> None:
-        """Ends all waits without a call: this process stops."""
+        """Ends all waits without a call, because this process is stopping."""
         for waiter in self._waiters:
             waiter.call.set_result(None)
         self._waiters.clear()
 
     async def answer(self, answered: RouteAnswer) -> None:
-        """Raises NotFound if nobody waits for it."""
+        """Stores an answer and notifies the caller. Raises NotFound if no caller is waiting for
+        it."""
         async with self._central.transaction() as tx:
             if not await store.answer(tx, answered):
                 raise NotFound("nobody waits for an answer to this call")
@@ -276,12 +281,13 @@ class RouteCalls:
         self._heard(str(answered.call_id))
 
     async def note_upload(self, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str]) -> None:
-        """Stores who accepted a user's upload: the user's next prompts prefer these workers."""
+        """Stores which workers accepted a user's upload. The user's next prompts prefer these
+        workers."""
         async with self._central.transaction() as tx:
             await store.put_upload(tx, tenant_id, user_id, worker_ids, now=self._clock())
 
     async def remove_expired(self) -> None:
-        """Removes calls of control planes that ended while somebody waited there, and old uploads."""
+        """Removes old uploads, and calls left by control planes that ended while callers waited."""
         now = self._clock()
         async with self._central.transaction() as tx:
             await store.remove_expired(tx, now=now)
@@ -333,7 +339,7 @@ class RouteCalls:
         )
 
     def _settle(self, waiter: RouteWaiter, found: RouteCall | None, *, is_serving: bool) -> None:
-        """Ends the wait, or lets it go on."""
+        """Ends a worker's wait, or lets it continue if it got no call."""
         if waiter.call.cancelled():
             return
         if found is None and is_serving and not waiter.is_leaving:
@@ -355,5 +361,5 @@ def _too_many() -> TooManyCalls:
 async def accepted_upload(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime
 ) -> Sequence[str]:
-    """Returns the workers that accepted the user's last upload, unless it was long ago."""
+    """Returns the workers that accepted the user's last upload, unless it is too old."""
     return await store.get_upload(tx, tenant_id, user_id, since=now - UPLOADS_KEPT)

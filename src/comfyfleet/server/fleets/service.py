@@ -1,4 +1,5 @@
-"""Fleets and workers: created, assigned workflows, registered, seen, approved, drained, revoked, removed."""
+"""Operations on fleets (create, assign workflows, set limits) and workers (register, approve,
+drain, revoke, remove)."""
 
 import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -65,15 +66,15 @@ async def register_worker(
     now: datetime,
     unseen_since: datetime | None = None,
 ) -> FleetWorker:
-    """Registers a worker; approved at once, unless the fleet requires an operator's approval.
+    """Registers a worker. It is approved at once unless the fleet requires an operator's approval.
 
-    If a worker of this fleet with the same id was not seen since `unseen_since`, the new one
-    replaces it and keeps its approval and draining state; the caller requeues what it held. `cap`
-    applies to fleets without their own.
+    If a worker of this fleet with the same id has not been seen since `unseen_since`, the new one
+    replaces it and keeps its approval and draining state. The caller requeues the old one's jobs.
+    `cap` applies to fleets without their own cap.
     """
     check_capabilities(registration.capabilities)
     subset = await _served_workflow_ids(tx, registration.workflow_slugs)
-    # Locked before counting, or two workers could both take the last place.
+    # The fleet is locked before counting, so that two workers can't both take the last place.
     await store.lock_fleet(tx, fleet.id)
     registration = await _with_unique_id(tx, fleet, registration)
     before = await _replace_stale(tx, fleet, registration, unseen_since)
@@ -111,8 +112,8 @@ async def _has_other_fleets_prefix(tx: Tx, fleet: Fleet, worker_id: str) -> bool
 async def _replace_stale(
     tx: Tx, fleet: Fleet, registration: WorkerRegistration, unseen_since: datetime | None
 ) -> dict[str, Any] | None:
-    """Deletes the stale worker that has this id; returns the state that the new one keeps, None if
-    there was none."""
+    """Deletes the stale worker with this id. Returns the state that the new one keeps, or None if
+    there was no such worker."""
     known = await find_worker(tx, registration.worker_id)
     if known is None:
         return None
@@ -124,18 +125,20 @@ async def _replace_stale(
         tx, known.id, unseen_since=unseen_since
     ):
         raise _id_taken_error(registration)
-    # With manual approval, taking over an id needs one too: whoever knows the secret could wait for a stale worker.
+    # With manual approval, the new worker must be approved too, because anyone with the secret
+    # could wait for a stale worker.
     is_approved = known.is_approved and fleet.approval == AUTO
     return {"is_approved": is_approved, "is_draining": known.is_draining}
 
 
 async def authenticate_worker(tx: Tx, key: str) -> FleetWorker:
-    """Returns the worker of a key. If the key is its next one, the caller must `take_next_key`."""
+    """Returns the worker with this key. If it is the worker's next key, the caller must call
+    `take_next_key`."""
     return _require_valid(await store.worker_by_key_hash(tx, hash_key(key)))
 
 
 async def authenticate_with_standing(tx: Tx, key: str) -> tuple[FleetWorker, WorkerStanding]:
-    """Like `authenticate_worker`, with what a poll needs to know, in one statement."""
+    """Like `authenticate_worker`, but also returns the worker's standing, in one statement."""
     worker, standing = await store.worker_and_standing_by_key_hash(tx, hash_key(key))
     return _require_valid(worker), standing
 
@@ -149,14 +152,15 @@ def _require_valid(worker: FleetWorker | None) -> FleetWorker:
 
 
 async def take_next_key(tx: Tx, worker: FleetWorker, key_hash: str) -> FleetWorker:
-    """Makes the next key the worker's key; the previous one is invalid from now on."""
+    """Makes the next key the worker's key. The previous one becomes invalid."""
     if not await store.take_next_key(tx, worker.id, key_hash):
         raise Unauthenticated("this is not a worker's key")
     return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 
 async def reauthenticate(tx: Tx, worker_id: str, key_hash: str) -> FleetWorker:
-    """Reads the worker again; raises Unauthenticated if its key was revoked or replaced meanwhile."""
+    """Reads the worker again. Raises Unauthenticated if its key was replaced or removed in the
+    meantime, and WorkerRevoked."""
     found = await store.worker_by_key_hash(tx, key_hash)
     if found is None or found.key_hash != key_hash:
         raise Unauthenticated(f"the key of the worker {worker_id} was replaced or removed")
@@ -191,7 +195,7 @@ async def workers_of(
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[FleetWorker]:
-    """Returns workers of one fleet or of all, ordered by id."""
+    """Returns the workers of one fleet or all fleets, ordered by id."""
     return await store.all_workers(
         tx,
         fleet_ids=None if fleet is None else [fleet.id],
@@ -221,17 +225,17 @@ async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWork
 
 
 async def facts_of(tx: Tx, workers: Iterable[FleetWorker]) -> dict[str, BackendFacts]:
-    """Returns backend facts by worker id; workers that reported none are left out."""
+    """Returns backend facts by worker id, without workers that reported none."""
     return await store.backend_facts_of(tx, [worker.id for worker in workers])
 
 
 async def reported_object_infos(tx: Tx) -> dict[int, str]:
-    """Returns by fleet the hash of the object_info that its workers report."""
+    """Returns, for each fleet, the hash of the object_info that its workers report."""
     return await store.object_info_hashes(tx)
 
 
 async def backend_kinds(tx: Tx) -> list[BackendKind]:
-    """Returns which object_infos the workers of each fleet tell, online or not."""
+    """Returns the object_infos that the workers of each fleet report, whether online or not."""
     return await store.backend_kinds(tx)
 
 
@@ -243,9 +247,9 @@ async def record_sighting(
     now: datetime,
     every: timedelta = model.SEEN_WRITE_EVERY,
 ) -> FleetWorker:
-    """Returns the worker as reported; written only when due or when something important changed.
+    """Returns the worker as reported. Writes it only if that is due or an important value changed.
 
-    It is one statement, two if backend facts are reported.
+    This takes one statement, or two if backend facts are reported.
     """
     known = apply_sighting(worker, sighting, now)
     if not model.is_worth_writing(worker, sighting, now, every):
@@ -261,7 +265,7 @@ async def record_sighting(
     if not await store.note_sighting(tx, worker.id, _sighting_row(known), reading):
         raise Unauthenticated(f"the worker {worker.worker_id} was removed")
     if sighting.backend is not None:
-        await asyncio.sleep(0)  # the hash of many names took long
+        await asyncio.sleep(0)  # hashing many names took long
         facts = _facts_row(sighting.backend, known.facts_hash)
         await store.update_worker(tx, worker.id, facts)
     return known
@@ -290,9 +294,10 @@ async def lanes_of(
     abilities: EligibilityCache | None = None,
     offer: BackendOffer | None = None,
 ) -> frozenset[FleetLane]:
-    """Returns the lanes that a worker may and can run now; none if it is draining or revoked.
+    """Returns the lanes that a worker may and can run now. There are none if it is draining or
+    revoked.
 
-    `assigned` are the fleet's workflows, if the caller has read them already.
+    `assigned` contains the fleet's workflows, if the caller has read them already.
     """
     if assigned is None:
         assigned = (await get_standing(tx, worker)).assigned
@@ -304,7 +309,7 @@ async def lanes_of(
 async def lanes_of_all(
     tx: Tx, workers: Collection[FleetWorker], *, abilities: EligibilityCache, now: datetime
 ) -> dict[str, frozenset[FleetLane]]:
-    """Returns the lanes of many workers by key hash; computed once for workers that are alike."""
+    """Returns the lanes of many workers by key hash, computed once for workers that are alike."""
     assigned = await store.assigned(tx, {worker.fleet_id for worker in workers})
     offers = await abilities.offers(tx, workers, now=now)
     alike: dict[Hashable, frozenset[FleetLane]] = {}
@@ -337,7 +342,7 @@ async def workflows_of(tx: Tx, worker: FleetWorker) -> list[str]:
 
 
 async def live_workers_by_lane(tx: Tx, *, seen_since: datetime) -> dict[FleetLane, frozenset[str]]:
-    """Returns, for each lane, the workers that were seen recently, are approved and not draining."""
+    """Returns, for each lane, the recently seen workers that are approved and not draining."""
     live = await store.all_workers(tx, seen_since=seen_since)
     return model.workers_by_lane(live, await store.assigned(tx))
 
@@ -349,9 +354,9 @@ async def find_two_workers(
     seen_since: datetime,
     abilities: EligibilityCache | None = None,
 ) -> frozenset[str]:
-    """Finds up to two live workers that can run any of these lanes, which are of one stage.
+    """Finds live workers that can run any of these lanes of one stage. Stops after finding two.
 
-    Two are enough to know that a job has another worker to go to; the first page mostly has them.
+    Two are enough to know that a job can go to another worker. The first page usually has them.
     """
     if not lanes:
         return frozenset()
@@ -385,7 +390,7 @@ async def _able_workers_by_lane(
     *,
     now: datetime,
 ) -> dict[FleetLane, frozenset[str]]:
-    """Returns by lane the workers that can run it."""
+    """Returns, for each lane, the workers that can run it."""
     if abilities is None:
         return model.workers_by_lane(workers, assigned)
     offers = await abilities.offers(tx, workers, now=now)
@@ -401,7 +406,8 @@ async def _able_workers_by_lane(
 async def record_refusal(
     tx: Tx, worker: FleetWorker, missing: MissingRequirements, *, now: datetime
 ) -> None:
-    """Records that a backend lacks these, whatever it listed, until it reports its facts again."""
+    """Records that a backend lacks these parts despite its lists, until it reports its facts again
+    or the refusal expires."""
     await store.update_worker(
         tx, worker.id, {"refusals": with_refusal(worker.refusals, missing, now)}
     )
@@ -412,21 +418,21 @@ async def stale_workers(tx: Tx, *, unseen_since: datetime) -> list[FleetWorker]:
 
 
 async def approve_worker(tx: Tx, worker: FleetWorker) -> FleetWorker:
-    """Approves a worker, also one that was revoked. It keeps its key; rotate one that somebody else
-    may know."""
+    """Approves a worker, even a revoked one. It keeps its key, which must be rotated if others may
+    know it."""
     return await _update_worker(tx, worker, is_approved=True, revoked_at=None)
 
 
 async def revoke_worker(tx: Tx, worker: FleetWorker, *, now: datetime) -> FleetWorker:
-    """Revokes a worker: its key is refused from now on, and its id can't register.
+    """Revokes a worker. Its key is refused from now on, and its id can't register.
 
-    The caller requeues what it holds.
+    The caller requeues the worker's jobs.
     """
     return await _update_worker(tx, worker, is_approved=False, revoked_at=worker.revoked_at or now)
 
 
 async def drain_worker(tx: Tx, worker: FleetWorker, *, is_draining: bool = True) -> FleetWorker:
-    """Drains a worker: running jobs finish, and it gets no new ones."""
+    """Drains a worker. Running jobs finish, and it gets no new ones."""
     return await _update_worker(tx, worker, is_draining=is_draining)
 
 
@@ -434,7 +440,7 @@ async def rotate_key(tx: Tx, worker: FleetWorker, *, key: str, at_once: bool = F
     """Sets a new key. The worker gets it with its next response, and its old key is valid until it
     uses the new one.
 
-    `at_once` makes the old key invalid immediately, as somebody else may know it.
+    `at_once` invalidates the old key immediately, in case others know it.
     """
     told = {"next_key": None, "next_key_hash": None, "key_hash": hash_key(key)}
     if not at_once:
@@ -443,33 +449,33 @@ async def rotate_key(tx: Tx, worker: FleetWorker, *, key: str, at_once: bool = F
 
 
 async def remove_worker(tx: Tx, worker: FleetWorker) -> bool:
-    """Removes a worker, which frees its id and its place in the fleet; False if it was removed
-    already."""
+    """Removes a worker, which frees its id and its place in the fleet. Returns False if it was
+    already removed."""
     return await store.delete_worker(tx, worker.id)
 
 
 async def remove_stale_worker(tx: Tx, worker: FleetWorker, *, unseen_since: datetime) -> bool:
-    """Removes a worker if it is still unseen; it may have come back since the sweep read it."""
+    """Removes a worker if it is still unseen. It may have returned since the sweep read it."""
     return await store.delete_worker(tx, worker.id, unseen_since=unseen_since)
 
 
 async def readings(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:
-    """Returns readings, the newest first."""
+    """Returns readings, newest first."""
     return await store.newest_readings(tx, worker_id, since=since, limit=limit)
 
 
 async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
-    """Returns the backends of those workers that have told of them."""
+    """Returns the backends of the workers that reported one."""
     return await store.backends_of(tx, worker_ids) if worker_ids else {}
 
 
 async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
-    """Returns the last reading of each worker that has one."""
+    """Returns the latest reading of each worker that has one."""
     return await store.latest_readings(tx, worker_ids) if worker_ids else {}
 
 
 async def prune_readings(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes at most `limit` old readings; returns how many."""
+    """Deletes up to `limit` old readings. Returns how many."""
     return await store.delete_readings_before(tx, before, limit=limit)
 
 
@@ -531,8 +537,8 @@ def _sighting_row(known: FleetWorker) -> Mapping[str, Any]:
 
 
 def _facts_row(facts: BackendFacts | None, known_hash: str | None = None) -> dict[str, Any]:
-    """Returns the columns for backend facts; refusals are cleared, as the backend may have those
-    parts now. `known_hash`: the hash of the facts, if it was computed before."""
+    """Returns the columns for backend facts. Clears refusals, because the backend may have those
+    parts now. `known_hash` is the hash of the facts if it is already known."""
     if facts is None:
         return {"facts": None, "facts_hash": None, "object_info_hash": None, "refusals": None}
     return {
@@ -597,7 +603,7 @@ def check_secret(fleet: Fleet, secret: str) -> None:
 
 
 async def check_known_secret(tx: Tx, secret: str) -> None:
-    """Checks that some fleet has this secret, before the request's body says which fleet is meant."""
+    """Checks that some fleet has this secret, before the request's body names the fleet."""
     if not await store.has_fleet_secret(tx, hash_key(secret)):
         raise Unauthenticated(
             "that is the secret of no fleet here" if secret else "the fleet's secret is needed",
@@ -606,7 +612,7 @@ async def check_known_secret(tx: Tx, secret: str) -> None:
 
 
 async def fleet_by_secret(tx: Tx, secret: str) -> Fleet:
-    """Finds the fleet of a secret; secrets are long and random, so no two fleets share one."""
+    """Finds the fleet of a secret. Secrets are long and random, so each belongs to one fleet."""
     found = await store.fleet_by_secret(tx, hash_key(secret))
     if found is None:
         raise Unauthenticated("that is the secret of no fleet here")
@@ -614,14 +620,14 @@ async def fleet_by_secret(tx: Tx, secret: str) -> Fleet:
 
 
 async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:
-    """Sets a new secret for registration; registered workers keep their own keys."""
+    """Sets a new secret for registration. Registered workers keep their keys."""
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"secret_hash": secret_hash}), fleet.name
     )
 
 
 async def set_cap(tx: Tx, fleet: Fleet, *, max_workers: int | None) -> Fleet:
-    """Sets the maximum number of workers; a lower one removes nobody."""
+    """Sets the maximum number of workers. Lowering it doesn't remove any."""
     check_cap(max_workers)
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"max_workers": max_workers}), fleet.name
@@ -637,7 +643,8 @@ async def set_starts_within(tx: Tx, fleet: Fleet, *, seconds: int | None) -> Fle
 
 
 async def starts_within(tx: Tx) -> dict[str, int]:
-    """Returns the longest start of machines, in seconds, by workflow slug; only for fleets that have one."""
+    """Returns the longest start of machines in seconds, by workflow slug, for fleets that define
+    one."""
     seconds_by_fleet = {
         fleet.id: fleet.starts_within_seconds
         for fleet in await store.all_fleets(tx)
@@ -654,7 +661,7 @@ async def starts_within(tx: Tx) -> dict[str, int]:
 
 
 async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:
-    """Sets how workers are approved that register from now on."""
+    """Sets how workers that register from now on are approved."""
     check_approval(approval)
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"approval": approval}), fleet.name
@@ -680,7 +687,7 @@ async def set_open_workflow(tx: Tx, fleet: Fleet, *, workflow_id: int | None) ->
 async def assign(
     tx: Tx, fleet: Fleet, workflow_ids: Collection[int], *, now: datetime
 ) -> FleetAssignment:
-    """Sets the workflows of a fleet; returns what was added and removed.
+    """Sets the workflows of a fleet. Returns the change.
 
     The fleet's open workflow always stays assigned.
     """
@@ -706,7 +713,7 @@ async def assigned_to(tx: Tx, fleet: Fleet) -> Sequence[AssignedWorkflow]:
 
 
 async def assignments(tx: Tx) -> dict[int, list[AssignedWorkflow]]:
-    """Returns the workflows of every fleet by fleet id."""
+    """Returns the workflows of each fleet by fleet id."""
     return await store.assigned(tx)
 
 
@@ -716,7 +723,7 @@ async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> 
 
 
 async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
-    """Returns workflow ids by slug; unknown slugs raise InvalidInput."""
+    """Returns workflow ids by slug. Raises InvalidInput for unknown slugs."""
     known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown:

@@ -1,4 +1,4 @@
-"""The only SQL of fleets, workers, their readings and assignments."""
+"""The only module with SQL for fleets, workers, their readings and their assignments."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +59,7 @@ from comfyfleet.server.fleets.model import (
 
 
 async def add_fleet(tx: Tx, row: Mapping[str, Any]) -> Fleet | None:
-    """Adds a fleet; None if the name exists."""
+    """Adds a fleet. Returns None if the name exists."""
     found = (await tx.execute(insert_if_new(tx, fleets, [row]).returning(fleets))).first()
     return _fleet(found) if found else None
 
@@ -122,7 +122,7 @@ _ASSIGNED: Select[Any] = (
 async def assigned(
     tx: Tx, fleet_ids: Collection[int] | None = None
 ) -> dict[int, list[AssignedWorkflow]]:
-    """Returns the workflows of each fleet; of all fleets by default."""
+    """Returns the workflows of the given fleets, by default of all."""
     query = _ASSIGNED
     if fleet_ids is not None:
         query = query.where(is_one_of(tx, workflow_fleets.c.fleet_id, fleet_ids))
@@ -133,7 +133,7 @@ async def assigned(
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:
-    """Returns the fleets with a workflow, of one stage or of all."""
+    """Returns the fleets that have a workflow, in one stage or in all."""
     if stage is None:
         return [Fleet(**row) for row in await _FLEETS_WITH.rows(tx, {"of_workflow": workflow_id})]
     values = {"of_workflow": workflow_id, "of_stage": stage}
@@ -212,7 +212,7 @@ def _assigned(row: Mapping[Any, Any]) -> AssignedWorkflow:
     )
 
 
-# Of a worker: all but the facts of its backend, which are large and seldom asked for.
+# A worker's columns without its backend's facts, which are large and rarely needed.
 COLUMNS = (
     *(each for each in workers.c if each.name not in ("facts", "object_info_hash")),
     fleets.c.slug.label("fleet_slug"),
@@ -233,7 +233,7 @@ _WORKERS: Select[Any] = (
 
 
 async def add_worker(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> int | None:
-    """Adds a worker and returns its row id; None if the worker id exists."""
+    """Adds a worker. Returns its row id, or None if the worker id exists."""
     statement = insert_if_new(tx, workers, [row]).returning(workers.c.id)
     row_id: int | None = await tx.scalar(statement)
     if row_id is not None and workflow_ids:
@@ -243,7 +243,7 @@ async def add_worker(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[in
 
 
 async def count_workers(tx: Tx, fleet_id: int) -> int:
-    """Counts workers without revoked ones, whose rows are kept but don't count against the cap."""
+    """Counts workers without revoked ones. Their rows are kept but don't count against the cap."""
     query = select(func.count()).where(
         workers.c.fleet_id == fleet_id, workers.c.revoked_at.is_(None)
     )
@@ -280,7 +280,7 @@ async def workers_with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWo
 
 
 async def update_seen(tx: Tx, row_ids: Collection[int], now: datetime) -> None:
-    """Updates when workers were last seen. Locked rows are skipped: their writer updates them, and
+    """Updates when workers were last seen. Skips locked rows, because their writer updates them and
     waiting could deadlock."""
     earlier = select(workers.c.id).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.last_seen_at < now
@@ -314,7 +314,7 @@ async def all_workers(
         wanted += [workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)]
     if after_worker_id is not None:
         wanted.append(workers.c.worker_id > after_worker_id)
-    # The limit is in the subquery, as the join has several rows per worker.
+    # The limit is in the subquery because the join has several rows per worker.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
     found = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
     return _workers(found.mappings())
@@ -358,8 +358,8 @@ _NOTE_SIGHTING = PreparedStatement(
 async def note_sighting(
     tx: Tx, row_id: int, values: Mapping[str, Any], reading: StatementCall | None
 ) -> bool:
-    """Writes a report and a reading, on PostgreSQL in one statement; False if the worker was
-    removed."""
+    """Writes a report and a reading, in one statement on PostgreSQL. Returns False if the worker
+    was removed."""
     bound = {"of_id": row_id} | {f"to_{name}": value for name, value in values.items()}
     calls = [] if reading is None else [reading]
     return bool(await execute_together(tx, *calls, (_NOTE_SIGHTING, bound)))
@@ -381,7 +381,8 @@ async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = 
 
 
 async def object_info_hashes(tx: Tx) -> dict[int, str]:
-    """Returns the object_info hash of each fleet as reported by the worker that was seen last."""
+    """Returns each fleet's object_info hash as reported by the approved worker that was seen
+    last."""
     reported = workers.c.object_info_hash
     query = (
         select(workers.c.fleet_id, reported)
@@ -392,7 +393,8 @@ async def object_info_hashes(tx: Tx) -> dict[int, str]:
 
 
 async def backend_kinds(tx: Tx) -> list[BackendKind]:
-    """Returns the kinds of backends of all workers that take prompts of their fleet's open workflow."""
+    """Returns the kinds of backends of all workers that run prompts of their fleet's open
+    workflow."""
     own = worker_workflows.alias("own")
     serves_only = select(own.c.workflow_id).where(own.c.worker_row_id == workers.c.id)
     serves_open = serves_only.where(own.c.workflow_id == fleets.c.open_workflow_id)
@@ -418,7 +420,7 @@ async def backend_kinds(tx: Tx) -> list[BackendKind]:
 
 
 async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
-    """Returns backend facts by worker id, of those that reported them."""
+    """Returns backend facts by worker id, without workers that reported none."""
     query = select(workers.c.worker_id, workers.c.facts).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.facts.is_not(None)
     )
@@ -428,8 +430,8 @@ async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, Backen
 
 
 def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
-    """Builds workers from joined rows: one row for each workflow that a worker is restricted to, or
-    one without."""
+    """Builds workers from joined rows. A worker has one row for each workflow that it is restricted
+    to, or one row without a workflow."""
     found: dict[int, FleetWorker] = {}
     for row in rows:
         worker = found.get(row["id"])
@@ -443,7 +445,7 @@ def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
 
 
 def worker_of(values: dict[str, Any], workflow_ids: Collection[int] = ()) -> FleetWorker:
-    """Builds a worker from its columns; without `workflow_ids` it serves all workflows of its
+    """Builds a worker from its columns. Without `workflow_ids`, it serves all workflows of its
     fleet."""
     values["capabilities"] = frozenset(values["capabilities"])
     values["providers"] = tuple(values["providers"])
@@ -489,7 +491,7 @@ async def newest_readings(
 
 
 async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
-    """Reads a few fields of the facts, which may be large."""
+    """Reads only a few fields of the facts, which may be large."""
     facts = workers.c.facts
     fields = [facts[name].as_string() for name in ("kind", "version", "gpu", "gpu_memory_bytes")]
     query = select(workers.c.worker_id, *fields).where(
@@ -502,7 +504,8 @@ async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendS
 
 
 async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
-    """One look into the index for each worker, however many readings it has."""
+    """Returns the latest reading of each worker, with one index lookup per worker regardless of its
+    number of readings."""
     newest = (
         select(worker_readings.c.id)
         .where(worker_readings.c.worker_id == workers.c.worker_id)
@@ -529,14 +532,14 @@ async def delete_readings_before(tx: Tx, before: datetime, *, limit: int) -> int
     return (await tx.execute(statement)).rowcount
 
 
-# Node types, models and properties, as they are stored.
+# Node types, models and properties as stored.
 NeedsRow = tuple[list[str], list[list[str]], list[dict[str, Any]]]
 
 
 async def needs_of_versions(
     tx: Tx, keys: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], NeedsRow]:
-    """Returns requirements by workflow and version; open workflows have none."""
+    """Returns requirements by workflow and version. Open workflows have none."""
     versions = workflow_versions.c
     query = select(
         versions.workflow_id,
@@ -599,7 +602,7 @@ def _id_list(tx: Tx, column: Any, *conditions: Any) -> Any:
 
 
 def _assigned_by_keys(tx: Tx, fleet_id: Any) -> Any:
-    """Selects the fleet's workflows as one JSON list; joined rows would repeat the worker's columns
+    """Selects the fleet's workflows as one JSON list. Joined rows would repeat the worker's columns
     for each."""
     if is_sqlite(tx):
         cells = [func.json(each) if each.type is Json else each for each in _ASSIGNED_BY_KEYS]

@@ -1,4 +1,4 @@
-"""The only SQL of calls of routes of custom nodes."""
+"""The only module with SQL for calls to routes of custom nodes."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite, upsert
 from comfyfleet.server.db.driver import PreparedStatement
 
 CHANNEL = "comfyfleet_routes"
-NEW = "new"  # a hint; others name a call that was answered
+NEW = "new"  # a hint about a new call; any other hint is the id of an answered call
 WAITING, TAKEN, ANSWERED = "waiting", "taken", "answered"
 MATCHED_AT_ONCE_MAX = 1_000
 
@@ -35,11 +35,12 @@ class WaitingCall(NamedTuple):
     id: UUID
     fleet_ids: Sequence[int]
     path: str
-    for_worker_id: str | None = None  # None: any worker of the fleets
+    for_worker_id: str | None = None  # None means any worker of the fleets
 
 
 def _moment(tx: Tx, now: datetime, seconds: float) -> ColumnElement[Any]:
-    """By the database's clock, if several control planes share it."""
+    """Returns a time this many seconds from now, by the database's clock if several control planes
+    may share it."""
     if is_sqlite(tx):
         return literal(now + timedelta(seconds=seconds), Moment())
     return func.clock_timestamp() + literal(timedelta(seconds=seconds), Interval())
@@ -52,7 +53,7 @@ def _lock_number(tenant_id: UUID) -> int:
 
 
 async def hint(tx: Tx, payload: str) -> None:
-    """Told to all control planes when the transaction is committed."""
+    """Notifies all control planes when the transaction is committed."""
     if not is_sqlite(tx):
         await tx.execute(select(func.pg_notify(CHANNEL, payload)))
 
@@ -63,9 +64,11 @@ async def add(tx: Tx, row: Mapping[str, Any], *, now: datetime, seconds: float) 
 
 
 async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
-    """How many the tenant has at the moment, at whichever control plane. Copies for other workers
-    don't count. Until the transaction ends
-    nobody else counts, so that of many that come together no more are added than may be."""
+    """Counts the tenant's current calls at all control planes, without copies for other workers.
+
+    A lock keeps other transactions from counting until this one ends, so that concurrent calls
+    can't exceed the limit.
+    """
     if not is_sqlite(tx):
         await tx.execute(select(func.pg_advisory_xact_lock(_lock_number(tenant_id))))
     query = select(func.count()).where(
@@ -77,7 +80,7 @@ async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
 
 
 async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
-    """The oldest first."""
+    """Returns the waiting calls, oldest first."""
     query = (
         select(
             route_calls.c.id,
@@ -93,7 +96,7 @@ async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
 
 
 async def is_serving(tx: Tx, worker_row_id: int) -> bool:
-    """Whether operators let the worker work at this moment."""
+    """Checks whether the worker may currently serve calls."""
     query = select(workers.c.id).where(
         workers.c.id == worker_row_id,
         workers.c.is_approved,
@@ -107,7 +110,8 @@ async def is_serving(tx: Tx, worker_row_id: int) -> bool:
 async def take(
     tx: Tx, call_id: UUID, worker_id: str, *, now: datetime, seconds: float
 ) -> RouteCall | None:
-    """Gives the call to a worker; None if another has it, or nobody waits for it any more."""
+    """Assigns the call to a worker. Returns None if another worker has it or its caller is no
+    longer waiting."""
     found = await tx.execute(
         update(route_calls)
         .where(
@@ -124,7 +128,7 @@ async def take(
 
 
 async def put_back(tx: Tx, call_id: UUID, worker_id: str) -> None:
-    """For a call that was taken, and has certainly not left this process."""
+    """Makes a taken call available again. It must certainly not have left this process."""
     await tx.execute(
         update(route_calls)
         .where(
@@ -137,7 +141,8 @@ async def put_back(tx: Tx, call_id: UUID, worker_id: str) -> None:
 
 
 async def withdraw(tx: Tx, call_id: UUID) -> bool:
-    """Whether nobody had taken it, and nobody will."""
+    """Deletes a call that no worker has taken. Returns whether it did, so that no worker will take
+    it."""
     found = await tx.execute(
         delete(route_calls)
         .where(route_calls.c.id == call_id, route_calls.c.status == WAITING)
@@ -147,7 +152,8 @@ async def withdraw(tx: Tx, call_id: UUID) -> bool:
 
 
 async def answer(tx: Tx, answered: RouteAnswer) -> bool:
-    """Stores the first answer of the worker that has the call; False if it has it no longer."""
+    """Stores the first answer of the worker that has the call. Returns False if it no longer has
+    it."""
     told = answered.model_dump(mode="json", include={"status", "headers", "error"})
     found = await tx.execute(
         update(route_calls)
@@ -182,7 +188,8 @@ async def remove(tx: Tx, call_id: UUID) -> None:
 
 
 async def remove_expired(tx: Tx, *, now: datetime) -> int:
-    """Of control planes that ended while somebody waited."""
+    """Deletes expired calls, which control planes left when they ended before their callers got an
+    answer."""
     found = await tx.execute(delete(route_calls).where(route_calls.c.expires_at <= db_now(tx, now)))
     return int(found.rowcount)
 
@@ -190,7 +197,7 @@ async def remove_expired(tx: Tx, *, now: datetime) -> int:
 async def put_upload(
     tx: Tx, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str], *, now: datetime
 ) -> None:
-    """Stores who accepted the user's last upload."""
+    """Stores which workers accepted the user's last upload."""
     row = {
         "tenant_id": tenant_id,
         "user_id": user_id,
@@ -210,7 +217,7 @@ _UPLOAD = PreparedStatement(
 
 
 async def get_upload(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> Sequence[str]:
-    """Returns the workers that accepted the user's last upload, if that was since then."""
+    """Returns the workers that accepted the user's last upload, if that was after `since`."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "since": since}
     rows = await _UPLOAD.tuples(tx, values)
     return rows[0][0] if rows else ()
