@@ -1,4 +1,4 @@
-/** What was read last, by its address. Old data stays while new data is on its way. */
+/** Caches the latest data by address. Old data remains available while new data is being read. */
 
 import { type ApiError, asApiError } from "./errors"
 
@@ -6,7 +6,7 @@ export interface Entry<T = unknown> {
   readonly data: T | undefined
   readonly error: ApiError | null
   readonly isLoading: boolean
-  /** From performance.now(); 0: never read. */
+  /** The time of the last read, from performance.now(); 0 means never. */
   readonly readAt: number
 }
 
@@ -24,7 +24,7 @@ interface Slot {
   listeners: Set<() => void>
   failures: number
   retry: ReturnType<typeof setTimeout> | null
-  /** Until then, what was read before anybody listened need not be read again. */
+  /** Until this time, data that was read ahead doesn't need to be read again. */
   primedUntil: number
 }
 
@@ -36,7 +36,8 @@ export class Cache {
     return (this.slots.get(key)?.entry ?? EMPTY) as Entry<T>
   }
 
-  /** Listens to one key, and reads it unless it was read less than `freshSeconds` ago. */
+  /** Adds a listener to a key, and reads the data unless it was read less than `freshSeconds`
+   * ago. */
   watch<T>(key: string, read: Read<T>, listener: () => void, freshSeconds = 0): () => void {
     const slot = this.slot(key)
     slot.read = read
@@ -53,7 +54,8 @@ export class Cache {
     }
   }
 
-  /** Reads what nobody listens to yet, once: whoever comes within a moment takes it as it is. */
+  /** Reads data once before it has listeners. A listener that is added shortly afterwards uses
+   * this data. */
   async prime<T>(key: string, read: Read<T>): Promise<void> {
     const slot = this.slot(key)
     if (slot.listeners.size > 0 || slot.entry.isLoading || slot.entry.readAt > 0) return
@@ -83,7 +85,8 @@ export class Cache {
     }
   }
 
-  /** Reads again whatever is looked at and begins with `prefix`; the rest is read when it is looked at. */
+  /** Reads all keys with the prefix again if they have listeners. The others are read when they
+   * get one. */
   invalidate(prefix: string): void {
     for (const [key, slot] of this.slots) {
       if (!key.startsWith(prefix)) continue
@@ -92,19 +95,21 @@ export class Cache {
     }
   }
 
-  /** Puts data that came another way: by an event, or as the answer to a change. */
+  /** Stores data from another source: an event or the answer to a change. */
   set<T>(key: string, change: (data: T | undefined) => T | undefined): void {
     const slot = this.slot(key)
     const data = change(slot.entry.data as T | undefined)
     this.put(slot, { ...slot.entry, data, readAt: performance.now() })
   }
 
-  /** Reads again what failed, and what is looked at: the network or the reader is back. */
+  /** Reads failed keys and keys with listeners again, after the network or the user has
+   * returned. */
   wake(): void {
     for (const [key, slot] of this.slots) if (slot.listeners.size > 0) void this.reload(key)
   }
 
-  /** Somebody else may look from now on: what is kept elsewhere goes, too. */
+  /** Adds a listener for clearing the cache, so that data stored elsewhere is removed before
+   * another user signs in. */
   onClear(listener: () => void): void {
     this.whenCleared.add(listener)
   }

@@ -1,4 +1,4 @@
-/** Calls of the API, with the session's cookie. */
+/** Calls the API with the session's cookie. */
 
 import { ApiError, asApiError, errorOf } from "./errors"
 
@@ -8,7 +8,7 @@ export interface CallOptions {
   query?: Query
   signal?: AbortSignal
   headers?: Record<string, string>
-  /** A name of this act: repeated with the same one, it happens once. */
+  /** Identifies the action, so that a repeated request takes effect only once. */
   idempotencyKey?: string
 }
 
@@ -24,13 +24,13 @@ export function setCsrf(token: string | null): void {
   csrf = token
 }
 
-/** Called when an answer says that nobody is signed in any more. */
+/** Adds a listener that is called when an answer shows that the session has ended. */
 export function onSignedOut(listener: () => void): () => void {
   whenSignedOut.add(listener)
   return () => whenSignedOut.delete(listener)
 }
 
-/** A path with its query: empty values are left out, lists are repeated. */
+/** Appends the query to a path. Empty values are left out, and lists become repeated parameters. */
 export function pathOf(path: string, query?: Query): string {
   const given = new URLSearchParams()
   for (const [name, value] of Object.entries(query ?? {})) {
@@ -42,17 +42,18 @@ export function pathOf(path: string, query?: Query): string {
   return text ? `${path}?${text}` : path
 }
 
-/** Browsers take these signs away, or go up by them, before they ask. */
+/** Browsers remove these characters, or resolve these segments, before they send a request. */
 const LEADS_ELSEWHERE = /[\\\t\n\r]|\/(?:\.|%2e){1,2}(?=\/|$)/i
 
-/** The path, unless it leads to another one than it says: ids come from addresses, and those from anybody's links. */
+/** Returns the path unless it would lead to a different one. Ids come from addresses, which may
+ * come from an untrusted link. */
 export function ownPath(path: string): string {
   if (LEADS_ELSEWHERE.test(path.replace(/[?#].*/s, "")))
     throw new ApiError("not_found", "there is no such address", 404)
   return path
 }
 
-/** A file is sent as it is, everything else as JSON. */
+/** Sends a file as it is, and everything else as JSON. */
 async function call<T>(method: string, path: string, body: unknown, options: CallOptions = {}): Promise<T> {
   const headers: Record<string, string> = { accept: "application/json", ...options.headers }
   const isFile = body instanceof Blob
@@ -69,7 +70,7 @@ async function call<T>(method: string, path: string, body: unknown, options: Cal
       if (options.signal?.aborted) throw thrown
       const error = asApiError(thrown)
       const wait = error.retryAfterSeconds
-      // Only of calls that come too fast: what is down is told at once, and read again while people see why.
+      // Retries only rate-limited calls. Other failures are shown at once, and read again later.
       const mayWait = method === "GET" && error.status === 429 && tried < RETRIES_MAX
       if (!mayWait || wait === null || wait > RETRY_SECONDS_MAX) throw error
       await new Promise((done) => setTimeout(done, wait * 1000))

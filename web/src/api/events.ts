@@ -1,4 +1,5 @@
-/** Server-sent events: one connection per address and tab, which comes back by itself. */
+/** Receives server-sent events through one connection per address and tab, which reconnects
+ * automatically. */
 
 import { useEffect, useRef } from "react"
 import { ownPath } from "./client"
@@ -6,7 +7,7 @@ import { connection } from "./connection"
 import { asApiError, errorOf } from "./errors"
 
 export interface ServerEvent {
-  /** The event's name; "message" where the server gives none. */
+  /** The event's name, or "message" if the server sends none. */
   readonly event: string
   readonly data: string
   readonly id: string
@@ -15,13 +16,15 @@ export interface ServerEvent {
 export type Handler = (event: ServerEvent) => void
 
 const BACKOFF_SECONDS = [1, 2, 4, 8, 15, 30]
-/** The server sends a comment at least every 15 s: silence for longer means that nobody is there. */
+/** The server sends a comment at least every 15 s, so a longer silence means that the connection
+ * is lost. */
 const SILENCE_MS_MAX = 45_000
-/** A tab that nobody looks at gives its connection back: a browser has six of them per server. */
+/** A hidden tab closes its connection after this time, because a browser allows only six per
+ * server. */
 const HIDDEN_MS_MAX = 60_000
 const LINE_CHARACTERS_MAX = 4_000_000
 
-/** Parses the stream piece by piece. */
+/** Parses the stream as it arrives. */
 export class EventParser {
   private rest = ""
   private event = ""
@@ -122,7 +125,7 @@ class Stream {
     const usual = BACKOFF_SECONDS[Math.min(this.failures, BACKOFF_SECONDS.length - 1)] ?? 30
     const seconds = Math.max(error?.retryAfterSeconds ?? 0, usual)
     this.failures += 1
-    // A server that ends a stream does so now and then: only a second failure is worth a notice.
+    // A server may close a stream from time to time, so only a second failure is reported.
     if (error || this.failures > 1) connection.lost(this.path, seconds, () => this.open())
     this.timer = setTimeout(() => this.open(), seconds * 1000)
   }
@@ -130,7 +133,8 @@ class Stream {
 
 const streams = new Map<string, Stream>()
 
-/** Listens; returns how to stop. Listeners of one address share one connection. */
+/** Adds a listener and returns a function that removes it. Listeners of the same address share
+ * one connection. */
 export function listen(path: string, handler: Handler): () => void {
   let stream = streams.get(path)
   if (!stream) {
@@ -149,7 +153,8 @@ export function listen(path: string, handler: Handler): () => void {
   }
 }
 
-/** Events of an address while the component is shown; null: none. Data is parsed as JSON. */
+/** Passes an address's events to the component while it is mounted; null means no address. Data
+ * is parsed as JSON. */
 export function useEvents<T = unknown>(
   path: string | null,
   handle: (data: T, event: ServerEvent) => void,
@@ -170,7 +175,8 @@ function parsed(text: string): unknown {
   }
 }
 
-/** Streams of a hidden tab are closed after a while, and opened when it is seen again. */
+/** Closes the streams of a hidden tab after a while, and reopens them when the tab becomes
+ * visible. */
 export function watchVisibility(): void {
   let timer: ReturnType<typeof setTimeout> | null = null
   let isPaused = false

@@ -1,4 +1,4 @@
-/** Lists that come in pages: the newest page is kept fresh, older ones are added behind it. */
+/** Lists with several pages: the first page is refreshed, and older pages are appended to it. */
 
 import { useMemo, useState } from "react"
 import { type Act, useAct } from "./act"
@@ -6,12 +6,13 @@ import { api, pathOf, type Query } from "./client"
 import { type QueryResult, useQuery } from "./query"
 
 export interface PageAnswer {
-  /** What `before` (or `after`) of the next page is; null: no more. */
+  /** The value of `before` (or `after`) for the next page; null means that there are no more
+   * pages. */
   next: string | number | null
 }
 
 interface Older<Row> {
-  /** Of which list. */
+  /** Identifies the list. */
   of: string
   rows: readonly Row[]
   next: PageAnswer["next"]
@@ -19,13 +20,13 @@ interface Older<Row> {
 
 export interface Pages<Row, Answer> {
   first: QueryResult<Answer>
-  /** undefined: on their way. */
+  /** Undefined while the rows are being loaded. */
   rows: readonly Row[] | undefined
   hasMore: boolean
   more: Act<[], void>
 }
 
-/** What is new stands first; what was read before stays behind it. */
+/** Puts new rows first and earlier rows after them. */
 export function merged<Row>(
   fresh: readonly Row[],
   before: readonly Row[],
@@ -35,7 +36,8 @@ export function merged<Row>(
   return [...fresh, ...before.filter((each) => !known.has(keyOf(each)))]
 }
 
-/** Whether rows that were read before go on where fresh ones end; else some between them were never read. */
+/** Checks whether earlier rows continue where the fresh ones end. Otherwise some rows between
+ * them were never read. */
 export function touches<Row extends { id: unknown }>(fresh: readonly Row[], before: readonly Row[]): boolean {
   const known = new Set(before.map((each) => each.id))
   return fresh.some((each) => known.has(each.id))

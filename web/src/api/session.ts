@@ -1,4 +1,4 @@
-/** Who is signed in. */
+/** Holds the session of the signed-in user. */
 
 import { words } from "@/words/en/common"
 import { cache } from "./cache"
@@ -26,7 +26,7 @@ export interface Session {
   role: string | null
   csrf: string | null
   expires_at: string | null
-  /** Whether effects are shown to who has not signed in. */
+  /** True if visitors can see effects without signing in. */
   public_catalogue: boolean
   ways: SignInWays
 }
@@ -69,7 +69,7 @@ export async function signIn(key: string): Promise<Session> {
   return begun(await api.post<Session>(SESSION, { key }))
 }
 
-/** With the one-time secret from the address that `comfyfleet up` has printed. */
+/** Signs in with the one-time secret in the address that `comfyfleet up` prints. */
 export async function signInHere(secret: string): Promise<Session> {
   return begun(await api.post<Session>(`${SESSION}/local`, { secret }))
 }
@@ -83,12 +83,13 @@ function begun(session: Session): Session {
 
 const whenOut = new Set<() => void>()
 
-/** Called when whoever sat here has signed out. */
+/** Adds a listener that is called when the user has signed out. */
 export function onSignOut(listener: () => void): void {
   whenOut.add(listener)
 }
 
-/** What a person has drawn or typed and not sent: nobody who signs in next at this machine shall find it. */
+/** Prefixes of the keys for unsaved graphs and forms. They are removed on sign-out, so that the
+ * next user of this browser doesn't find them. */
 const DRAWN = "comfyfleet.graph-"
 const TYPED = "comfyfleet.effect-"
 
@@ -98,7 +99,7 @@ function forgetDrafts(): void {
     for (const each of Object.keys(sessionStorage))
       if (each.startsWith(TYPED)) sessionStorage.removeItem(each)
   } catch {
-    // Nothing was kept.
+    // Storage is unavailable, so nothing was stored.
   }
 }
 
@@ -111,7 +112,8 @@ export async function signOut(): Promise<void> {
   cache.set<Session>(SESSION, () => kept({ ...NOBODY, ways, public_catalogue }))
 }
 
-/** Where effects are read from by whoever looks; null: nobody knows yet, or not without a sign-in. */
+/** Returns the path from which this user reads effects, or null if the session isn't known yet
+ * or effects require a sign-in. */
 export function effectsPathOf(session: Session | undefined): string | null {
   if (session?.kinds.includes("customer")) return "/api/effects"
   return session?.public_catalogue ? "/api/catalogue" : null
@@ -120,19 +122,19 @@ export function effectsPathOf(session: Session | undefined): string | null {
 export type OperatorRole = "viewer" | "operator" | "owner"
 const ROLES: readonly string[] = ["viewer", "operator", "owner"]
 
-/** Whether a role may do what another may. */
+/** Checks whether a role includes another role's permissions. */
 export function includesRole(role: string | null, needed: OperatorRole): boolean {
   return ROLES.indexOf(role ?? "") >= ROLES.indexOf(needed)
 }
 
-/** Why whoever is signed in may not do what takes this role; null: they may. */
+/** Explains why the user lacks the permissions of this role, or returns null if they have them. */
 export function useRoleReason(needed: Exclude<OperatorRole, "viewer">): string | null {
   const role = useSession().data?.role ?? null
   if (includesRole(role, needed)) return null
   return words.needsRole[needed](words.roles[role ?? "viewer"] ?? role ?? "")
 }
 
-/** A name of the person for the top bar. */
+/** Returns the name that the top bar shows for the user. */
 export function nameOf(session: Session): string {
   return session.user?.name ?? session.user?.email ?? session.tenant?.name ?? session.operator ?? ""
 }

@@ -1,4 +1,4 @@
-/** Which page is shown, in which shell, and to whom. */
+/** Chooses the page and its shell by the address and the user. */
 
 import { Component, type ReactNode, useEffect, useLayoutEffect, useRef, useState } from "react"
 import { Redirect, Route, useLocation } from "wouter"
@@ -27,7 +27,7 @@ export function App() {
   )
 }
 
-/** The frame stays while pages change in it, unless the next page has another one. */
+/** Keeps the shell while the page changes, unless the next page uses a different one. */
 function Shown() {
   const [here] = useLocation()
   const route = findRoute(here)
@@ -48,7 +48,8 @@ function OnePage({ route }: { route: PageRoute }) {
   )
 }
 
-/** The page's code, null until it is there. React's `lazy` would hold it back for 300 ms once a fallback was shown. */
+/** Returns the page's code, or null until it has loaded. React's `lazy` would wait another 300
+ * ms once it has shown a fallback. */
 function usePage(route: PageRoute) {
   const [found, setFound] = useState(route.module)
   const [error, setError] = useState<unknown>(null)
@@ -66,7 +67,7 @@ function usePage(route: PageRoute) {
   return found?.default
 }
 
-/** For whoever may see the page: what it reads first, before its code is there. */
+/** Starts the page's first requests before its code has loaded, if the user may see the page. */
 function ReadFirst() {
   const [here] = useLocation()
   useLayoutEffect(() => readFirst(here), [here])
@@ -80,7 +81,7 @@ function InShell({ shell, children }: { shell: Shell; children: ReactNode }) {
   return content
 }
 
-/** A new page begins at its top, and keyboards and screen readers begin there, too. */
+/** Each new page starts at the top, and keyboard and screen reader focus starts there as well. */
 function Content({ children }: { children: ReactNode }) {
   const [here] = useLocation()
   const content = useRef<HTMLElement>(null)
@@ -155,13 +156,13 @@ function NotFound() {
   )
 }
 
-/** Browsers say it in their own words: the code of a page could not be fetched. */
+/** Matches browsers' error messages for page code that could not be loaded. */
 const NOT_LOADED = /dynamically imported|importing a module|preload|load failed/i
 const RELOADED = "comfyfleet.reloaded"
 const RELOADED_MS = 60_000
 const LOOK_MS = 3_000
 
-/** Once: a page that can't be loaded after that is broken. */
+/** Allows one reload. A page that can't be loaded after that is broken. */
 function mayReload(): boolean {
   try {
     return Date.now() - Number(sessionStorage.getItem(RELOADED) ?? 0) > RELOADED_MS
@@ -170,7 +171,8 @@ function mayReload(): boolean {
   }
 }
 
-/** Without the network, or while the service is away: the page comes as soon as it can be had. */
+/** Shown while the network or the service is unavailable. The page appears as soon as it can be
+ * loaded. */
 function NotLoaded() {
   const isOnline = useOnline()
   const title = isOnline ? words.notLoaded.title : words.notLoaded.offline
@@ -200,7 +202,8 @@ function NotLoaded() {
   )
 }
 
-/** What a page throws while it is drawn, or where its code can't be loaded after an update. */
+/** Catches errors that a page throws while it renders, and page code that can't be loaded after
+ * an update. */
 class Boundary extends Component<{ children: ReactNode }, { error: Error | null }> {
   override state: { error: Error | null } = { error: null }
 

@@ -1,16 +1,17 @@
-/** Asks for a page's code and data before it is drawn. */
+/** Loads a page's code and data before the page is rendered. */
 
 import { api, cache } from "@/api"
 import { type PageRoute, ROUTES } from "./routes"
 
 type Params = Record<string, string>
 
-/** The page of an address; undefined: there is none. */
+/** Returns the route for an address, or undefined if there is none. */
 export function findRoute(path: string): PageRoute | undefined {
   return ROUTES.find((each) => paramsOf(each.path, path) !== null)
 }
 
-/** `/graphs/:id` and `/graphs/7` give `{ id: "7" }`; null: they don't fit. */
+/** Matches an address against a pattern: `/graphs/:id` and `/graphs/7` give `{ id: "7" }`.
+ * Returns null if they don't match. */
 export function paramsOf(pattern: string, path: string): Params | null {
   const wanted = pattern.split("/")
   const given = path.replace(/(.)\/$/, "$1").split("/")
@@ -32,14 +33,14 @@ function decoded(text: string): string {
   }
 }
 
-/** The code of the page. What can't be loaded is told when the page is opened. */
+/** Loads the page's code. Errors are ignored here, because opening the page reports them. */
 export function loadPage(path: string): void {
   findRoute(path)
     ?.load()
     .catch(() => undefined)
 }
 
-/** What the page reads first. */
+/** Starts the requests that the page makes first. */
 export function readFirst(path: string): void {
   const route = findRoute(path)
   const params = route && paramsOf(route.path, path)
@@ -47,7 +48,7 @@ export function readFirst(path: string): void {
     void cache.prime(each, (signal) => api.get(each, { signal }))
 }
 
-/** The code of pages whose links are pointed at or reached by keyboard. */
+/** Loads the code of pages when the user points at their links or reaches them by keyboard. */
 export function loadPointedAt(): () => void {
   const load = ({ target }: Event) => {
     const link = target instanceof Element ? target.closest<HTMLAnchorElement>("a[href^='/']") : null

@@ -2,7 +2,8 @@ import { type ButtonHTMLAttributes, type ReactNode, type Ref, useId } from "reac
 import { Link } from "wouter"
 import { Icon, type IconName } from "./Icon"
 
-/** go: the one yellow act of a view; ink: an operator's main act; stop: destroys; ghost: beside others. */
+/** go: a view's single yellow main action; ink: an operator's main action; stop: a destructive
+ * action; ghost: a secondary action. */
 export type ButtonKind = "plain" | "go" | "ink" | "stop" | "ghost"
 export type ButtonSize = "small" | "normal" | "large"
 
@@ -11,14 +12,15 @@ interface Look {
   size?: ButtonSize
   icon?: IconName
   children?: ReactNode
-  /** Of a button that shows an icon only. */
+  /** Names a button that shows only an icon. */
   label?: string
 }
 
 type ButtonProps = Look &
   Omit<ButtonHTMLAttributes<HTMLButtonElement>, "disabled" | "children"> & {
     ref?: Ref<HTMLButtonElement>
-    /** Why it can't be pressed now: it stays visible, can be focused, and says so. */
+    /** Explains why the button is disabled. It stays visible and focusable, and shows the
+     * reason. */
     offReason?: string | null | false | undefined
     busy?: boolean
   }
@@ -73,7 +75,8 @@ type LinkButtonProps = Look & {
   outside?: boolean
 }
 
-/** Looks like a button and goes to a page. `outside`: not one of the app's own pages. */
+/** A link to a page that looks like a button. `outside` means that the page isn't part of the
+ * app. */
 export function LinkButton({
   href,
   kind,

@@ -1,4 +1,5 @@
-/** What a query gives: nothing yet, an error, or data; old data stays, with a note that it may be old. */
+/** Shows a query's state: loading, an error or data. Old data remains visible, with a note that
+ * it may be outdated. */
 
 import type { ReactNode } from "react"
 import type { QueryResult } from "@/api"
@@ -9,9 +10,9 @@ import { Late, Skeleton } from "./Skeleton"
 interface LoadedProps<T> {
   query: QueryResult<T>
   children: (data: T) => ReactNode
-  /** In the size of what comes. */
+  /** A placeholder of the content's size. */
   skeleton?: ReactNode
-  /** Instead of the error, where there is no such thing: trying again would not help. */
+  /** Replaces the error if the item doesn't exist, because a retry would not help. */
   missing?: ReactNode
 }
 

@@ -1,4 +1,4 @@
-/** The frame of one page: its title in the tab and at its head, and what is done with it. */
+/** The frame of a page: its title in the tab and the heading, and its actions. */
 
 import { type ReactNode, useEffect } from "react"
 import { Link } from "wouter"
@@ -7,14 +7,14 @@ import { Icon } from "./Icon"
 
 interface PageProps {
   title: string
-  /** Instead of the title at the head. */
+  /** Replaces the title in the heading. */
   head?: ReactNode
-  /** Beside the title. */
+  /** Shown beside the title. */
   aside?: ReactNode
   actions?: ReactNode
   children: ReactNode
   className?: string
-  /** Fills the window; parts of it scroll, not the page. */
+  /** Fills the window, so that parts of the page scroll instead of the page itself. */
   fill?: boolean
 }
 
@@ -32,7 +32,7 @@ export function Page({ title, head, aside, actions, children, className, fill }:
   )
 }
 
-/** Above the title of one thing: the list it is in, and its id. */
+/** Shown above an item's title: a link to its list, and its id. */
 export function Crumb({ href, list, children }: { href: string; list: string; children: ReactNode }) {
   return (
     <nav className="crumb" aria-label={words.where}>

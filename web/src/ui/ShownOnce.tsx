@@ -1,4 +1,5 @@
-/** A key or a secret that is shown only now: the dialog closes when the reader says that it is stored. */
+/** Shows a key or a secret that is visible only now. The dialog closes when the user confirms
+ * that it is stored. */
 
 import { type ReactNode, useState } from "react"
 import { useAct } from "@/api"
@@ -10,7 +11,7 @@ import { ErrorNote } from "./ErrorNote"
 import { Check } from "./Field"
 
 interface SecretProps {
-  /** For screen readers: what it is. */
+  /** Names the value for screen readers. */
   label: string
   secret: string
 }
@@ -29,11 +30,11 @@ export function Secret({ label, secret }: SecretProps) {
 interface ShownOnceProps extends SecretProps {
   title?: string
   text?: string
-  /** What was made, and for whom. */
+  /** Describes what was created, and for whom. */
   children?: ReactNode
-  /** Names what is done at the end. */
+  /** The text of the final button. */
   act?: string
-  /** The dialog stays open with the error where this fails. */
+  /** If this fails, the dialog stays open and shows the error. */
   onDone: () => unknown
 }
 

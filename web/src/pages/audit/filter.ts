@@ -1,4 +1,4 @@
-/** Which entries of the audit are shown: as the page's address, and as the API asks for it. */
+/** Converts the audit filter between the page's address and API parameters. */
 
 import type { Query } from "@/api"
 
@@ -8,7 +8,7 @@ export type AuditFilter = Readonly<Partial<Record<AuditKey, string>>>
 
 export const SPAN_SECONDS: Readonly<Record<string, number>> = { "1h": 3_600, "24h": 86_400, "7d": 604_800 }
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
-/** Who acts without being an operator of that name. */
+/** Actors that aren't operators. */
 const NOT_PEOPLE = ["admin", "sweep", "system"]
 
 export function filterOf(search: string): AuditFilter {
@@ -37,7 +37,7 @@ export function searchOf(filter: AuditFilter): string {
   return given.toString()
 }
 
-/** A span ends now, to the minute: the address of one list stays the same for a while. */
+/** A time range ends at the current minute, so that a list keeps the same address for a while. */
 export function queryOf(filter: AuditFilter, now: Date): Query {
   const { actor, action, subject, tenant, span, since, until } = filter
   const query: Query = { actor, action, subject, tenant }
@@ -50,7 +50,7 @@ export function queryOf(filter: AuditFilter, now: Date): Query {
   return { ...query, since: moment(since), until: moment(until) }
 }
 
-/** As the audit names a person: people type `ada`, it says `operator:ada`. */
+/** Converts a typed name to the audit log's form: `ada` becomes `operator:ada`. */
 export function actorOf(typed: string, operators: readonly string[]): string {
   const text = typed.trim()
   if (NOT_PEOPLE.includes(text) || text.includes(":")) return text
@@ -68,13 +68,13 @@ const PLACES: Readonly<Record<string, (name: string) => string>> = {
   operator: () => "/console/settings",
 }
 
-/** The page of what an entry is about; null: it has none. */
+/** Returns the page of an entry's subject, or null if there is none. */
 export function placeOf(subject: string): string | null {
   const [kind = "", ...rest] = subject.split(":")
   return rest.length > 0 ? (PLACES[kind]?.(rest.join(":")) ?? null) : null
 }
 
-/** Details in one line. */
+/** Formats the details as one line. */
 export function inOneLine(details: Readonly<Record<string, unknown>>): string {
   return Object.entries(details)
     .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)

@@ -1,4 +1,5 @@
-/** One node: its ports with their types, what is set, its problems, and in a run its state and result. */
+/** One node: its ports with their types, its values and problems, and in a run its state and
+ * result. */
 
 import {
   Handle,
@@ -27,15 +28,16 @@ import type { Port } from "./types"
 
 export type FlowNode = Node<NodeFacts, "canvas">
 
-/** Whether a wire from one port to another would be taken. */
+/** Checks whether a connection from one port to another would be accepted. */
 export const Fitting = createContext<(from: string, to: string) => boolean>(() => false)
 
-/** Whether the graph has so many nodes that only those which can be read are drawn whole. */
+/** True if the graph has so many nodes that only those large enough to read are drawn in full. */
 export const Large = createContext(false)
 
-/** Below this, words can't be read: they and shadows are left out. */
+/** Below this zoom, texts are too small to read, so texts and shadows are left out. */
 export const FAR_PERCENT = 35
-/** Around what is seen, so that a node is whole before it comes into view. */
+/** The margin around the visible area within which nodes are drawn in full before they scroll
+ * into view. */
 const AROUND_PIXELS = 300
 
 export const CanvasNode = memo(function CanvasNode(props: NodeProps<FlowNode>) {
@@ -87,7 +89,8 @@ function runState(run: NonNullable<NodeFacts["run"]>) {
   return stateOf(run.status === "done" ? "succeeded" : run.status)
 }
 
-/** As large as the whole node, with what is seen from afar. Wires are drawn to where its ports would be. */
+/** A placeholder of the node's full size with the parts that are visible from afar. Connections
+ * end where its ports would be. */
 function Outline({ data, selected, drawn }: { data: NodeFacts; selected: boolean; drawn: Drawn }) {
   return (
     <div className={`${lookOf(data, selected)} canvas-outline`} style={{ height: drawn.height }}>
@@ -99,7 +102,7 @@ function Outline({ data, selected, drawn }: { data: NodeFacts; selected: boolean
           className={type}
           data-handleid={id}
           data-handlepos={position}
-          // Inside the border, from which the places of ports are counted.
+          // Relative to the inside of the border, because port positions are measured from there.
           style={{ left: x - 1, top: y - 1 }}
         />
       ))}
@@ -182,7 +185,7 @@ function InPort({ node, port, data }: { node: string; port: Port; data: NodeFact
   )
 }
 
-/** A value that is nothing but a name is told by its wire. */
+/** Returns the value to show. A value that is only a name is shown by its connection instead. */
 function shownValue({ node, wired }: NodeFacts, { name }: Port): unknown {
   const value = valueAt(node, name)
   const isOnly = name === "over" || (typeof value === "string" && /^\s*\{\{[^{}]*\}\}\s*$/.test(value))
@@ -200,7 +203,7 @@ function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: b
   )
 }
 
-/** While a wire is drawn, ports show whether it may end there. */
+/** While the user draws a connection, marks the ports where it may end. */
 function useFit(node: string, port: string, type: "source" | "target"): string {
   const isFitting = useContext(Fitting)
   const begun = useConnection((state) =>

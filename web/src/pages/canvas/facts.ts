@@ -57,8 +57,8 @@ export function portOf({ node, port }: ProblemSeen): string {
 
 const EMPTY = /^(workflow|effect|graph) must be a text of .*, not ''$/
 
-/** Shortens a problem's message for display beside its field, which needs no second mention. If
- * nothing has been selected yet, the message says only that. */
+/** Removes the field's name from the message, which is shown beside the field. If nothing has
+ * been selected yet, the message says only that. */
 export function plainly(problem: ProblemSeen): ProblemSeen {
   const { message, port } = problem
   if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }

@@ -1,4 +1,4 @@
-/** The state of the canvas: what is drawn, the way back, what is wrong with it, and what is saved. */
+/** The editor's state: the drawn graph, undo history, problems and the saved version. */
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "react"
 import { type ApiError, api, asApiError, cache, useAct } from "@/api"
@@ -26,7 +26,7 @@ export interface Editor {
   readonly tidy: (sizeOf: (id: string) => Size | undefined) => Promise<void>
   readonly verdict: Verdict | null
   readonly checkError: ApiError | null
-  /** Resolves with what was saved; null: it was refused. */
+  /** Resolves with the saved graph, or with nothing if saving was refused. */
   readonly save: () => Promise<Saved | undefined>
   readonly isSaving: boolean
   readonly saveError: ApiError | null
@@ -100,7 +100,7 @@ export function useEditor(key: string, stored: Saved | null): Editor {
   }
 }
 
-/** A new version, or a graph of one's own where it is a colleague's. */
+/** Saves a new version, or a copy for the user if the graph belongs to a colleague. */
 async function store(document: GraphDocument, saved: Saved | null): Promise<GraphAnswer> {
   if (!saved) return api.post<GraphAnswer>("/api/graphs", { document })
   try {
@@ -111,7 +111,7 @@ async function store(document: GraphDocument, saved: Saved | null): Promise<Grap
   }
 }
 
-/** Nodes that nobody has put anywhere, as those that were written as YAML, get a place. */
+/** Positions nodes that have no position yet, for example in graphs written as YAML. */
 function useMissingPlaces(
   sheet: Sheet,
   put: (make: (before: Draft["history"]) => Draft["history"]) => void,
@@ -136,7 +136,7 @@ function useMissingPlaces(
   }, [names, put])
 }
 
-/** All problems, a moment after the last change; the ones before stay until then. */
+/** Returns all problems shortly after the last change. The previous ones remain until then. */
 function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: ApiError | null } {
   const [told, setTold] = useState<{ verdict: Verdict | null; error: ApiError | null }>({
     verdict: null,

@@ -1,4 +1,5 @@
-/** Ctrl-K: finds things, acts on them, and goes to places. Arrow keys move, Enter does. */
+/** The Ctrl-K palette: finds things, acts on them and opens places. Arrow keys move, and Enter
+ * selects. */
 
 import { type KeyboardEvent, useEffect, useId, useMemo, useRef, useState } from "react"
 import { useLocation } from "wouter"
@@ -100,7 +101,7 @@ function HitGroup({ id, group, hits, current, onChoose }: HitGroupProps) {
       {hits.map(
         (each, index) =>
           each.group === group && (
-            // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the field's
+            // biome-ignore lint/a11y/useKeyWithClickEvents: the text field handles the keys
             <div
               key={each.key}
               id={`${id}-${index}`}
@@ -138,7 +139,7 @@ function useHits(text: string, isConsole: boolean) {
     const named = runsNamed(wanted, runs.graphs, runs.pipelines)
     const own = mine.data ? [...customersThings(mine.data, effects), ...named] : []
     const others = all.data ? operatorsThings(all.data) : []
-    // What was found for other words is not offered: Enter would take it.
+    // Results for an earlier text are not offered, because Enter would select them.
     const found = isConsole ? [...others, ...own] : [...own, ...others]
     const things = wanted === text.trim() ? found : []
     return arranged(things, placesAndActs(text, kinds ?? [], isConsole), text)
@@ -152,14 +153,14 @@ function useHits(text: string, isConsole: boolean) {
 
 const RUNS = { query: { limit: 50 }, freshSeconds: 30 }
 
-/** The latest runs: people look for what they have done lately. */
+/** Returns the latest runs, because users usually look for recent work. */
 function useRuns(isAsked: boolean) {
   const graphs = useQuery<GraphRunSummaries>(isAsked ? "/api/graph-runs" : null, RUNS).data?.runs
   const pipelines = useQuery<PipelineRunSummaries>(isAsked ? "/api/pipeline-runs" : null, RUNS).data?.runs
   return useMemo(() => ({ graphs: graphs ?? [], pipelines: pipelines ?? [] }), [graphs, pipelines])
 }
 
-/** What was typed, once the typing has paused. */
+/** Returns the text once the user has paused typing. */
 function useTyped(text: string): string {
   const [typed, setTyped] = useState(text)
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** What a run is started with: numbers, and the variables that the steps of a pipeline name. */
+/** Collects the numbers and variables with which a run of a pipeline starts. */
 
 const WHOLE = /^[1-9]\d{0,14}$/
 const TEMPLATE = /\{\{\s*variables\.([\p{L}_][\p{L}\p{N}_]*)\s*\}\}/gu
@@ -7,12 +7,12 @@ export function isWhole(text: string): boolean {
   return WHOLE.test(text.trim())
 }
 
-/** null: no limit. */
+/** Null means no limit. */
 export function numberOf(text: string): number | null {
   return isWhole(text) ? Number(text.trim()) : null
 }
 
-/** In the order in which the document names them. */
+/** Returns the variables in the order in which the document names them. */
 export function variablesOf(document: unknown): string[] {
   const found = new Set<string>()
   const look = (value: unknown): void => {
@@ -29,7 +29,8 @@ const MEDIA = new Set(["image", "video", "audio"])
 
 type Offer = { kind: string; name: string; properties: readonly { name: string; type: string }[] }
 
-/** Variables that a step takes as a file, with its kind: they are chosen, not typed. */
+/** Returns the variables that a step takes as files, with their kinds. Files are picked instead
+ * of typed. */
 export function filesOf(document: Record<string, unknown>, offers: readonly Offer[]): Map<string, string> {
   const steps = Array.isArray(document.steps) ? (document.steps as Record<string, unknown>[]) : []
   const found = new Map<string, string>()
@@ -46,7 +47,7 @@ export function filesOf(document: Record<string, unknown>, offers: readonly Offe
   return found
 }
 
-/** As the command line reads them: JSON if it is any, else a text. */
+/** Parses a value as the command line does: as JSON if it is valid, otherwise as text. */
 export function readValue(text: string): unknown {
   try {
     return JSON.parse(text)
@@ -61,11 +62,11 @@ export interface StepFacts {
   children: number
   keep: number | null
   needsApproval: boolean
-  /** The name of what judges its candidates. */
+  /** The name of the candidates' judge. */
   judge: string | null
 }
 
-/** Of a document that the control plane has accepted. */
+/** Expects a document that the control plane has accepted. */
 export function stepsOf(document: Record<string, unknown>): StepFacts[] {
   const steps = Array.isArray(document.steps) ? document.steps : []
   return steps.map((each: Record<string, unknown>) => ({

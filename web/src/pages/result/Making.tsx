@@ -1,4 +1,4 @@
-/** While it is made: the picture is the progress bar. */
+/** Shows a job in progress. The picture itself is the progress bar. */
 
 import { useState } from "react"
 import { Link } from "wouter"
@@ -47,7 +47,7 @@ function told(job: FollowedJob): string {
     .join(" ")
 }
 
-/** Left of the line is what comes, right of it what was. */
+/** The new picture appears to the left of the line, and the original to the right. */
 function Picture({ job, preview, fill }: { job: FollowedJob; preview: string | null; fill: Fill }) {
   const video = useQuery<Video>(job.video_id ? `/api/videos/${job.video_id}` : null, { freshSeconds: 300 })
   const original = video.data?.kind === "image" ? video.data.original_file_url : null
@@ -85,7 +85,7 @@ function Picture({ job, preview, fill }: { job: FollowedJob; preview: string | n
   )
 }
 
-/** Four segments, as wide as they usually last. */
+/** Four segments, each as wide as its usual duration. */
 function Stages({ job, fill }: { job: FollowedJob; fill: Fill }) {
   return (
     <ol className="result-stages" aria-label={words.progress}>
@@ -138,7 +138,7 @@ function Cancel({ job }: { job: FollowedJob }) {
         title={words.cancelTitle}
         act={words.cancelAct}
         onConfirm={async () => {
-          // A job that has ended meanwhile is shown as it ended.
+          // If the job has ended in the meantime, its result is shown.
           await api.delete(`/api/ai-jobs/${job.id}`).catch((error: unknown) => {
             if (!(error instanceof ApiError && error.code === "job_ended")) throw error
           })
@@ -153,7 +153,7 @@ function Cancel({ job }: { job: FollowedJob }) {
   )
 }
 
-/** Several may be under way. */
+/** Lists the user's other jobs in progress. */
 function Others({ id }: { id: string }) {
   const all = useQuery<FollowedJobs>("/api/account/progress", { freshSeconds: 10 })
   const others = all.data?.jobs.filter((each) => each.id !== id).length ?? 0

@@ -1,4 +1,5 @@
-/** All jobs of effects: those under way, live, and below them the latest that have ended. */
+/** Lists all jobs of effects: jobs in progress with live updates, and below them the latest
+ * finished ones. */
 
 import { useState } from "react"
 import { Link } from "wouter"
@@ -22,7 +23,8 @@ export default function Results() {
       cache.invalidate("/api/wallet")
     }
   })
-  // Asked for at once, shown below what is under way: so nothing is pushed down.
+  // Requested at once although it is shown below the jobs in progress, so that it doesn't move
+  // anything when it arrives.
   useQuery<Jobs>("/api/ai-jobs", FIRST)
   return (
     <Page title={words.listTitle}>
@@ -42,7 +44,7 @@ export default function Results() {
   )
 }
 
-/** The list with what was told of one job; one that has ended goes. */
+/** Updates one job in the list, or removes it if it has ended. */
 export function put(before: FollowedJobs | undefined, told: FollowedJob): FollowedJobs | undefined {
   if (!before) return before
   const old = before.jobs.find((each) => each.id === told.id)

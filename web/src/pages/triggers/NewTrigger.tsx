@@ -1,4 +1,4 @@
-/** A new trigger: what runs, by a schedule or a webhook, with which inputs, and for how much. */
+/** Creates a trigger: the work, its schedule or webhook, its inputs and its token limit. */
 
 import { type ReactNode, useState } from "react"
 import { api, useAct, useQuery } from "@/api"
@@ -33,7 +33,7 @@ interface Draft {
   readonly timezone: string
   readonly isCaughtUp: boolean
   readonly inputs: Readonly<Record<string, string>>
-  /** Of a schedule: pictures and the like, by the name of their input. */
+  /** Files for a schedule's inputs, by input name. */
   readonly files: Readonly<Record<string, Chosen | null>>
   readonly variables: string
   readonly tokens: string
@@ -376,7 +376,7 @@ function problemsOf(draft: Draft, inputs: readonly GraphPort[]): Problems {
   return found
 }
 
-/** A webhook is told files by what is sent. */
+/** Only schedules have files here. A webhook's files come with its requests. */
 function isFile({ kind }: Draft, type: string): boolean {
   return kind === "schedule" && MEDIA.has(type)
 }
@@ -385,7 +385,7 @@ function isGiven(draft: Draft, name: string, type: string): boolean {
   return isFile(draft, type) ? Boolean(draft.files[name]) : Boolean(draft.inputs[name]?.trim())
 }
 
-/** Waits for uploads: the ids of their media. */
+/** Waits for uploads and returns the media ids by input name. */
 async function sentFiles(draft: Draft, inputs: readonly GraphPort[]): Promise<Record<string, string>> {
   const sent: Record<string, string> = {}
   for (const { name, type } of inputs) {

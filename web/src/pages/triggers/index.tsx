@@ -1,4 +1,5 @@
-/** What starts runs by itself: schedules and incoming webhooks, with what they have fired. */
+/** Lists what starts runs automatically, schedules and incoming webhooks, with their latest
+ * firings. */
 
 import { useMemo, useState } from "react"
 import { Link } from "wouter"
@@ -38,7 +39,7 @@ import { NewTrigger } from "./NewTrigger"
 import "./triggers.css"
 
 const PATH = "/api/triggers"
-/** A user has no more. */
+/** The maximum number of triggers per user. */
 const PAGE = 100
 const LIST = pathOf(PATH, { limit: PAGE })
 
@@ -46,7 +47,7 @@ function without(known: Triggers, id: string): Triggers {
   return { ...known, triggers: known.triggers.filter((each) => each.id !== id) }
 }
 
-/** By id: graphs and pipelines that a trigger may run. */
+/** The graphs and pipelines that a trigger may run, by id. */
 export interface Targets {
   readonly graphs: GraphPage["graphs"]
   readonly pipelines: PipelinePage["pipelines"]
@@ -122,7 +123,7 @@ function useTargets(): Targets {
   )
 }
 
-/** The secret, which is shown only now, and how it is used. */
+/** Shows the secret, which is visible only now, and how to use it. */
 function Once({ made, secret, onDone }: { made: MadeTrigger; secret: string; onDone: () => void }) {
   const address = `${location.origin}${made.path}`
   const curl = `curl -X POST "${address}" \\\n  -H "Authorization: Bearer ${secret}" \\\n  -d '${exampleOf(made)}'`
@@ -142,7 +143,7 @@ function Once({ made, secret, onDone }: { made: MadeTrigger; secret: string; onD
   )
 }
 
-/** What may be sent, by the paths that its inputs name. */
+/** Builds an example of a webhook's body from the paths in its inputs. */
 function exampleOf({ inputs }: TriggerAnswer): string {
   const body: Record<string, unknown> = {}
   for (const path of Object.values(inputs)) {
@@ -259,7 +260,7 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
         onConfirm={async () => {
           await api.delete(path)
           toast({ title: words.removed(trigger.name) })
-          // Its firings are gone with it: they must not be read again.
+          // The trigger's firings were deleted with it, so they must not be read again.
           cache.set<Triggers>(LIST, (known) => known && without(known, trigger.id))
         }}
       >
@@ -327,7 +328,7 @@ interface FireDialogProps {
   children: React.ReactNode
 }
 
-/** A webhook is fired with what would have been sent. */
+/** Fires a webhook with a body that the user can edit. */
 function FireDialog({ name, body, isRunning, onClose, onFire, children }: FireDialogProps) {
   const [text, setText] = useState(body)
   const [isWrong, setWrong] = useState(false)

@@ -48,7 +48,8 @@ export default function Wallet() {
   useTitle(words.title)
   const summary = useQuery<WalletSummaryAnswer>("/api/wallet/summary")
   const readAgain = () => cache.invalidate("/api/wallet/")
-  // What was held is spent when the job ends: the balance stays, and no event tells of it.
+  // The hold becomes a charge when the job ends. The balance doesn't change, so no event reports
+  // it.
   useAccountEvents((job) => job.completed_at && readAgain(), readAgain)
   return (
     <div className="page wallet">
@@ -66,7 +67,7 @@ export default function Wallet() {
   )
 }
 
-/** In the size of what comes. */
+/** A placeholder of the balance's size. */
 function BalanceComing() {
   return (
     <div className="wallet-side">
@@ -121,7 +122,7 @@ function Balance({ summary }: { summary: WalletSummaryAnswer }) {
   )
 }
 
-/** Whoever is asked has to know for whom. */
+/** Tells the user whom to ask for tokens, and for which account. */
 function NoTopUp() {
   const account = useQuery<AccountAnswer>("/api/account", { freshSeconds: 60 })
   return (
@@ -280,7 +281,7 @@ function detailOf(line: Line): string {
   return line.kind === "back" ? `${words.notMade}, ${id}` : id
 }
 
-/** Of the latest media: what was made, or else what went in. */
+/** Returns the pictures of the latest media by job: the results, or else the inputs. */
 function usePictures(): ReadonlyMap<string, string> {
   const media = useQuery<Videos>("/api/videos", { query: { limit: 100, urls: true }, freshSeconds: 300 })
   return useMemo(() => {

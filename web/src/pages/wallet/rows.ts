@@ -15,7 +15,7 @@ export interface Line {
   effectId: string | null
   videoId: string | null
   payment: string | null
-  /** True if the line is a refund of held tokens that were not spent. */
+  /** True if the job has ended. For a hold, this means that its tokens were refunded. */
   isOver: boolean
   at: string
 }
@@ -27,8 +27,8 @@ const KINDS: Record<TransactionType, Kind> = {
   JOB_REFUND: "back",
 }
 
-/** The types to request for each filter. A job's price is in its hold, so holds are always
- * needed. */
+/** The transaction types to request for each filter. "Spent" needs holds as well, because a
+ * job's price is in its hold. */
 export const TYPES: Record<Filter, readonly TransactionType[]> = {
   all: [],
   spent: ["JOB_CONSUME", "JOB_RESERVE"],
@@ -36,7 +36,8 @@ export const TYPES: Record<Filter, readonly TransactionType[]> = {
   added: ["PAYMENT_CREDIT"],
 }
 
-/** The newest first. `hasMore`: what was held for the last ones may be on the next page; they wait for it. */
+/** Returns the lines, newest first. If `hasMore` is true, charges whose hold may be on the next
+ * page are left out until that page is read. */
 export function linesOf(
   transactions: readonly TransactionAnswer[],
   filter: Filter,

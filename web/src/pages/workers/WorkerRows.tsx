@@ -1,4 +1,4 @@
-/** Workers as rows: state, machine, what they hold and do. */
+/** Workers as rows: state, machine, jobs and load. */
 
 import { memo, type ReactNode, useEffect, useRef, useState } from "react"
 import { Link } from "wouter"
@@ -15,7 +15,7 @@ interface RowsProps {
   label: string
   workers: readonly WorkerSeen[]
   ask: Ask
-  /** Where they are of several fleets. */
+  /** True if the rows belong to more than one fleet. */
   withFleet?: boolean
 }
 
@@ -99,7 +99,7 @@ export function GpuMemory({ worker }: { worker: WorkerSeen }) {
       {facts.length > 0 ? (
         <Badge>{facts.join(" · ")}</Badge>
       ) : (
-        // On phones, where nothing says what it is of, it is left out.
+        // Phones show no column heading, so the dash would mean nothing there.
         <span className="wide-only">
           <Badge>–</Badge>
         </span>
@@ -158,7 +158,8 @@ export function Now({ worker, condition }: { worker: WorkerSeen; condition: Cond
 const READINGS_FRESH_SECONDS = 45
 const POINTS = 60
 
-/** The load of the GPU in the last hour; of the machine where no GPU tells. Read once the row is in view. */
+/** The GPU's load during the last hour, or the machine's load if no GPU reports any. It is read
+ * once the row is visible. */
 function LoadSpark({ worker }: { worker: WorkerSeen }) {
   const box = useRef<HTMLSpanElement>(null)
   const [isSeen, setSeen] = useState(false)
@@ -176,7 +177,7 @@ function LoadSpark({ worker }: { worker: WorkerSeen }) {
     freshSeconds: READINGS_FRESH_SECONDS,
   })
   const { reload } = found
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once it has told something new
+  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
   useEffect(() => {
     if (isSeen) reload()
   }, [worker.read_at])

@@ -1,4 +1,4 @@
-/** What is done with a worker: what can be undone at once, the rest after a question. */
+/** Actions on a worker: reversible ones run at once, others ask for confirmation. */
 
 import { type ReactNode, useCallback, useState } from "react"
 import { api, useAct } from "@/api"
@@ -13,7 +13,7 @@ import { readAgain, WORKERS } from "./useMachines"
 
 type Asked = { kind: "revoke" | "rotate" | "letIn"; name: string } | null
 
-/** Opens the question before an act that can't be undone. */
+/** Opens the confirmation before an action that can't be undone. */
 export type Ask = (kind: "revoke" | "rotate" | "letIn", worker: string) => void
 
 async function post<T = WorkerAnswer>(name: string, act: string, body?: unknown): Promise<T> {
@@ -39,7 +39,7 @@ export async function approve(worker: string): Promise<void> {
 
 export interface Questions {
   ask: Ask
-  /** To be put on the page. */
+  /** The dialogs, which the page must render. */
   dialogs: ReactNode
 }
 
@@ -49,7 +49,7 @@ export function useQuestions(): Questions {
   const close = () => setAsked(null)
   const name = asked?.name ?? ""
   return {
-    // The same each time: rows are drawn anew only where their worker has changed.
+    // Keeps its identity, so that rows render again only if their worker has changed.
     ask: useCallback((kind, worker) => setAsked({ kind, name: worker }), []),
     dialogs: (
       <>
@@ -145,7 +145,7 @@ interface ActsProps {
   size?: "small" | "normal"
 }
 
-/** The buttons of one worker. */
+/** The buttons for one worker. */
 export function WorkerButtons({ name, condition, ask, size = "small" }: ActsProps) {
   const run = (act: (worker: string) => Promise<void>) => () => void act(name).catch(tellFailed)
   if (condition === "pending")

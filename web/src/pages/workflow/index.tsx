@@ -1,4 +1,5 @@
-/** One workflow: drawn, with its properties, effects, versions and workers; tried out, and made an effect of. */
+/** The page of one workflow: its drawing, properties, effects, versions and workers, a test run,
+ * and the form that turns it into an effect. */
 
 import { type ReactNode, useEffect, useMemo, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -91,7 +92,7 @@ export default function WorkflowPage({ name }: { name: string }) {
 
 const AGAIN_MS = 3_000
 
-/** A fleet may take a new workflow by itself: that is looked for until one has it. */
+/** A fleet may accept a new workflow automatically, so the page reads again until one has it. */
 function useAssigned(workflow: WorkflowDetail | undefined, reload: () => void): void {
   useEffect(() => {
     if (!workflow || workflow.fleets.length > 0) return undefined
@@ -139,7 +140,7 @@ function Whole({ workflow, path, onOpened }: WholeProps) {
   )
 }
 
-/** What the control plane noticed when this version was registered. */
+/** Shows the control plane's notes from the registration of this version. */
 function Told() {
   const [lines, setLines] = useState<readonly string[]>(() => {
     const found = (window.history.state as { warnings?: unknown } | null)?.warnings
@@ -229,7 +230,7 @@ function Properties({ properties }: { properties: readonly PropertyAnswer[] }) {
   )
 }
 
-/** 256 (16 to 1024) */
+/** Returns a text such as "256 (16 to 1024)". */
 function rangeOf({ default: value, minimum, maximum }: PropertyAnswer): string {
   const range = minimum !== null && maximum !== null ? words.range(minimum, maximum) : ""
   return [value === null ? "" : told(value).slice(0, 40), range].filter(Boolean).join(" ")

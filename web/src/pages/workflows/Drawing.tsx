@@ -1,4 +1,5 @@
-/** A workflow as its editor drew it. Lists beside it hold the same for the keyboard and for screen readers. */
+/** A workflow as ComfyUI's editor draws it. The lists beside it offer the same to keyboards and
+ * screen readers. */
 
 import { type PointerEvent, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react"
 import type { Drawing as Drawn, SuggestedProperty } from "@/api/schema"
@@ -19,21 +20,21 @@ import {
   zoomed,
 } from "./layout"
 
-/** What two versions differ in. */
+/** The kind of difference between two versions. */
 export type Change = "added" | "changed"
 
 interface DrawingProps {
   drawing: Drawn
   properties?: readonly SuggestedProperty[]
-  /** Bindings of what is exposed. */
+  /** The bindings of exposed inputs. */
   exposed?: ReadonlySet<string>
   selected?: string | null
   changes?: ReadonlyMap<string, Change>
-  /** The node to look at. */
+  /** The node to bring into view. */
   focus?: string | null
   onNode?: (id: string) => void
   onInput?: (property: SuggestedProperty) => void
-  /** The wheel zooms without a key, where nothing else could scroll. */
+  /** True if the wheel zooms without a modifier key, because nothing else can scroll. */
   wheel?: boolean
 }
 
@@ -58,7 +59,7 @@ export function Drawing(props: DrawingProps) {
         {...pan}
       >
         {drawing.groups.map((each, place) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: groups have no ids, and stay
+          // biome-ignore lint/suspicious/noArrayIndexKey: groups have no ids, and their order doesn't change
           <g key={place} className="workflows-drawing-group">
             <rect x={each.x} y={each.y} width={each.width} height={each.height} rx="6" />
             <text x={each.x + 12} y={each.y + 24}>
@@ -93,7 +94,7 @@ function Node({ box, exposed, selected, changes, onNode, onInput }: DrawingProps
   ]
   const state = change ? words[change === "added" ? "added" : "valueChanged"] : modeOf(node.mode)
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it does the same by keys
+    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it offers the same by keyboard
     <g
       className={look.filter(Boolean).join(" ")}
       data-node={node.id}
@@ -164,7 +165,7 @@ interface RowProps {
 function Row({ row, width, isExposed, onInput }: RowProps) {
   const look = `workflows-drawing-row${isExposed ? " is-exposed" : ""}${onInput ? " is-link" : ""}`
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it does the same by keys
+    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it offers the same by keyboard
     <g
       className={look}
       data-input={row.property.binding}
@@ -188,7 +189,7 @@ function Row({ row, width, isExposed, onInput }: RowProps) {
   )
 }
 
-/** A hand drags, the wheel and the buttons zoom. */
+/** Dragging moves the view; the wheel and the buttons zoom. */
 function useView(all: Area, wheel: boolean, focus: Box | null) {
   const svg = useRef<SVGSVGElement>(null)
   const [view, setView] = useState(all)
@@ -221,7 +222,8 @@ function useView(all: Area, wheel: boolean, focus: Box | null) {
       if (!start || !svg.current) return
       const [dx, dy] = [event.clientX - start.x, event.clientY - start.y]
       if (!start.isMoved && Math.abs(dx) + Math.abs(dy) < 5) return
-      // Only now: a captured pointer clicks the drawing, not what is under it.
+      // Captured only now, because with a captured pointer, clicks reach the drawing instead of the
+      // node.
       if (!start.isMoved) svg.current.setPointerCapture(event.pointerId)
       start.isMoved = true
       const unit = unitOf(svg.current, start.view)
@@ -242,7 +244,7 @@ function roomOf(svg: SVGSVGElement | null): Room {
   return { width: Math.max(1, box?.width ?? 800), height: Math.max(1, box?.height ?? 400) }
 }
 
-/** How much of the drawing one pixel shows. */
+/** Returns the number of drawing units per pixel. */
 function unitOf(svg: SVGSVGElement, view: Area): number {
   const { width, height } = svg.getBoundingClientRect()
   return Math.max(view.width / Math.max(1, width), view.height / Math.max(1, height))

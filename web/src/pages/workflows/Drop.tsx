@@ -1,4 +1,4 @@
-/** A file that may hold a workflow: dropped anywhere on the page, or chosen. */
+/** Accepts a file that may contain a workflow: dropped anywhere on the page, or picked. */
 
 import { type ReactNode, useEffect, useRef, useState } from "react"
 import { api, useAct } from "@/api"
@@ -13,12 +13,12 @@ export interface Opened {
 
 const ACCEPT = ".json,image/*,video/*,audio/*"
 
-/** Reads a file by the control plane, which knows what a workflow is. */
+/** Sends the file to the control plane, which parses workflows. */
 export function useOpen(onOpened: (opened: Opened) => void) {
   const [name, setName] = useState("")
   const act = useAct(async (file: Blob, filename: string) => {
     setName(filename)
-    // As plain bytes: of what kind they are is told by themselves.
+    // Sent as plain bytes, because the control plane detects the type from the content.
     const bytes = file.slice(0, file.size, "application/octet-stream")
     const inspection = await api.post<WorkflowInspection>("/api/admin/workflows/inspect", bytes)
     onOpened({ name: filename, inspection })
@@ -26,7 +26,7 @@ export function useOpen(onOpened: (opened: Opened) => void) {
   return { name, act }
 }
 
-/** True while a file is held over the page. */
+/** Returns true while the user drags a file over the page. */
 export function useDropped(onFile: (file: File) => void): boolean {
   const [isOver, setOver] = useState(false)
   const latest = useRef(onFile)
@@ -71,7 +71,7 @@ export function PickButton({
   accept: string
   onFile: (file: File) => void
   children: ReactNode
-  /** Of the input, for screen readers and tests. */
+  /** Names the input for screen readers and tests. */
   label: string
   kind?: "plain" | "go" | "ink" | "ghost"
   size?: "small" | "normal"
@@ -98,7 +98,7 @@ export function PickButton({
   )
 }
 
-/** The place to drop a workflow, with what went wrong with the last one. */
+/** The drop area, with the last file's error. */
 export function Drop({
   onOpened,
   kind = "go",
