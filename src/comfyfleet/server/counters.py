@@ -215,7 +215,7 @@ class RunMetrics:
         )
 
     def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:
-        """Creates a counter. Its usual label values start at 0, because rates need a first value."""
+        """Creates a counter. Usual label values start at 0, because rates need a first value."""
         counter = Counter(f"comfyfleet_{name}", text, (label,), registry=self.registry)
         for value in usual:
             counter.labels(value)

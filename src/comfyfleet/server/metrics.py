@@ -333,7 +333,7 @@ class RollupPass:
             minute = end
 
     async def _read_tokens(self, mark: RollupMark, until: datetime) -> dict[str, int]:
-        """Returns the tokens used per pool since its mark. A pool that is down is counted later."""
+        """Returns the tokens used per pool since its mark. Pools that are down are counted later."""
 
         async def read(pool: Database, *, after: datetime) -> int:
             async with pool.read() as tx:

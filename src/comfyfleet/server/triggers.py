@@ -1,7 +1,8 @@
-"""Triggers: schedules and incoming webhooks that start runs of graphs and pipelines, within a limit of tokens a day.
+"""Triggers: schedules and incoming webhooks that start runs within a daily token limit.
 
-A firing is a row whose id is made from the trigger and the moment or delivery, and its run has an idempotency key
-made from that: whoever takes up a firing that another process has begun gets the same run."""
+The runs are of graphs or pipelines. A firing is a row whose id is derived from the trigger and the
+scheduled time or delivery. The run's idempotency key is derived from that id, so a process that
+continues another process's firing gets the same run."""
 
 import asyncio
 import hashlib
@@ -55,24 +56,26 @@ from comfyfleet.server.trigger_inputs import (
 
 log = logging.getLogger(__name__)
 TRIGGERS_PER_USER_MAX = 100
-MOMENTS_SHOWN = 5  # of a schedule that somebody tries
+MOMENTS_SHOWN = 5  # times shown in the preview of a schedule
 SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
-# A moment is missed if nobody was there for so long. Passes come every second, unless one takes long.
+# Delay after which a scheduled time is missed. Passes run every second, unless one takes long.
 LATE_SECONDS = 60
-# More are not counted one by one.
+# Limit for due times that are enumerated in one pass. Of any others, only the newest two count.
 MOMENTS_COUNTED_MAX = 1000
-# Longer than a start takes, so that nobody else takes it up meanwhile: it would get the same run, and is work for nothing.
+# Seconds for which a firing is reserved for its process. This is longer than a start takes, so that
+# no other process does the same work. It would only get the same run.
 TAKEN_SECONDS = 30
 TRIES_MAX = 120
-# How often a repeated delivery looks whether the first has its run, before it starts that itself.
+# How often, and at which interval, a repeated delivery checks for the first one's run before it
+# starts the run itself.
 LOOKS_MAX, LOOK_SECONDS = 20, 0.1
-# Of one trigger; more than these start nothing, and refusals beyond theirs are answered but not listed.
+# Limits per trigger and day. Further firings start nothing, and further refusals are not stored.
 FIRINGS_PER_DAY_MAX, REFUSALS_PER_DAY_MAX = 10_000, 200
 PER_PASS_MAX = 50
 PAGE_MAX = 200
 ERROR_CHARACTERS_MAX = 500
-SECRET_PREFIX = "hook_"  # noqa: S105 - only what each of them begins with
+SECRET_PREFIX = "hook_"  # noqa: S105 - the prefix of all webhook secrets
 
 
 # Moments of a schedule
@@ -81,24 +84,25 @@ SECRET_PREFIX = "hook_"  # noqa: S105 - only what each of them begins with
 def moments_after(
     cron: str, timezone: str, after: datetime, *, backwards: bool = False
 ) -> Iterator[datetime]:
-    """Yields the moments of a schedule that lie after a moment, in UTC, in their order; or those before it.
+    """Yields the times of a schedule after `after` in UTC, or with `backwards` those before it.
 
-    When clocks go forward, what would be in the hour that is left out comes right after it; when they go back, what
-    has an hour of its own comes once, and what comes every hour or minute goes on. So does cron.
+    Daylight saving time is handled as in cron. When clocks go forward, times in the skipped hour come
+    right after it. When clocks go back, times with a fixed hour come once, and times that repeat every
+    hour or minute continue.
     """
-    from cronsim import CronSim  # here, as few processes ever see a schedule
+    from cronsim import CronSim  # imported here, because few processes need it
 
     last = after.astimezone(UTC)
     for each in CronSim(cron, after.astimezone(ZoneInfo(timezone)), reverse=backwards):
         moment = each.astimezone(UTC)
-        # The library counts by the clock on the wall, which has some hours twice.
+        # The library uses local time, in which some hours occur twice.
         if moment < last if backwards else moment > last:
             last = moment
             yield moment
 
 
 def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
-    """Returns the first moment of a schedule; refuses what is none."""
+    """Returns the next time of a schedule. Raises InvalidInput if the schedule is invalid."""
     check_timezone(timezone)
     if len(cron) > SCHEDULE_CHARACTERS_MAX or len(cron.split()) != 5:
         raise InvalidInput(
@@ -107,7 +111,7 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
         )
     try:
         first = next(moments_after(cron, timezone, now), None)
-    # The library's own errors, and those that it does not foresee in strange texts.
+    # Besides its own errors, the library raises others for unusual strings.
     except Exception as error:  # noqa: BLE001
         raise InvalidInput(_schedule_problem(cron, str(error)), field="cron") from None
     if first is None:
@@ -115,7 +119,7 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
     return first
 
 
-# As the library calls them in its errors.
+# Field names as they appear in the library's errors.
 _SCHEDULE_FIELDS = {
     "minute": "0 to 59",
     "hour": "0 to 23",
@@ -133,7 +137,7 @@ def _schedule_problem(cron: str, error: str) -> str:
 
 
 def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...]:
-    """Returns the first moments of a schedule; refuses what is none."""
+    """Returns the next times of a schedule. Raises InvalidInput if the schedule is invalid."""
     check_schedule(cron, timezone, now)
     return tuple(islice(moments_after(cron, timezone, now), MOMENTS_SHOWN))
 
@@ -156,7 +160,7 @@ def day_of(trigger: StoredTrigger, now: datetime) -> str:
 
 
 class DueMoments(NamedTuple):
-    fire_at: datetime | None  # None: none of them is fired
+    fire_at: datetime | None  # None means that nothing is fired
     cause: FiringCause
     missed: int
     missed_at: datetime | None
@@ -164,8 +168,10 @@ class DueMoments(NamedTuple):
 
 
 def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
-    """Decides about the moments of a schedule that have come: the newest is fired, unless it is late; those before
-    it are missed. A late one is fired if the trigger is to catch up.
+    """Decides which of a schedule's past times is fired, and which are missed.
+
+    The newest is fired unless it is late, and earlier ones are missed. A late one is missed, but is
+    fired to catch up if the trigger's `catch_up` is set.
     """
     if trigger.cron is None or trigger.next_at is None:
         raise ValueError("the trigger has no schedule")
@@ -198,7 +204,7 @@ def secret_of(trigger: StoredTrigger, key: str) -> str:
     return SECRET_PREFIX + hmac.new(key.encode(), said, hashlib.sha256).hexdigest()
 
 
-# What users do
+# User actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ class NewTrigger:
     pipeline_id: UUID | None = None
     base_candidates: int | None = None
     inputs: Mapping[str, Any] | None = None
-    cron: str | None = None  # None: it is a webhook
+    cron: str | None = None  # None means a webhook
     timezone: str = "UTC"
     catch_up: bool = False
     max_tokens: int | None = None
@@ -248,7 +254,7 @@ async def create_trigger(graphs: GraphContext, owner: Owner, new: NewTrigger) ->
 
 
 async def _check_target(graphs: GraphContext, owner: Owner, trigger: StoredTrigger) -> None:
-    """Refuses what could never be started: it is better said now than at night."""
+    """Raises if the target could never be started, so that users notice before the first firing."""
     if (trigger.graph_id is None) == (trigger.pipeline_id is None):
         raise InvalidInput("a trigger starts either a graph or a pipeline", field="graph_id")
     if len(trigger.inputs) > INPUTS_MAX:
@@ -275,7 +281,7 @@ async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigge
     found = (await actions.check_document(graphs, owner, dict(stored.document))).check
     problems = check_inputs(found.graph, trigger.inputs)
     if trigger.kind == TriggerKind.WEBHOOK:
-        # The values of paths come with each delivery; others are the same for all of them.
+        # The values of paths are only known with a delivery. Other values can be checked now.
         paths = {name for name, value in trigger.inputs.items() if is_path(value)}
         problems = tuple(
             with_hint(each)
@@ -307,7 +313,7 @@ def _require(found: StoredTrigger | None, trigger_id: UUID) -> StoredTrigger:
 async def list_triggers(
     graphs: GraphContext, owner: Owner, *, before: UUID | None = None, limit: int
 ) -> list[StoredTrigger]:
-    """Returns a page, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of triggers, newest first. `before` is the last id of the previous page."""
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await _own(tx, owner, before) if before else None
         return await store.list_triggers(
@@ -323,7 +329,7 @@ async def list_firings(
     before: UUID | None = None,
     limit: int,
 ) -> list[TriggerFiring]:
-    """Returns a page, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of firings, newest first. `before` is the last id of the previous page."""
     async with graphs.context.tenant(owner.tenant_id) as tx:
         await _own(tx, owner, trigger_id)
         last = await store.get_firing(tx, trigger_id, before) if before else None
@@ -333,7 +339,7 @@ async def list_firings(
 
 
 async def day_uses(graphs: GraphContext, *found: StoredTrigger) -> list[DayUse]:
-    """Returns what each trigger of one tenant has used today."""
+    """Returns today's usage of each of these triggers, which must belong to one tenant."""
     if not found:
         return []
     days = {each.id: day_of(each, graphs.context.clock()) for each in found}
@@ -343,12 +349,12 @@ async def day_uses(graphs: GraphContext, *found: StoredTrigger) -> list[DayUse]:
 
 
 async def pause_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
-    """Pauses a trigger; a firing that has begun goes on."""
+    """Pauses a trigger. A firing that has started continues."""
     return await _change(graphs, owner, trigger_id, {"is_paused": True})
 
 
 async def resume_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
-    """Resumes a trigger; moments that passed while it was paused are not missed."""
+    """Resumes a trigger. Scheduled times during the pause don't count as missed."""
     found = await get_trigger(graphs, owner, trigger_id)
     if not found.is_paused:
         return found
@@ -360,7 +366,7 @@ async def resume_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -
 
 
 async def renew_secret(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
-    """Gives a webhook another secret; the one before is no longer accepted."""
+    """Gives a webhook a new secret. The previous one is no longer accepted."""
     found = await get_trigger(graphs, owner, trigger_id)
     if found.kind != TriggerKind.WEBHOOK:
         raise Conflict("only a webhook has a secret")
@@ -376,20 +382,20 @@ async def _change(
 
 
 async def delete_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> None:
-    """Deletes a trigger with its firings; runs that it has started stay."""
+    """Deletes a trigger and its firings. Runs that it has started are kept."""
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         if not await store.delete_trigger(tx, _whose(owner), trigger_id):
             raise NotFound(f"there is no trigger {trigger_id}")
 
 
 async def find_webhook(graphs: GraphContext, trigger_id: UUID) -> StoredTrigger | None:
-    """Finds a webhook of any tenant; whoever calls it checks the secret."""
+    """Finds a webhook of any tenant. The caller must check the secret."""
     away: Unavailable | None = None
     for _, pool in graphs.context.pools.items():
         try:
             async with pool.read() as tx:
                 found = await store.get_trigger(tx, trigger_id)
-        except Unavailable as error:  # it may be there
+        except Unavailable as error:  # the webhook may be in this pool
             away = error
             continue
         if found is not None:
@@ -403,10 +409,10 @@ async def find_webhook(graphs: GraphContext, trigger_id: UUID) -> StoredTrigger 
 
 
 class RunCost(NamedTuple):
-    """What a run would cost, or why there is none."""
+    """The cost of a run, or the reason why it can't be started."""
 
     tokens_min: int = 0
-    tokens_max: int | None = None  # None: nobody knows
+    tokens_max: int | None = None  # None means unknown
     refusal: FleetError | None = None
 
 
@@ -414,7 +420,10 @@ Granted: TypeAlias = int | FleetError
 
 
 def grant(trigger: StoredTrigger, cost: RunCost, use: DayUse, day: str) -> Granted:
-    """Decides what a run may spend: what is left of the day, of which it gets no more than it can use."""
+    """Returns the tokens that a run may spend, or the error if it must not be started.
+
+    The run gets the rest of the day's tokens, but no more than its own maximum.
+    """
     if cost.refusal is not None:
         return cost.refusal
     if use.started >= FIRINGS_PER_DAY_MAX:
@@ -469,7 +478,10 @@ def _owner(trigger: StoredTrigger) -> Owner:
 
 
 async def _require_active(graphs: GraphContext, trigger: StoredTrigger) -> None:
-    """A trigger outlives the key that made it, but not its user and tenant."""
+    """Raises if the trigger's tenant or user is no longer active.
+
+    The key that created the trigger may have been revoked since.
+    """
     async with graphs.context.central.read() as tx:
         await tenants.require_kept(tx, trigger.tenant_id)
     async with graphs.context.tenant(trigger.tenant_id) as tx:
@@ -480,8 +492,10 @@ async def _require_active(graphs: GraphContext, trigger: StoredTrigger) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How a call that fires a trigger is recognized if it is repeated: by its id, if the sender gave
-    it one, or by its signature, if it has one."""
+    """Identifies a call that fires a trigger, by the sender's id or by its signature if it has one.
+
+    A repeated call is recognized by these.
+    """
 
     id: str | None = None
     signature: Signature | None = None
@@ -510,8 +524,9 @@ async def fire(
     delivery: Delivery,
     body: Any,
 ) -> tuple[TriggerFiring, bool]:
-    """Fires a trigger by a webhook or by hand; returns the firing and whether it is new. A repeated
-    delivery returns the first one's firing.
+    """Fires a trigger for a webhook call or manually. Returns the firing and whether it is new.
+
+    A repeated delivery returns the firing of the first one.
     """
     pool = await graphs.context.pool_of(trigger.tenant_id)
     new = _new_firing(graphs, trigger, delivery.firing_id(trigger, cause), cause)
@@ -530,7 +545,7 @@ async def fire(
             return firing, True
         if before is None:
             await store.add_firing(tx, firing)
-        # Also for a repeat: a key that it has in addition must not count as new later.
+        # A repeat may have an additional key, which must not count as new later.
         await store.add_delivery_keys(tx, firing, delivery.key_hashes(cause), now=new.created_at)
     if before is not None:
         return await _result_of(graphs, pool, trigger, before), False
@@ -542,10 +557,10 @@ async def fire(
 async def _find_repeated(
     tx: Tx, new: TriggerFiring, delivery: Delivery
 ) -> tuple[TriggerFiring | None, bool]:
-    """Returns the firing of an earlier delivery with one of the keys, and whether all keys are known."""
+    """Returns an earlier delivery's firing with one of the keys, and whether all keys are known."""
     hashes = delivery.key_hashes(new.cause)
     found, known = await store.firing_of_keys(tx, new.trigger_id, hashes)
-    # Also one that was stored before deliveries had keys.
+    # Firings that were stored before deliveries had keys are found by their id.
     found = found or await store.get_firing(tx, new.trigger_id, new.id)
     return found, known.issuperset(hashes)
 
@@ -572,8 +587,10 @@ async def _get_firing(pool: Database, firing: TriggerFiring) -> TriggerFiring:
 async def _result_of(
     graphs: GraphContext, pool: Database, trigger: StoredTrigger, firing: TriggerFiring
 ) -> TriggerFiring:
-    """Returns a firing that another call began, with its run or refusal. If that call needs long its process may
-    have died: then the run is started here, and is the same.
+    """Returns a firing that another call started, with its run or refusal.
+
+    If that call takes too long, its process may have died. In that case the run is started here. The
+    idempotency key ensures that it is the same run.
     """
     for _ in range(LOOKS_MAX):
         if firing.status != FiringStatus.STARTING:
@@ -605,8 +622,9 @@ def _new_firing(
 async def _granted(
     tx: Tx, trigger: StoredTrigger, firing: TriggerFiring, cost: RunCost
 ) -> tuple[TriggerFiring, bool]:
-    """Returns the firing with what its run may spend, or refused; and whether it is kept. The trigger's row is
-    locked.
+    """Returns the firing with its granted tokens or its refusal, and whether to store it.
+
+    The caller has locked the trigger's row.
     """
     use = (await store.day_uses(tx, {trigger.id: firing.day})).get(trigger.id, DayUse())
     granted = grant(trigger, cost, use, firing.day)
@@ -628,7 +646,10 @@ def _refusal(error: FleetError) -> dict[str, Any]:
 async def _start(
     graphs: GraphContext, pool: Database, trigger: StoredTrigger, firing: TriggerFiring
 ) -> None:
-    """Starts the run of a firing and writes how that went; what can't be done now is tried again by the sweep."""
+    """Starts the run of a firing and stores the result.
+
+    If a dependency is unavailable or the queue is full, the sweep retries the start later.
+    """
     now = graphs.context.clock()
     try:
         run_id = await _start_run(graphs, trigger, firing)
@@ -645,7 +666,7 @@ async def _start(
 
 
 async def _start_run(graphs: GraphContext, trigger: StoredTrigger, firing: TriggerFiring) -> UUID:
-    """Starts the run, or finds it: whoever calls this for a firing gives it the same key."""
+    """Returns the run of a firing, and starts it if needed. The key makes repeated calls safe."""
     key, inputs = f"trigger/{firing.id}", firing.inputs or {}
     if trigger.graph_id is not None:
         wanted = NewGraphRun(inputs, trigger.graph_version, firing.granted_tokens, key)
@@ -673,7 +694,7 @@ async def is_any_due(graphs: GraphContext, pool: Database) -> bool:
 
 
 async def fire_due(graphs: GraphContext, pool: Database) -> bool:
-    """Fires schedules whose moment has come, and takes up firings that were left; True if there are more."""
+    """Fires due schedules and continues abandoned firings. Returns True if there may be more."""
     now = graphs.context.clock()
     async with pool.read() as tx:
         due = await store.due_triggers(tx, now, limit=PER_PASS_MAX)
@@ -684,7 +705,7 @@ async def fire_due(graphs: GraphContext, pool: Database) -> bool:
 
 
 async def _fire_moment(graphs: GraphContext, pool: Database, trigger: StoredTrigger) -> bool:
-    """Claims the moments that have come, and fires at most one of them; False: it could not."""
+    """Claims a schedule's due times and fires at most one. Returns False if it must be retried."""
     try:
         found = due_moments(trigger, graphs.context.clock())
         cost = await _cost(graphs, trigger, trigger.inputs) if found.fire_at else RunCost()
@@ -692,7 +713,7 @@ async def _fire_moment(graphs: GraphContext, pool: Database, trigger: StoredTrig
         log.log(log_level_of(error), "trigger %s waits: %s", trigger.id, error.message)
         return False
     except ZoneInfoNotFoundError:
-        # Time zones are renamed, if rarely; others must not wait for this one.
+        # Time zones are occasionally renamed. Pause the trigger so that it doesn't delay others.
         log.warning("trigger %s is paused: there is no time zone %s", trigger.id, trigger.timezone)
         async with pool.transaction() as tx:
             await store.claim_moment(tx, trigger, {"is_paused": True})
@@ -701,7 +722,7 @@ async def _fire_moment(graphs: GraphContext, pool: Database, trigger: StoredTrig
         missed = {"missed": trigger.missed + found.missed, "missed_at": found.missed_at}
         values = {"next_at": found.next_at, **(missed if found.missed else {})}
         if not await store.claim_moment(tx, trigger, values):
-            return True  # another control plane has it
+            return True  # another control plane has claimed it
         if found.missed:
             await store.add_firing(tx, _missed_firing(graphs, trigger, found))
         firing = await _moment_firing(graphs, tx, trigger, found, cost)
@@ -713,7 +734,7 @@ async def _fire_moment(graphs: GraphContext, pool: Database, trigger: StoredTrig
 async def _moment_firing(
     graphs: GraphContext, tx: Tx, trigger: StoredTrigger, found: DueMoments, cost: RunCost
 ) -> TriggerFiring | None:
-    """Adds the firing of a claimed moment; None if there is none."""
+    """Adds the firing of a claimed time. Returns None if there is nothing to fire or it exists."""
     if found.fire_at is None:
         return None
     firing_id = uuid5(trigger.id, f"moment/{found.fire_at.isoformat()}")
@@ -738,7 +759,7 @@ def _missed_firing(
 
 
 async def _take_up(graphs: GraphContext, pool: Database, firing: TriggerFiring) -> bool:
-    """Goes on with a firing whose process has died, or that could not be started."""
+    """Continues a firing whose process has died or that could not be started."""
     until = graphs.context.clock() + timedelta(seconds=TAKEN_SECONDS)
     async with pool.transaction() as tx:
         if not await store.take_firing(tx, firing, until=until):
