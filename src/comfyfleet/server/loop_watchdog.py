@@ -39,8 +39,8 @@ Stack: TypeAlias = tuple[Line, ...]
 class Stall(NamedTuple):
     """A stall of the event loop.
 
-    `cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low, the
-    loop waited for a file or a lock, or the machine was busy with other processes.
+    `cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low,
+    the loop waited for a file or a lock, or the machine was busy with other processes.
     """
 
     seconds: float
@@ -222,8 +222,8 @@ def _lines_from(frame: FrameType | None) -> Iterator[Line]:
 def _code_of(frame: FrameType | None) -> CodeType | None:
     """Returns the code of a frame, or None if it is no longer the frame of a function.
 
-    The other thread may continue while its frames are read. On a busy machine, CPython 3.11 then returned
-    a dictionary as the code of a frame.
+    The other thread may continue while its frames are read. On a busy machine, CPython 3.11 then
+    returned a dictionary as the code of a frame.
     """
     code = getattr(frame, "f_code", None)
     return code if isinstance(code, CodeType) else None

@@ -1,10 +1,10 @@
 """Metrics of fleets, lanes, graph runs and pipeline runs: current figures, counters and rollups.
 
-Counters add the jobs that ended since the last reading. Rollups are sums for each minute, quarter of
-an hour and two hours. They are stored in the central database, so that operators see the last week
-without any other service. A pass adds the minutes since the previous pass of any control plane. It
-locks the row that holds the end of the previous pass and compares it with the value that it started
-from, so that no minute is added twice.
+Counters add the jobs that ended since the last reading. Rollups are sums for each minute, quarter
+of an hour and two hours. They are stored in the central database, so that operators see the last
+week without any other service. A pass adds the minutes since the previous pass of any control
+plane. It locks the row that holds the end of the previous pass and compares it with the value that
+it started from, so that no minute is added twice.
 """
 
 import math
@@ -242,7 +242,7 @@ MINUTES_PER_PASS_MAX = 60
 SAMPLED_FOR = timedelta(minutes=2)
 WORKFLOWS_PER_MINUTE_MAX = 20
 KEPT = {MINUTE: timedelta(hours=2), QUARTER: timedelta(hours=26), TWO_HOURS: timedelta(days=8)}
-# Upper bounds of histogram buckets in seconds, from 50 ms to about a day, growing by a factor of 1.5.
+# Upper bounds of histogram buckets in seconds, from 50 ms to about a day, each 1.5 times the last.
 BUCKETS = tuple(round(0.05 * 1.5**number, 4) for number in range(36))
 WAIT, RUN, OF_WORKFLOW = "wait:", "run:", "workflow:"
 
@@ -333,7 +333,7 @@ class RollupPass:
             minute = end
 
     async def _read_tokens(self, mark: RollupMark, until: datetime) -> dict[str, int]:
-        """Returns the tokens used per pool since its mark. Pools that are down are counted later."""
+        """Returns the tokens used per pool since its mark. Pools that are down are read later."""
 
         async def read(pool: Database, *, after: datetime) -> int:
             async with pool.read() as tx:

@@ -1,7 +1,7 @@
 """One-time secrets that make a browser the owner of `comfyfleet up`.
 
-Each secret is stored as a file in the data folder, named after the secret's hash. So only a user with
-write access there can create one. The file is deleted when the first browser sends the secret.
+Each secret is stored as a file in the data folder, named after the secret's hash. So only a user
+with write access there can create one. The file is deleted when the first browser sends the secret.
 """
 
 from pathlib import Path

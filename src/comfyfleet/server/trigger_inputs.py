@@ -33,8 +33,8 @@ def check_paths(inputs: Mapping[str, Any]) -> None:
 def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
     """Returns inputs with their paths replaced by values from the body.
 
-    A string such as `body.order.photo` or `body.rows.0` is a path. A path that ends in `?` is optional.
-    Any other value is used unchanged.
+    A string such as `body.order.photo` or `body.rows.0` is a path. A path that ends in `?` is
+    optional. Any other value is used unchanged.
     """
     mapped = {}
     for name, value in inputs.items():

@@ -86,9 +86,9 @@ def moments_after(
 ) -> Iterator[datetime]:
     """Yields the times of a schedule after `after` in UTC, or with `backwards` those before it.
 
-    Daylight saving time is handled as in cron. When clocks go forward, times in the skipped hour come
-    right after it. When clocks go back, times with a fixed hour come once, and times that repeat every
-    hour or minute continue.
+    Daylight saving time is handled as in cron. When clocks go forward, times in the skipped hour
+    come right after it. When clocks go back, times with a fixed hour come once, and times that
+    repeat every hour or minute continue.
     """
     from cronsim import CronSim  # imported here, because few processes need it
 
@@ -589,8 +589,8 @@ async def _result_of(
 ) -> TriggerFiring:
     """Returns a firing that another call started, with its run or refusal.
 
-    If that call takes too long, its process may have died. In that case the run is started here. The
-    idempotency key ensures that it is the same run.
+    If that call takes too long, its process may have died. In that case the run is started here.
+    The idempotency key ensures that it is the same run.
     """
     for _ in range(LOOKS_MAX):
         if firing.status != FiringStatus.STARTING:

@@ -1,4 +1,4 @@
-"""One connection of a client, which sees its prompts one after another."""
+"""A client's WebSocket connection, which shows the client's prompts one after another."""
 
 from collections import deque
 from enum import Enum, auto
@@ -8,44 +8,50 @@ from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.run_log.model import Cursor, LoggedEvents
 
-# A socket whose client hasn't taken so many frames is sent no more from the log until it has.
+# Limit for frames that a client hasn't taken yet. At this limit, no more of the log is sent.
 UNSENT_FRAMES_MAX = 1_000
 
 
 class LogState(Enum):
-    """How far a socket has come in the rows that its client sees in order."""
+    """How much of the ordered rows in the run log a socket has sent."""
 
-    CURRENT = auto()  # everything was sent
-    HOLDING = auto()  # everything of the shown prompt was sent, and rows of others wait in the log
-    READING = auto()  # rows of the shown prompt may wait in the log
+    CURRENT = auto()  # all rows were sent
+    HOLDING = auto()  # all rows of the shown prompt were sent, and those of others are in the log
+    READING = auto()  # the log may have more rows of the shown prompt
 
 
 class GatewaySocket(Socket):
-    """Prompts of a client may run in parallel. A socket shows one attempt of a prompt until it is over, and then the
-    next one that has started. What it doesn't show yet stays in the log."""
+    """Shows one attempt of a prompt until it ends, and then the next one that started.
+
+    A client's prompts may run in parallel. Rows that the socket doesn't show yet stay in the log.
+    """
 
     def __init__(self, client_id: str, cursor: Cursor) -> None:
         super().__init__()
         self.client_id = client_id
         self.seen, self.start_id, self.row, self.floor = cursor
-        self.job_id: UUID | None = None  # whose attempt it shows, once that is known
+        self.job_id: UUID | None = None  # the prompt that is shown, once known
         self.state = LogState.READING
         self.is_live = False
-        self.is_replaced = False  # another one has its client id
+        self.is_replaced = False  # a newer socket has its client id
         self._has_ended = not self.start_id
         self._pushed = self._taken = 0  # frames
         self._taken_cursor = cursor
-        # Cursors of rows with frames that the connection has yet to take, each with the number of frames up to there.
+        # Cursors of rows with frames that the connection hasn't taken yet, each with the number of
+        # frames up to that row.
         self._pending: deque[tuple[int, Cursor]] = deque()
 
     @property
     def cursor(self) -> Cursor:
-        """The place up to which rows were sent to this socket."""
+        """Returns the position up to which rows were sent to this socket."""
         return Cursor(self.seen, self.start_id, self.row, self.floor)
 
     @property
     def taken_cursor(self) -> Cursor:
-        """The place up to which the connection has taken all frames. A client that returns continues there."""
+        """Returns the position up to which the connection has taken all frames.
+
+        A client that reconnects continues there.
+        """
         while self._pending and self._pending[0][0] <= self._taken:
             _, self._taken_cursor = self._pending.popleft()
         return self._taken_cursor
@@ -71,7 +77,7 @@ class GatewaySocket(Socket):
         self.push(frames.json_frame(event, data))
 
     def is_due(self, row: LoggedEvents) -> bool:
-        """Whether a new row of the log goes out now. A later read of the log brings it otherwise."""
+        """Checks whether to send a new row now. Otherwise a later read of the log sends it."""
         if row.start_id is None or row.client_id != self.client_id:
             return True
         if self.state is LogState.READING:
@@ -82,13 +88,14 @@ class GatewaySocket(Socket):
         return True
 
     def holds_back(self, row: LoggedEvents) -> bool:
-        """Whether the row is of a later attempt than the shown one, which isn't over."""
+        """Checks whether the row belongs to a later attempt while the shown one hasn't ended."""
         return (row.start_id or 0) > self.start_id and not self._has_ended
 
     def note_sent(self, row: LoggedEvents) -> None:
-        """The row was sent."""
+        """Records that the row was sent."""
         start_id = row.start_id
-        # An older control plane doesn't know which attempt a socket shows. Rows of earlier ones come late then.
+        # An older control plane doesn't know which attempt a socket shows, so rows of earlier
+        # attempts can arrive late.
         if start_id is None or row.client_id != self.client_id or start_id < self.start_id:
             return
         self.start_id, self.row, self.job_id = start_id, row.id, row.job_id
@@ -98,7 +105,7 @@ class GatewaySocket(Socket):
         self._note_cursor()
 
     def note_read(self, row_id: int) -> None:
-        """Everything in the log up to this row was sent, or waits there."""
+        """Records that all rows up to this one were read: each was sent or is held in the log."""
         self.seen = max(self.seen, row_id)
         if self.state is LogState.CURRENT:
             self.floor = self.seen
@@ -114,6 +121,6 @@ class GatewaySocket(Socket):
         self._pending.append((self._pushed, self.cursor))
 
     def end_shown(self) -> None:
-        """The shown attempt is over without an end: its prompt was requeued, or is gone."""
+        """Ends the shown attempt without a last row, because its prompt was requeued or deleted."""
         self._has_ended = True
         self.state = LogState.READING

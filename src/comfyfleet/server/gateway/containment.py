@@ -1,13 +1,15 @@
-"""Checks whether a prompt contains a registered workflow. Pure.
+"""Checks whether a prompt contains a registered workflow. This module does no I/O.
 
-Only node types and links count, not values: a workflow is contained if one of its results, with all
-nodes before it, is somewhere in the prompt. Its registered output node makes its only result; without
-one, each of its output nodes makes a result. Nodes of ComfyUI that only compute values from values don't
-count, because a prompt can have the values instead. Extra nodes, outputs and links make no difference, nor
-does it matter whether the prompt shares a node that the workflow has twice, or repeats one that it
-shares: the result is the same. Any output node can stand for another one, and any slot of a growing
-input for another slot of it. A node inserted between two nodes of the workflow makes it a different
-workflow."""
+Only node types and links count, not values. A workflow is contained if one of its results, with all
+nodes before it, is somewhere in the prompt. Its registered output node makes its only result.
+Without one, each of its output nodes makes a result.
+
+ComfyUI's nodes that only compute values from values don't count, because a prompt can have the
+values instead. Extra nodes, outputs and links make no difference. A prompt may also share a node
+that the workflow has twice, or repeat a node that the workflow shares, because the result is the
+same. Any output node matches any other one, and any slot of a growing input matches its other
+slots. A node
+inserted between two nodes of the workflow makes it a different workflow."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,16 +21,19 @@ from comfyfleet.server.gateway.offers import ObjectInfo, upload_inputs
 from comfyfleet.server.gateway.policy import core_nodes
 from comfyfleet.workflow.object_info import DYNAMIC_GROUP
 
-# Comparisons of a workflow's node with a prompt's node, for one prompt and all workflows together.
+# Limit for comparisons of workflow nodes with prompt nodes, for one prompt and all workflows.
 COMPARISONS_MAX = 500_000
 ANY_OUTPUT = "(output)"
-# What a widget can hold.
+# Types that a widget can hold.
 VALUE_TYPES = frozenset({"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"})
 
 
 class PatternLink(NamedTuple):
-    """A link of a workflow. With `is_prefix`, any input whose name starts with `input` will do: a
-    slot of a growing input, or any input of an output node."""
+    """A link of a workflow.
+
+    With `is_prefix`, any input whose name starts with `input` matches. This is used for the slots
+    of a growing input, and for all inputs of an output node.
+    """
 
     input: str
     source: str
@@ -42,7 +47,7 @@ class IndexedPrompt:
 
     links: Mapping[str, Mapping[str, tuple[str, float]]]  # node → input → (source, slot)
     by_type: Mapping[str, Sequence[str]]
-    link_counts: Mapping[str, int]  # the links of all nodes of a type
+    link_counts: Mapping[str, int]  # number of links by node type
 
 
 class PatternNode(NamedTuple):
@@ -53,21 +58,23 @@ class PatternNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The nodes that make a workflow's results, each after the nodes that it takes from."""
+    """The nodes that make a workflow's results, each after its sources."""
 
     nodes: tuple[PatternNode, ...]
     results: Mapping[str, frozenset[str]]  # output node → the types of it and all nodes before it
 
     def comparisons(self, prompt: IndexedPrompt) -> int:
-        """Returns an upper bound of the comparisons that `is_contained` makes; 0 if a type is
-        missing for each result."""
+        """Returns an upper bound for the comparisons in `is_contained`.
+
+        This is 0 if the prompt lacks a node type for every result.
+        """
         if not any(types <= prompt.by_type.keys() for types in self.results.values()):
             return 0
         return sum(_comparisons(node, prompt) for node in self.nodes)
 
 
 def _comparisons(node: PatternNode, prompt: IndexedPrompt) -> int:
-    """A link to one of several inputs is compared with all links of the prompt's nodes."""
+    """Counts comparisons. An `is_prefix` link is compared with all links of the prompt's nodes."""
     prefixes = sum(link.is_prefix for link in node.links)
     exact = len(prompt.by_type.get(node.type, ())) * (1 + len(node.links) - prefixes)
     return exact + prefixes * prompt.link_counts.get(node.type, 0)
@@ -94,7 +101,7 @@ def index_prompt(prompt: Prompt, object_info: ObjectInfo) -> IndexedPrompt:
 def pattern_of(
     prompt: Prompt, object_info: ObjectInfo, output_node_id: str | None = None
 ) -> Pattern | None:
-    """Returns the pattern of a workflow's prompt; None if it has no results or a cycle."""
+    """Returns the pattern of a workflow's prompt, or None if it has no results or has a cycle."""
     all_nodes = {
         node_id: _pattern_node(node_id, prompt[node_id], object_info)
         for node_id in _in_order(prompt)
@@ -116,7 +123,7 @@ def pattern_of(
 def _without_values(
     nodes: Mapping[str, PatternNode], prompt: Prompt, object_info: ObjectInfo
 ) -> Mapping[str, PatternNode]:
-    """Removes links to nodes that only compute values, unless that leaves an output without any link."""
+    """Removes links to nodes that only compute values, unless an output would lose all its links."""
     values: set[str] = set()
     left: dict[str, PatternNode] = {}
     for node_id, node in nodes.items():
@@ -154,7 +161,7 @@ def _parts_of_results(
     object_info: ObjectInfo,
     output_node_id: str | None,
 ) -> Mapping[str, set[str]]:
-    """Returns the ids of the nodes that each result needs, its own included, by its output node."""
+    """Returns the ids of the nodes that each result needs, including its output node."""
     if output_node_id is not None and output_node_id in nodes:
         return {output_node_id: _part_of(output_node_id, nodes)}
     parts = {
@@ -184,9 +191,9 @@ def _part_of(output: str, nodes: Mapping[str, PatternNode]) -> set[str]:
 def _shows_uploads_only(
     output: str, part: Collection[str], prompt: Prompt, object_info: ObjectInfo
 ) -> bool:
-    """Checks whether an output shows nothing but files that were uploaded, which is no result."""
+    """Checks whether an output only shows uploaded files, which doesn't count as a result."""
     if object_info.get(_type_of(prompt[output]), {}).get("output"):
-        return False  # it makes something itself
+        return False  # the output node produces something itself
     before = [object_info.get(_type_of(prompt[each]), {}) for each in part if each != output]
     return bool(before) and all(map(upload_inputs, before))
 
@@ -210,8 +217,7 @@ def _pattern_link(name: str, source: str, slot: float, growing: Sequence[str]) -
 
 
 def _growing_inputs(groups: object, prefix: str = "") -> Iterator[str]:
-    """Yields the beginning of the names of all slots or rows of each growing input, such as
-    `images.`."""
+    """Yields the prefix of the slot or row names of each growing input, such as `images.`."""
     for inputs in groups.values() if isinstance(groups, Mapping) else ():
         for name, spec in inputs.items() if isinstance(inputs, Mapping) else ():
             inner = f"{prefix}{name}."
@@ -225,7 +231,7 @@ def _growing_inputs(groups: object, prefix: str = "") -> Iterator[str]:
 
 
 def is_contained(pattern: Pattern, prompt: IndexedPrompt) -> bool:
-    """Checks whether the prompt contains the workflow. See `Pattern.comparisons` for the work."""
+    """Checks whether the prompt contains the workflow. `Pattern.comparisons` bounds the work."""
     matches: dict[str, set[str]] = {}
     for node in pattern.nodes:
         matches[node.id] = {
@@ -250,7 +256,7 @@ def _has_link(
 
 
 def _in_order(prompt: Prompt) -> list[str]:
-    """Returns the ids of all nodes, each after its sources; nothing if that is impossible."""
+    """Returns all node ids, each after its sources; empty for a cycle or a missing source."""
     sources = {
         node_id: [source for _, source, _ in _links(node)] for node_id, node in prompt.items()
     }

@@ -1,9 +1,15 @@
-"""Which node types a prompt of a stranger may use. Pure.
+"""Decides which node types an untrusted prompt may use. This module does no database access.
 
-Judged in this order: what operators deny, what they allow, the list of denied types below, types of
-ComfyUI itself whose inputs are harmless (`core_nodes.txt`), and a rule for all others: one
-that takes a path, a URL, code or a command from a widget, or calls another service, is denied; the rest
-of the unknown types runs only where the fleet `allows_unknown`."""
+The first match of this list decides:
+
+1. Types that operators deny.
+2. Types that operators allow.
+3. The denied types below.
+4. ComfyUI's own types with harmless inputs (`core_nodes.txt`).
+5. A rule that denies types which take a path, a URL, code or a command from a widget, or which call
+   another service.
+
+Other types are unknown. They run only on fleets with `allows_unknown`."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,7 +33,7 @@ OTHER_SERVICE = "It calls another service. An operator can allow it: comfyfleet 
 UNKNOWN = "It is not one of ComfyUI's own nodes, and nobody has allowed it here."
 BY_OPERATOR = "An operator has denied it."
 
-# By pattern, with the reason.
+# Denied node types by pattern, with the reason.
 DENIED: Mapping[str, str] = {
     "LoadLatent": BACKEND_FOLDER,
     "LoadImageDataSetFromFolder": BACKEND_FOLDER,
@@ -58,7 +64,7 @@ DENIED: Mapping[str, str] = {
     "DevTools*": DEVELOPERS,
 }
 
-# Denied because strangers could misuse them, although they only compute.
+# Node types that only compute, but are denied because untrusted users could misuse them.
 COMPUTING = (
     "ComfyMathExpression",
     "GLSLShader",
@@ -68,12 +74,12 @@ COMPUTING = (
     "StringFormat",
 )
 
-# Types of ComfyUI that the rule below would deny, and why they may run.
+# ComfyUI's node types that the rule below would deny, with the reason why they may run.
 HARMLESS: Mapping[str, str] = {
     "Preview3D": "It tells its client the name that it was given, and reads no file.",
 }
 
-# Words in the name of a text widget, or of the node type itself.
+# Words that make a node type risky, in the name of a text widget or in the name of the type.
 RISKY_WIDGETS: Mapping[str, str] = {
     word: reason
     for words, reason in (
@@ -111,8 +117,10 @@ RISKY_TYPES: Mapping[str, str] = {
     for word in words.split()
 }
 RISKY_PLACES = frozenset({"path", "filepath", "folder", "directory", "dir"})
-TRANSFERS = frozenset({"load", "save", "read", "write", "from"})  # not: text along a path
-# Confined to the job's folder before it is sent.
+# A type name with one of the words above is only risky with one of these words, unlike "text along
+# a path".
+TRANSFERS = frozenset({"load", "save", "read", "write", "from"})
+# A prefix is confined to the job's folder before the prompt is sent, so this widget is harmless.
 PREFIX = "filename_prefix"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 TEXT = "STRING"
@@ -121,14 +129,17 @@ PARTNERS = ("partner/", "api node")
 
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """What operators have set for one tenant on one fleet."""
+    """The node rules that operators have set for a tenant on a fleet."""
 
     deny: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     allows_unknown: bool = False
 
     def refusal(self, class_type: str, info: Mapping[str, Any]) -> str | None:
-        """Why a node type may not run; None if it may. `info`: its entry of object_info."""
+        """Returns why a node type may not run, or None if it may.
+
+        `info` is the type's entry in object_info.
+        """
         if _matches(class_type, self.deny):
             return BY_OPERATOR
         if _matches(class_type, self.allow):
@@ -144,7 +155,7 @@ def policy_of(fleet: FleetPrompts, tenant: TenantPrompts) -> NodePolicy:
 
 
 def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
-    """Why a type may not run as long as no operator has said anything about it; None if it may."""
+    """Returns why a type may not run without a rule of an operator, or None if it may."""
     listed = next((why for name, why in DENIED.items() if fnmatchcase(class_type, name)), None)
     if listed or class_type in core_nodes() or class_type in HARMLESS:
         return listed
@@ -152,7 +163,7 @@ def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
 
 
 def calls_paid_service(info: Mapping[str, Any]) -> bool:
-    """Whether a node type is a partner node, which needs its caller's key of Comfy.org."""
+    """Checks whether a node type is a partner node, which needs the caller's Comfy.org key."""
     return bool(info.get("api_node")) or str(info.get("category", "")).lower().startswith(PARTNERS)
 
 
@@ -183,12 +194,15 @@ def _text_widgets(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_text(kind: Any) -> bool:
-    """Whatever its options say: an input that wants a link takes a value, too."""
+    """Checks whether an input takes a string.
+
+    The input's options don't matter, because even an input that expects a link accepts a value.
+    """
     return isinstance(kind, str) and TEXT in kind.split(",")
 
 
 def _words(name: str) -> Iterator[str]:
-    """`loadFromURL`, `load_from_url` → load, from, url."""
+    """Splits a name into lowercase words: `loadFromURL` and `load_from_url` → load, from, url."""
     return (word.lower() for word in _WORDS.findall(name))
 
 
@@ -198,6 +212,6 @@ def _matches(class_type: str, patterns: Iterable[str]) -> bool:
 
 @cache
 def core_nodes() -> frozenset[str]:
-    """Types of ComfyUI, and of our engine, that may run everywhere."""
+    """Returns the node types of ComfyUI and of our engine that may run everywhere."""
     lines = CORE_FILE.read_text(encoding="utf-8").splitlines()
     return frozenset(line for line in lines if line and not line.startswith("#"))

@@ -1,7 +1,7 @@
 """The workers whose backends ran a user's last prompts, or accepted the user's last upload.
 
-A backend has the node cache and the temporary files of the prompts that it ran. Calls of custom nodes' routes
-carry neither a prompt id nor a client_id, so they are routed by user."""
+A backend has the node cache and the temporary files of the prompts that it ran. Calls of custom
+nodes' routes carry neither a prompt id nor a client_id, so they are routed by user."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from comfyfleet.server.jobs.model import EndedPrompt
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.tenants.model import Caller
 
-# A client's previous prompt is looked for among so many prompts of its user.
+# Number of the user's latest prompts that are searched for the client's previous one.
 PROMPTS_READ_MAX = 8
 
 
@@ -52,8 +52,11 @@ async def find_preferred_worker(
     client_id: str | None,
     model_key: str | None,
 ) -> PreferredWorker | None:
-    """Returns the free worker that should run a prompt: one that accepted the user's last upload, or
-    else that of the client's previous prompt if it needn't load another model."""
+    """Returns the free worker that should run a prompt, or None.
+
+    Workers that accepted the user's last upload come first. Otherwise it is the worker of the
+    client's previous prompt, if it needn't load another model.
+    """
     online = [backend for backend in match.backends if backend.is_online]
     if sum(backend.workers for backend in online) < 2:
         return None
@@ -72,12 +75,12 @@ async def find_preferred_worker(
 
 
 def by_client(prompts: Sequence[EndedPrompt], client_id: str | None) -> list[EndedPrompt]:
-    """Returns the client's own prompts before others of its user; `prompts`: the last first."""
+    """Sorts the client's own prompts before others of its user. `prompts` are newest first."""
     return sorted(prompts, key=lambda prompt: prompt.client_id != client_id)
 
 
 async def _previous_run(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) -> PastRun | None:
-    """Returns the first of these prompts that ran."""
+    """Returns the first of these prompts that a worker ran, with its worker."""
     for prompt in prompts:
         worker_id = await dispatch.worker_of(tx, caller.tenant.id, prompt.job_id)
         if worker_id is not None:
@@ -88,8 +91,10 @@ async def _previous_run(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) 
 def preferred_ids(
     previous: PastRun | None, accepted: Sequence[str], model_key: str | None
 ) -> Sequence[str]:
-    """Returns the ids of preferred workers, the best first. An upload outweighs a loaded model: other
-    backends may lack what the prompt needs."""
+    """Returns the ids of preferred workers, best first.
+
+    An upload outweighs a loaded model, because other backends may lack the files of the prompt.
+    """
     if previous is None:
         return accepted
     if accepted:
@@ -100,7 +105,7 @@ def preferred_ids(
 async def _free_worker(
     tx: Tx, worker_id: str, match: PromptMatch, ended: Collection[UUID]
 ) -> PreferredWorker | None:
-    """Returns the worker if it is in a fleet that can run the prompt, and has room for one more job.
+    """Returns the worker if it is in a fleet that can run the prompt and has a free slot.
 
     A lease of an ended job is over in a moment, so it doesn't count.
     """
@@ -113,7 +118,7 @@ async def _free_worker(
 
 # For calls of custom nodes' routes
 
-# A call that may change something is sent to so many backends at most.
+# Limit for backends that get a copy of a call that may change something.
 TARGETS_MAX = 8
 RUNS_COUNT_FOR = timedelta(hours=1)
 RUNS_READ_MAX = 200
@@ -122,20 +127,26 @@ WORKERS_READ_MAX = 100
 
 @dataclass(frozen=True)
 class RouteTargets:
-    """Online workers by id. `previous`: the one that ran the user's last ended prompt, those that run
-    prompts of the user now, and the others of the last hour, the last first."""
+    """The ids of online workers for a call of a custom node's route.
+
+    `previous` contains the worker that ran the user's last ended prompt, then those that run the
+    user's prompts now, and then the others of the last hour, newest first.
+    """
 
     previous: Sequence[str]
     others: Sequence[str]
 
     @property
     def to_read(self) -> Sequence[str]:
-        """The workers that are asked one after the other, as long as the answer is 404."""
+        """The workers to try one after another until a response isn't 404."""
         return self.previous[:TARGETS_MAX]
 
     @property
     def to_change(self) -> Sequence[str]:
-        """The workers that all get a call; the response is that of the first. Empty: any single one."""
+        """The workers that all get the call. The first one's response is returned.
+
+        If this is empty, any single worker gets the call.
+        """
         every = [*self.previous, *self.others]
         return every if len(every) <= TARGETS_MAX else self.previous[:1]
 
@@ -159,7 +170,7 @@ async def find_route_targets(
                 tx, fleet, seen_since=seen_since, limit=WORKERS_READ_MAX
             )
             online |= {worker.worker_id for worker in workers if worker.takes_jobs}
-    # A client may fetch what a node has made before its run ends.
+    # A client may fetch a node's files before the run ends, so running prompts count as well.
     known = dict.fromkeys([*ended[:1], *running, *ended])
     previous = [worker_id for worker_id in known if worker_id in online]
     return RouteTargets(previous, sorted(online.difference(previous)))

@@ -1,7 +1,8 @@
-"""Refusals by backends of prompts that a client has just submitted.
+"""Returns a backend's refusal of a prompt in the response to its submission.
 
-Only the backend can run the `VALIDATE_INPUTS` of a custom node. While a worker is idle, the response to such a prompt
-waits until its backend has accepted or refused it, as at a ComfyUI. A refused prompt leaves nothing behind.
+Only the backend can run the `VALIDATE_INPUTS` of a custom node. While a worker is idle, the
+response to such a prompt waits until its backend has accepted or refused it, as in ComfyUI. A
+refused prompt doesn't appear anywhere else.
 """
 
 import asyncio
@@ -28,26 +29,28 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
-# An idle worker takes a prompt within some milliseconds, and ComfyUI validates it within some more. A check that takes
-# longer ends as an `execution_error`.
+# Limit in seconds for the backend's check. An idle worker leases a prompt within milliseconds, and
+# ComfyUI needs a few more to validate it. A refusal after this limit becomes an `execution_error`.
 AWAITED_SECONDS_MAX = 2.0
-# A prompt that no worker has taken by now waits for one. It waits 0.3 s for the worker of its client's previous prompt
-# (`preferred_max_wait`) before another one may take it.
+# Limit in seconds for the lease. A prompt that no worker has leased by then has to wait for one.
+# The first 0.3 s are reserved for the worker of the client's previous prompt
+# (`preferred_max_wait`).
 LEASE_SECONDS_MAX = 1.0
-# The job is read so often even if no change is reported, for instance by another control plane.
+# Interval in seconds for reading the job if no change is reported, for example because another
+# control plane gets the worker's reports.
 LOOK_SECONDS = 0.1
-# Of a fleet, when an idle one is looked for.
+# Limit for workers of a fleet that are read to find an idle one.
 WORKERS_MAX = 500
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@%+~-]+){2,}|\bcomfyfleet/[\w./-]+")
 
 
 def is_left_to_backend(prompt: Prompt) -> bool:
-    """Whether a prompt has node types that may have checks of their own."""
+    """Checks whether a prompt has custom node types, which may have their own checks."""
     return any(node.get("class_type") not in core_nodes() for node in prompt.values())
 
 
 async def is_left_to_idle_worker(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> bool:
-    """Whether a worker of the prompt's fleets could check it at once, and would check more than we can."""
+    """Checks whether the prompt needs a backend's check and a worker of its fleets is idle."""
     if not is_left_to_backend(prompt):
         return False
     seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
@@ -65,7 +68,7 @@ async def is_left_to_idle_worker(plane: ControlPlane, match: PromptMatch, prompt
 async def require_accepted(
     plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
 ) -> None:
-    """Returns when the backend has accepted the prompt, or when it takes too long.
+    """Waits until the backend has accepted the prompt or the time limit is reached.
 
     Raises RefusedPrompt if the backend has refused it.
     """
@@ -91,7 +94,7 @@ async def require_accepted(
 async def repeat_refusal(
     plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
 ) -> None:
-    """Raises RefusedPrompt for the id of a prompt that was refused: it will never run."""
+    """Raises RefusedPrompt if the prompt with this id was refused, because it will never run."""
     try:
         job = await _get_job(plane, caller, job_id)
     except NotFound:
@@ -102,7 +105,10 @@ async def repeat_refusal(
 
 
 async def _is_undecided(plane: ControlPlane, job: Job) -> bool:
-    """Whether the backend has neither accepted the prompt, which then has messages, nor refused it."""
+    """Checks whether the backend has neither accepted nor refused the prompt.
+
+    An accepted prompt has messages in the run log.
+    """
     if not job.status.is_active:
         return False
     async with plane.context.tenant(job.tenant_id) as tx:
@@ -121,16 +127,16 @@ async def _stop_waiting(plane: ControlPlane, caller: Caller, job: Job) -> Job:
 
 
 async def _is_hidden(plane: ControlPlane, caller: Caller, job: Job) -> bool:
-    """Whether nothing but the response to its submission tells of the prompt."""
+    """Checks whether the prompt is visible only in the response to its submission."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         shown = await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job.id)
     return shown is None
 
 
 def refused(job: Job, nodes: Mapping[str, OfferedNode], *, hides: bool) -> RefusedPrompt:
-    """The backend's refusal in ComfyUI's form, without lists of files.
+    """Returns the backend's refusal in ComfyUI's format, without lists of files.
 
-    `hides`: paths are left out, for customers who don't see backends.
+    `hides` removes paths, for customers who may not see backends.
     """
     refusal = _refusal_in(job.raw_error or "")
     error, found = refusal.get("error"), refusal.get("node_errors")
@@ -153,7 +159,7 @@ def refused(job: Job, nodes: Mapping[str, OfferedNode], *, hides: bool) -> Refus
 
 
 def _refusal_in(raw_error: str) -> Mapping[str, Any]:
-    """The backend's response in the worker's report. A report that was too long is cut off."""
+    """Returns the backend's response from a worker's report; empty if the report was cut off."""
     try:
         refusal = json.loads(raw_error)[REFUSAL]
     except (ValueError, TypeError, KeyError):
@@ -178,7 +184,7 @@ def _shown(
     details = _shown_text(error.get("details"), hides=hides)
     node = nodes.get(str(kind))
     if node is not None and name in node.uploads:
-        # The allowed values are the files of everybody who uses the backend.
+        # The allowed values are the files of all users of the backend, so they are removed.
         info = {key: info[key] for key in ("input_name", "received_value") if key in info}
         details = str(name)
     return {

@@ -1,4 +1,4 @@
-"""SQL for what editors store on their server. Every row is looked up by its tenant and user."""
+"""SQL for the files that editors store on their server. All queries filter by tenant and user."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +19,9 @@ def _of_user(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
 
 
 def _under(folder: str) -> ColumnElement[bool]:
-    """All paths in a folder, in subfolders too.
+    """Returns the condition for paths in a folder, including its subfolders.
 
-    Neither LIKE, which ignores case on SQLite, nor a range, which follows the collation on
+    LIKE can't be used because it ignores case on SQLite, and a range follows the collation on
     PostgreSQL.
     """
     prefix = f"{folder}/" if folder else ""
@@ -50,7 +50,7 @@ async def list_under(
 
 
 async def is_blocked(tx: Tx, tenant_id: UUID, user_id: UUID, path: str) -> bool:
-    """Whether the path is a folder, or one of its folders is a file."""
+    """Checks whether the path is a folder, or one of its parent folders is a file."""
     parts = path.split("/")
     above = ["/".join(parts[:count]) for count in range(1, len(parts))]
     query = (
@@ -62,7 +62,7 @@ async def is_blocked(tx: Tx, tenant_id: UUID, user_id: UUID, path: str) -> bool:
 
 
 async def use_of_others(tx: Tx, tenant_id: UUID, user_id: UUID, *, than: str) -> tuple[int, int]:
-    """How many other files the user has, and their bytes."""
+    """Returns the number and total bytes of the user's other files."""
     query = select(func.count(), func.coalesce(func.sum(userdata.c.size), 0)).where(
         _of_user(tenant_id, user_id), userdata.c.path != than
     )
@@ -71,13 +71,13 @@ async def use_of_others(tx: Tx, tenant_id: UUID, user_id: UUID, *, than: str) ->
 
 
 async def add(tx: Tx, row: Mapping[str, Any]) -> bool:
-    """False: there is one of this path."""
+    """Adds a file. Returns False if the path exists already."""
     statement = insert_if_new(tx, userdata, [row]).returning(userdata.c.path)
     return (await tx.execute(statement)).first() is not None
 
 
 async def put(tx: Tx, row: Mapping[str, Any]) -> None:
-    """Replaces one of this path, which keeps the moment of its creation."""
+    """Adds a file, or replaces the one with this path. The creation time is kept."""
     changed = {name: row[name] for name in ("data", "size", "modified_at")}
     replaced = await tx.execute(
         update(userdata)

@@ -1,5 +1,6 @@
-"""Uploads while they arrive: few at once for each user, counted against the quota of their tenant, and stored beside
-the objects instead of in the system's folder for temporary files."""
+"""Receives uploads with a limit per user, and counts them against the tenant's quota.
+
+Arriving files are stored next to the objects instead of in the system's temporary folder."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,12 +17,13 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.turns import FairTurns
 
 UPLOADS_AT_ONCE_MAX, UPLOADS_WAITING_MAX = 3, 20
-# A form around a file. The quota is checked again for the file alone, when it is stored.
+# Bytes allowed for the form around a file. The quota is checked again for the file alone when it is
+# stored.
 FORM_BYTES = 64 * 1024
 
 
 class ArrivingUploads:
-    """The uploads that are arriving at this process."""
+    """The uploads that this process is receiving."""
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[UUID, FairTurns] = WeakValueDictionary()
@@ -31,9 +33,11 @@ class ArrivingUploads:
     async def open(
         self, plane: ControlPlane, caller: Caller, *, declared: int
     ) -> AsyncIterator["ArrivingUpload"]:
-        """Reserves room for an upload until it is stored. Further uploads of a user wait before their bodies are read.
+        """Reserves room for an upload until it is stored.
 
-        `declared` is the length that the client announced, or 0. Raises TooManyCalls if too many wait, and StorageFull.
+        Uploads of a user beyond the limit wait before their bodies are read. `declared` is the
+        length that the client announced, or 0. Raises TooManyCalls if too many uploads wait, and
+        StorageFull if the quota is exceeded.
         """
         turns = self._turns.get(caller.user_id)
         if turns is None:

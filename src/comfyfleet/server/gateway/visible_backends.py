@@ -1,4 +1,4 @@
-"""The backends that a customer may use, as far as the customer may see them: machines, or only fleets."""
+"""Lists the backends that a customer may use, as machines or, if those are hidden, as fleets."""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -13,7 +13,7 @@ from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.tenants.model import Caller, Tenant
 
-# Jobs of graphs and pipelines that name a workflow go to this stage.
+# The stage for jobs of graphs and pipelines that name a workflow.
 STAGE = "production"
 BACKENDS_MAX = 500
 EFFECTS_PER_READ = 100
@@ -25,7 +25,7 @@ def sees_backends(plane: ControlPlane, tenant: Tenant) -> bool:
 
 
 async def visible_backends(plane: ControlPlane, caller: Caller) -> Backends:
-    """Lists machines for a tenant that may see them, otherwise fleets."""
+    """Returns machines for a tenant that may see them, and otherwise fleets."""
     usable = await usable_fleets(plane, caller)
     now = plane.clock()
     seen_since = now - timedelta(seconds=plane.settings.offline_after_seconds)
@@ -61,7 +61,8 @@ async def visible_backends(plane: ControlPlane, caller: Caller) -> Backends:
 async def usable_fleets(plane: ControlPlane, caller: Caller) -> list[Fleet]:
     """Returns the fleets that run effects and workflows on offer, or this tenant's own prompts.
 
-    A tenant whose prompts are restricted to some fleets sees no others: they are somebody else's.
+    A tenant whose prompts are restricted to some fleets sees no others, because those belong to
+    other tenants.
     """
     offer = await offer_to(plane, caller)
     mine = {fleet.id for fleet in offer.fleets}
@@ -82,7 +83,7 @@ async def usable_fleets(plane: ControlPlane, caller: Caller) -> list[Fleet]:
 
 
 async def _offered_lanes(tx: Tx) -> set[tuple[int, str]]:
-    """Returns workflow and stage of all jobs that customers can start by effects and workflows."""
+    """Returns the workflow id and stage of all jobs that customers can start."""
     lanes = {(workflow.id, STAGE) for workflow, _ in await catalog.offered_workflows(tx)}
     after: str | None = None
     for _ in range(EFFECTS_MAX // EFFECTS_PER_READ):
@@ -95,7 +96,7 @@ async def _offered_lanes(tx: Tx) -> set[tuple[int, str]]:
 
 
 async def _workers_by_fleet(tx: Tx, usable: Iterable[Fleet]) -> dict[int, list[FleetWorker]]:
-    """Reads at most BACKENDS_MAX workers, without those that aren't approved."""
+    """Reads at most BACKENDS_MAX workers and returns the approved ones by fleet."""
     found: dict[int, list[FleetWorker]] = {}
     left = BACKENDS_MAX
     for fleet in usable:
@@ -131,7 +132,7 @@ def _machine(
 
 
 def _fleet(fleet: Fleet, machines: Sequence[BackendSeen], depth: int) -> BackendSeen:
-    """A fleet as one backend, with the memory of its largest GPU."""
+    """Returns a fleet as one backend, with the memory of its largest GPU."""
     largest = max(machines, key=lambda each: each.memory_total_bytes or 0, default=None)
     return BackendSeen(
         name=fleet.subject,
