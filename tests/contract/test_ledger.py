@@ -56,7 +56,7 @@ async def adds_up(pool: Database) -> bool:
 async def test_a_payment_is_credited_once(pool: Database) -> None:
     assert await pay(pool, 100) == (100, True)
     assert await pay(pool, 100) == (100, False)
-    with pytest.raises(Conflict, match="credited before, with 100 tokens, not 999"):
+    with pytest.raises(Conflict, match="credited before with 100 tokens, not 999"):
         await pay(pool, 999)
     assert await pay(pool, 5, "pi_2") == (105, True)
     assert await types(pool) == ["PAYMENT_CREDIT", "PAYMENT_CREDIT"]

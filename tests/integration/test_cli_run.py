@@ -389,7 +389,7 @@ def test_nothing_can_be_left_with_the_built_in_engine() -> None:
 def test_a_run_that_nobody_knows(engine: Served) -> None:
     result = comfyfleet("watch", "00000000-0000-4000-8000-000000000000", "--server", engine.url)
     assert result.code == 1
-    assert "no run 00000000" in result.lines[-1]
+    assert result.lines[-1].startswith("error: run 00000000")
 
 
 def test_a_run_that_another_client_cancels_is_no_success(engine: Served, folder: Path) -> None:

@@ -112,7 +112,7 @@ async def test_reads_do_not_end_an_outage_of_writes(
     assert not store.outage.rejects_writes
     assert [line.partition(":")[0] for line in lines(caplog)] == [
         "the bucket bucket is unavailable",
-        "the bucket bucket can be used again",
+        "the bucket bucket is available again",
     ]
 
 

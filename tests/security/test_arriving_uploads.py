@@ -115,16 +115,22 @@ async def test_uploads_that_arrive_together_share_the_quota(ada: httpx.AsyncClie
     assert (await sending).status_code == 200
 
 
-async def test_a_user_sends_three_files_at_once_and_others_wait(
-    ada: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits, wait = asyncio.Event(), FairTurns._wait
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """An event that is set when an upload begins to wait for its turn."""
+    begun, wait = asyncio.Event(), FairTurns._wait
 
     async def noted(turns: FairTurns, who: Hashable) -> None:
-        waits.set()
+        begun.set()
         await wait(turns, who)
 
     monkeypatch.setattr(FairTurns, "_wait", noted)
+    return begun
+
+
+async def test_a_user_sends_three_files_at_once_and_others_wait(
+    ada: httpx.AsyncClient, waits: asyncio.Event
+) -> None:
     bodies = [Body("image", 1_000) for _ in range(UPLOADS_AT_ONCE_MAX)]
     sending = [
         asyncio.create_task(ada.post("/upload/image", content=body.parts(), headers=FORM))
@@ -150,15 +156,18 @@ def open_files() -> list[str]:
 
 
 async def test_too_many_uploads_that_wait_are_refused(
-    ada: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ada: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, waits: asyncio.Event
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_WAITING_MAX", 1)
     bodies = [Body("image", 1_000) for _ in range(UPLOADS_AT_ONCE_MAX + 1)]
-    sending = [
-        asyncio.create_task(ada.post("/upload/image", content=body.parts(), headers=FORM))
-        for body in bodies
-    ]
+
+    def send(body: Body) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(ada.post("/upload/image", content=body.parts(), headers=FORM))
+
+    sending = [send(body) for body in bodies[:-1]]
     await asyncio.gather(*(body.waits.wait() for body in bodies[:-1]))
+    sending.append(send(bodies[-1]))
+    await waits.wait()
     refused = await ada.post("/upload/image", files={"image": ("b.bin", b"x")})
     assert refused.status_code == 429
     for body in bodies:

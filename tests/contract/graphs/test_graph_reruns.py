@@ -244,7 +244,7 @@ async def test_what_cannot_be_run_again_is_refused_and_changes_nothing(
             ({"inputs": {"width": "wide"}}, InvalidInput, "takes integer"),
             ({"inputs": {"photo": str(uuid4())}}, InvalidInput, "there is no file"),
             ({"version": 7}, NotFound, "version 7"),
-            ({"start": "first", "max_tokens": 2}, Conflict, "may spend 2"),
+            ({"start": "first", "max_tokens": 2}, Conflict, "more than its limit of 2"),
             ({"start": "first"}, InsufficientTokens, ""),
         ):
             error = await refused(setup, run, **wanted)

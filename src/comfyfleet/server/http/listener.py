@@ -55,7 +55,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ServerUnavailable(
             f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint="Another process may have that port: choose one with --port, or 0 for any.",
+            hint="Another process may use this port. Choose a different one with --port, or 0 for any.",
         ) from error
 
 

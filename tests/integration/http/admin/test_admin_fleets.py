@@ -94,7 +94,7 @@ async def test_with_no_worker_known_an_assignment_is_taken_with_a_warning(
     answer = await assign(client, "photo")
     assert answer.status_code == 200
     assert (answer.json()["workflows"], answer.json()["added"]) == (["photo"], ["photo"])
-    assert "nobody knows whether photo" in answer.json()["warnings"][0]
+    assert "it is unknown whether photo" in answer.json()["warnings"][0]
 
 
 async def test_with_workers_known_and_none_able_it_is_refused_with_what_is_missing(
