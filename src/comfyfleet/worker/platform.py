@@ -66,7 +66,7 @@ class Platform:
 
 
 class NoNotices:
-    """For a machine that never sends notices."""
+    """The notices of a machine that never sends any."""
 
     async def notices(self) -> AsyncIterator[Notice]:
         return
@@ -74,14 +74,14 @@ class NoNotices:
 
 
 class NoMachine:
-    """For a machine whose figures can't be read."""
+    """A machine reader without figures, for machines that can't be read."""
 
     async def read(self) -> Reading:
         return Reading()
 
 
 class NoProtection:
-    """For a machine that isn't in an auto-scaling group."""
+    """A protection switch without effect, for machines outside auto-scaling groups."""
 
     def busy(self) -> None:
         pass

@@ -151,8 +151,8 @@ class Worker:
         self._facts: BackendFacts | None = None
         self._reported_facts: BackendFacts | None = None
         self._polled_facts: BackendFacts | None = None  # when the poll began
-        self._polled_load = 0  # as it was then
-        self._polled_condition: BackendCondition | None = None  # as it was then
+        self._polled_load = 0  # when the poll began
+        self._polled_condition: BackendCondition | None = None  # when the poll began
         self._is_polling = False
         self._is_requesting = False  # a job, by a poll or with the final report of a lease
         self._logged_reason: str | None = None  # the last logged reason why there was no job
