@@ -94,7 +94,7 @@ _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.CLOSED: "closed",
     BackendCondition.DISK_FULL: "disk_full",
 }
-# No prompt can start under these conditions. Others let the current prompts finish.
+# Unstarted leases are handed back only under these conditions, because no prompt can start.
 _STOP_BY_CONDITION = {
     BackendCondition.DOWN: StopReason.BACKEND_DOWN,
     BackendCondition.DISK_FULL: StopReason.DISK_FULL,
