@@ -1,4 +1,4 @@
-/** What pages of one customer share: the stream of the account, and effects by their id. */
+/** Parts that a customer's pages share: the account's event stream, and effects by id. */
 
 import { useMemo } from "react"
 import { cache } from "./cache"
@@ -6,10 +6,9 @@ import { useEvents } from "./events"
 import { useQuery } from "./query"
 import type { EffectAnswer, FollowedJob, PublicEffects } from "./schema"
 
-/** Jobs of the user, whenever one changes. The balance in the top bar follows by itself.
- *
- * `onWallet` is also called when the stream begins: what happened between the page's first read and then is read again.
- */
+/** Reports the user's jobs whenever one changes. The balance in the top bar is updated
+ * automatically. `onWallet` is also called when the stream starts, so that changes between the
+ * page's first read and that moment aren't missed. */
 export function useAccountEvents(onJob?: (job: FollowedJob) => unknown, onWallet?: () => void): void {
   useEvents<FollowedJob & { balance?: number }>("/api/account/events", (data, { event }) => {
     if (event === "job") onJob?.(data)
@@ -20,7 +19,8 @@ export function useAccountEvents(onJob?: (job: FollowedJob) => unknown, onWallet
   })
 }
 
-/** The catalogue by id; empty until it is there. Effects that are no longer published are not in it. */
+/** Returns the catalog by effect id, or an empty map until it is loaded. Unpublished effects are
+ * missing. */
 export function useEffectsById(isWanted = true): ReadonlyMap<string, EffectAnswer> {
   const effects = useQuery<PublicEffects>(isWanted ? "/api/effects" : null, {
     query: { limit: 100 },

@@ -102,8 +102,7 @@ export class Cache {
     this.put(slot, { ...slot.entry, data, readAt: performance.now() })
   }
 
-  /** Reads failed keys and keys with listeners again, after the network or the user has
-   * returned. */
+  /** Reads all keys with listeners again, because the network or the user is back. */
   wake(): void {
     for (const [key, slot] of this.slots) if (slot.listeners.size > 0) void this.reload(key)
   }

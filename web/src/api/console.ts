@@ -1,10 +1,11 @@
-/** What the console's pages share: the operators' stream. */
+/** The operators' event stream, which all console pages share. */
 
 import { useEvents } from "./events"
 
 export const CONSOLE_EVENTS = "/api/admin/events"
 
-/** Called when something new is in the audit, and once when the stream begins: then what operators see may have changed. */
+/** Calls `onNews` for each new audit entry and once when the stream starts, because the data on
+ * the page may be outdated. */
 export function useAuditNews(onNews: () => void): void {
   useEvents(CONSOLE_EVENTS, (_, { event }) => {
     if (event === "audit") onNews()

@@ -1,4 +1,4 @@
-/** What a call can fail with: the API's own error, or no answer at all. */
+/** Errors of a call: the API's own errors, and calls without an answer. */
 
 export type Details = Record<string, unknown>
 
@@ -23,7 +23,7 @@ export class ApiError extends Error {
     this.retryAfterSeconds = retryAfter
   }
 
-  /** The same call may succeed later, unchanged. */
+  /** True if the same call may succeed later without changes. */
   get isTemporary(): boolean {
     return this.status === 0 || this.status === 429 || this.status >= 500
   }
@@ -32,12 +32,12 @@ export class ApiError extends Error {
     return this.status === 0
   }
 
-  /** It was the reader's own network that was gone. */
+  /** True if the user's own network was down. */
   get isOwnNetwork(): boolean {
     return this.isOffline && this.details.wasOnline === false
   }
 
-  /** Of something that is read: there is none, or its id is none. */
+  /** True if the requested item doesn't exist, or its id isn't valid. */
   get isMissing(): boolean {
     return this.status === 404 || this.status === 422
   }
@@ -69,7 +69,7 @@ export function retryAfterOf(response: Response): number | null {
   return Number.isNaN(moment) ? null : Math.max(0, (moment - Date.now()) / 1000)
 }
 
-/** Anything that was thrown, as an error that can be shown. */
+/** Converts anything thrown to an error that can be shown. */
 export function asApiError(thrown: unknown): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof TypeError) return offline()

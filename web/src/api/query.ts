@@ -1,28 +1,30 @@
-/** Reads for components: `const jobs = useQuery<Jobs>("/api/ai-jobs", { query: { limit: 50 } })`. */
+/** Reads data for components: `const jobs = useQuery<Jobs>("/api/ai-jobs", { query: { limit: 50
+ * } })`. */
 
 import { useCallback, useMemo, useRef, useSyncExternalStore } from "react"
 import { cache, type Entry, type Read } from "./cache"
 import { api, pathOf, type Query } from "./client"
 
 export interface QueryResult<T> extends Entry<T> {
-  /** The key of it in the cache: the address. */
+  /** The key in the cache, which is the address. */
   readonly key: string | null
-  /** Nothing to show yet: neither data nor an error. */
+  /** True if there is nothing to show yet, neither data nor an error. */
   readonly isFirstLoad: boolean
   readonly reload: () => void
 }
 
 export interface QueryOptions<T> {
   query?: Query
-  /** Data of this age is shown without reading it again. */
+  /** Data that is younger than this is shown without another read. */
   freshSeconds?: number
-  /** Instead of GET of the path. */
+  /** Replaces the GET request to the path. */
   read?: Read<T>
 }
 
 const NOTHING: Entry<never> = { data: undefined, error: null, isLoading: false, readAt: 0 }
 
-/** Reads a path; null: nothing yet. Old data stays while it is read again and after a failure. */
+/** Reads a path; null means that there is nothing to read yet. Old data remains during another
+ * read and after an error. */
 export function useQuery<T>(path: string | null, options: QueryOptions<T> = {}): QueryResult<T> {
   const key = path === null ? null : pathOf(path, options.query)
   const given = useRef(options)
@@ -36,7 +38,8 @@ export function useQuery<T>(path: string | null, options: QueryOptions<T> = {}):
     [key],
   )
   const entry = useSyncExternalStore(subscribe, () => (key === null ? NOTHING : cache.entry<T>(key)))
-  // The same for as long as the key is: effects that depend on it are not begun again with each change of data.
+  // Keeps its identity as long as the key is the same, so that new data doesn't restart effects
+  // that depend on it.
   const reload = useCallback(() => {
     if (key !== null) void cache.reload(key)
   }, [key])

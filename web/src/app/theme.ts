@@ -1,4 +1,4 @@
-/** Dark or light: as the system says, unless the reader chose. */
+/** The color theme: dark or light, as set by the system unless the user has chosen one. */
 
 import { useSyncExternalStore } from "react"
 
@@ -16,7 +16,7 @@ const listeners = new Set<() => void>()
 const light = window.matchMedia("(prefers-color-scheme: light)")
 let theme = current()
 
-/** Storage may be forbidden, and then nothing is kept. */
+/** Reads a stored value. Without access to storage there is none. */
 function stored(key: string): string | null {
   try {
     return localStorage.getItem(key)
@@ -30,7 +30,7 @@ function store(key: string, value: string | null): void {
     if (value === null) localStorage.removeItem(key)
     else localStorage.setItem(key, value)
   } catch {
-    // It holds until the page is left.
+    // Storage is unavailable, so the choice lasts until the user leaves the page.
   }
 }
 
@@ -50,7 +50,7 @@ export function chooseTheme(choice: Choice): void {
   show(current(choice))
 }
 
-/** Before anything is drawn. */
+/** Applies the theme before anything is rendered. */
 export function startTheme(): void {
   show(current())
   light.addEventListener("change", () => show(current(theme.choice)))
@@ -66,7 +66,8 @@ export function useTheme(): Theme {
   )
 }
 
-/** Of tables: compact where people work with many rows, unless they chose otherwise. */
+/** Returns the density of tables: compact on pages with many rows, unless the user has chosen
+ * otherwise. */
 export function density(): Density {
   const chosen = stored(DENSITY_KEY)
   return chosen === "normal" || chosen === "roomy" ? chosen : "compact"

@@ -1,4 +1,4 @@
-/** The browser's dialog: focus is kept inside, Escape is the safe answer, the page behind is inert. */
+/** The browser's native dialog: it traps focus, Escape cancels, and the page behind it is inert. */
 
 import { type ReactNode, useEffect, useId, useRef } from "react"
 import { useAct } from "@/api"
@@ -11,16 +11,17 @@ interface DialogProps {
   onClose: () => void
   title: ReactNode
   children?: ReactNode
-  /** Buttons, the main one last. */
+  /** The buttons, with the main one last. */
   actions?: ReactNode
   wide?: boolean
-  /** What is done in it takes a while: "back" closes it, and the page stays. */
+  /** True for a dialog that stays open for long: the browser's Back button closes it and stays
+   * on the page. */
   backCloses?: boolean
 }
 
 let leaves: ReturnType<typeof setTimeout> | undefined
 
-/** An entry of its own in the history, for as long as it is on. */
+/** Adds a history entry for as long as it is on. */
 function useBack(isOn: boolean, onBack: () => void): void {
   const latest = useRef(onBack)
   latest.current = onBack
@@ -53,7 +54,7 @@ export function Dialog({ open, onClose, title, children, actions, wide, backClos
     if (!open && dialog.open) dialog.close()
   }, [open])
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: Escape does the same, by the browser itself
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the browser itself does the same on Escape
     <dialog
       ref={box}
       className={wide ? "dialog dialog-wide" : "dialog"}
@@ -80,13 +81,13 @@ export function Dialog({ open, onClose, title, children, actions, wide, backClos
 interface ConfirmProps {
   open: boolean
   onClose: () => void
-  /** A question. */
+  /** The question. */
   title: ReactNode
   children?: ReactNode
-  /** Names the act, as "Revoke this key". */
+  /** Names the action, such as "Revoke this key". */
   act: string
   kind?: ButtonKind
-  /** The dialog stays open with the error where this fails. */
+  /** If this fails, the dialog stays open and shows the error. */
   onConfirm: () => Promise<unknown> | undefined
 }
 

@@ -1,4 +1,4 @@
-/** Labelled inputs: the label, the hint and the mistake belong to the input for screen readers, too. */
+/** Input fields with labels. Label, hint and error are linked to the input for screen readers. */
 
 import {
   type InputHTMLAttributes,
@@ -12,11 +12,11 @@ import { Icon, type IconName } from "./Icon"
 
 interface Labelled {
   label: ReactNode
-  /** For screen readers only, where the place makes it clear. */
+  /** True if only screen readers get the label, because its position makes the meaning clear. */
   hideLabel?: boolean
   hint?: ReactNode
   error?: ReactNode
-  /** At the right of the label. */
+  /** Shown at the right of the label. */
   aside?: ReactNode
 }
 
@@ -26,7 +26,7 @@ interface Ids {
   "aria-invalid": true | undefined
 }
 
-/** The frame around one input of any kind. */
+/** The frame around an input of any kind. */
 export function FieldFrame({
   label,
   hideLabel,
@@ -105,7 +105,7 @@ type SelectProps<V extends string> = Labelled &
     onChange: (value: V) => void
   }
 
-/** The browser's own, which every reader knows how to use. */
+/** The browser's native select, which every user knows. */
 export function Select<V extends string>(props: SelectProps<V>) {
   const { label, hideLabel, hint, error, aside, options, value, onChange, ...rest } = props
   return (
@@ -129,7 +129,7 @@ export function Select<V extends string>(props: SelectProps<V>) {
 type CheckProps = Omit<InputHTMLAttributes<HTMLInputElement>, "type" | "id"> & {
   label: ReactNode
   hideLabel?: boolean
-  /** Some of what it stands for is chosen. */
+  /** True if only some of the items that the box stands for are selected. */
   mixed?: boolean
 }
 
@@ -153,7 +153,7 @@ interface ChoicesProps<V extends string> {
   onChange: (value: V) => void
 }
 
-/** A few choices side by side, one of them taken. */
+/** A few options next to each other, of which one is selected. */
 export function Choices<V extends string>({ label, hideLabel, options, value, onChange }: ChoicesProps<V>) {
   const name = useId()
   return (
@@ -185,7 +185,7 @@ interface SliderProps extends Labelled {
   onChange: (value: number) => void
 }
 
-/** A number in a range: by slider and by keys. */
+/** A number within a range, set by slider or keyboard. */
 export function Slider({ label, hint, error, value, min, max, step = 1, onChange }: SliderProps) {
   return (
     <FieldFrame label={label} hint={hint} error={error} aside={<output className="mono">{value}</output>}>

@@ -1,4 +1,5 @@
-/** Drawn on 16 px with 1.5 px strokes. Purely visual: words stand beside them. */
+/** Icons on a 16 px grid with 1.5 px strokes. They are decorative, because text always
+ * accompanies them. */
 
 import type { ReactNode } from "react"
 
@@ -105,9 +106,9 @@ const PATHS = {
     </>
   ),
   bell: <path d="M4 11.5V7.2a4 4 0 0 1 8 0v4.3l1 1H3zM6.8 14h2.4" />,
-  /** A graph: two things lead to a third. */
+  /** A graph: two nodes lead to a third. */
   graph: <path d="M2 3h4v3H2zM2 10h4v3H2zM10.5 6.5h3.5v3h-3.5zM6 4.5h2V8h2.5M6 11.5h2V8" />,
-  /** A pipeline: one has children. */
+  /** A pipeline: a parent with children. */
   tree: (
     <>
       <circle cx="4" cy="8" r="1.7" />
@@ -133,7 +134,7 @@ export function Icon({ name, size }: { name: IconName; size?: number }) {
   )
 }
 
-/** The mark: prints, one of them circled. */
+/** The logo: prints, one of them circled. */
 export function Mark() {
   return (
     <svg className="mark" viewBox="0 0 32 28" aria-hidden="true">
@@ -148,14 +149,14 @@ export function Mark() {
 
 const STROKES = {
   loop: "M62 3C36-2 6 6 3 44c-3 40 22 55 50 53 32-2 46-24 44-56C95 14 76 1 48 5",
-  /** Around a print, whose corners it leaves free. */
+  /** Drawn around a print, leaving its corners free. */
   frame: "M66 3C44-1 11-1 4 6-1 19 0 80 3 93c5 8 37 7 65 6 24-1 31-3 32-14 1-24 1-55-1-73C96 1 73 0 45 4",
-  /** On a corner of a print. */
+  /** Drawn in a corner of a print. */
   tick: "M4 58c12 8 20 20 27 38C44 58 66 24 97 5",
   cross: "M6 8c26 26 58 58 88 86M93 6C66 34 36 62 8 94",
 }
 
-/** A hand-drawn stroke over a print: chosen, or rejected. Purely visual. */
+/** A hand-drawn mark on a print that was chosen or rejected. Decorative. */
 export function Pencil({ kind = "loop" }: { kind?: keyof typeof STROKES }) {
   return (
     <svg

@@ -1,4 +1,4 @@
-/** A short table that can be read on phones, too: there each row is a block with its labels. */
+/** A short table that is readable on phones as well, where each row becomes a block with labels. */
 
 import type { ReactNode } from "react"
 
@@ -6,12 +6,12 @@ export interface ListColumn<Row> {
   key: string
   title: string
   cell: (row: Row) => ReactNode
-  /** The row's name: told first on phones, and to screen readers. */
+  /** True for the row's name, which comes first on phones and for screen readers. */
   head?: boolean
-  /** Buttons: without a title in view. */
+  /** True for a column of buttons, which has no visible title. */
   acts?: boolean
   right?: boolean
-  /** As the beginning of a long text may be cut anywhere. */
+  /** True for a monospaced column whose long texts may be cut anywhere. */
   mono?: boolean
 }
 
@@ -20,7 +20,7 @@ interface ListTableProps<Row> {
   columns: readonly ListColumn<Row>[]
   rows: readonly Row[]
   rowKey: (row: Row) => string | number
-  /** What is over: struck out. */
+  /** True for a row that is no longer valid, which is struck through. */
   isOver?: (row: Row) => boolean
   isCurrent?: (row: Row) => boolean
 }

@@ -1,4 +1,5 @@
-/** A button that opens a list of acts. Arrow keys move, Escape closes, a click elsewhere does, too. */
+/** A button that opens a list of actions. Arrow keys move; Escape or a click outside closes the
+ * list. */
 
 import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from "react"
 import { Link } from "wouter"
@@ -18,7 +19,7 @@ export interface MenuItem {
 interface MenuProps {
   label: string
   items: readonly (MenuItem | null | false)[]
-  /** In place of three dots. */
+  /** Replaces the three dots. */
   children?: ReactNode
   icon?: IconName
   kind?: ButtonKind
@@ -60,7 +61,7 @@ export function Menu({ label, items, children, icon, kind = "ghost", size, class
   }
   const shown = items.filter((each): each is MenuItem => Boolean(each))
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: keys of the list inside
+    // biome-ignore lint/a11y/noStaticElementInteractions: the list inside handles the keys
     <div className={className ? `menu ${className}` : "menu"} ref={box} onKeyDown={isOpen ? move : undefined}>
       <Button
         ref={opener}

@@ -1,10 +1,10 @@
-/** A bar; `value` of 1, null: nobody knows yet. */
+/** A progress bar. `value` is between 0 and 1; null means unknown. */
 
 interface ProgressProps {
   label: string
   value: number | null
   state?: "running" | "succeeded" | "failed" | "ink"
-  /** With the percent beside it. */
+  /** True if the percentage is shown next to the bar. */
   told?: boolean
 }
 

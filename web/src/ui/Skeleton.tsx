@@ -1,14 +1,14 @@
 import { useEffect, useState } from "react"
 import { words } from "@/words/en/common"
 
-/** Holds the place of what is on its way, in its size. */
+/** A placeholder of the size of the content that is being loaded. */
 export function Skeleton({ width = "100%", height = "1em" }: { width?: string; height?: string }) {
   return <span className="skeleton" style={{ width, height }} aria-hidden="true" />
 }
 
 const LATE_MS = 8_000
 
-/** Told below what is on its way as soon as that takes long: silence looks like a broken page. */
+/** A message below content that takes long to load, because without one the page looks broken. */
 export function Late() {
   const [isLate, setLate] = useState(false)
   useEffect(() => {

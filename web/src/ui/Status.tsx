@@ -1,4 +1,4 @@
-/** States: shape, word and colour, in that order of trust. */
+/** Shows states by shape, word and color, in this order of importance. */
 
 import type { ReactNode } from "react"
 import { words } from "@/words/en/common"
@@ -39,7 +39,8 @@ const SHAPES: Record<State, ReactNode> = {
   ),
 }
 
-/** From the statuses of our API: jobs, dispatches, graph and pipeline runs, workers, deliveries. */
+/** Maps the API's statuses of jobs, dispatches, graph and pipeline runs, workers and deliveries
+ * to the six states. */
 const STATES: Record<string, State> = {
   queued: "queued",
   pending: "queued",
@@ -87,11 +88,11 @@ export function StateIcon({ state, size = 16 }: { state: State; size?: number })
 }
 
 interface StatusProps {
-  /** As the API says it, or one of the six states. */
+  /** A status of the API, or one of the six states. */
   status: string
-  /** Instead of the usual word. */
+  /** Replaces the default word. */
   children?: ReactNode
-  /** With a wash behind it: in headers and dialogs only. */
+  /** Adds a colored background. Only for headers and dialogs. */
   pill?: boolean
 }
 
@@ -105,7 +106,7 @@ export function Status({ status, children, pill = false }: StatusProps) {
   )
 }
 
-/** A count or a short fact beside a name; `need`: a person is needed there. */
+/** A count or a short fact next to a name. `need` means that the user must act. */
 export function Badge({ children, need = false }: { children: ReactNode; need?: boolean }) {
   return <span className={need ? "badge badge-need" : "badge"}>{children}</span>
 }

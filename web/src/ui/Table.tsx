@@ -1,7 +1,5 @@
-/** A table that draws only the rows in view: 100,000 of them cost as much as 30.
- *
- * Keys while it has the focus: J and K or the arrows move, X or Space selects, Enter opens.
- */
+/** A table that renders only the visible rows, so that 100,000 rows cost as much as 30. Keys
+ * while it has the focus: J and K or the arrows move, X or Space selects, Enter opens. */
 
 import { useVirtualizer } from "@tanstack/react-virtual"
 import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from "react"
@@ -11,11 +9,11 @@ import { Skeleton } from "./Skeleton"
 export interface Column<Row> {
   key: string
   title: ReactNode
-  /** A track of a CSS grid: "120px", "minmax(0, 1fr)". */
+  /** The column's track in the CSS grid: "120px", "minmax(0, 1fr)". */
   width: string
   cell: (row: Row) => ReactNode
   align?: "right"
-  /** Left out at 700 px and below. */
+  /** True if the column is hidden at widths of 700 px and below. */
   wideOnly?: boolean
   sort?: "ascending" | "descending" | null
   onSort?: () => void
@@ -24,19 +22,19 @@ export interface Column<Row> {
 interface TableProps<Row> {
   label: string
   columns: readonly Column<Row>[]
-  /** undefined: on their way. */
+  /** Undefined while the rows are being loaded. */
   rows: readonly Row[] | undefined
   rowKey: (row: Row) => string
   onOpen?: (row: Row) => void
   selected?: ReadonlySet<string>
   onSelect?: (selected: Set<string>) => void
-  /** How many there are in all; the last loaded row asks for more by `onEnd`. */
+  /** The total number of rows. The last loaded row requests more through `onEnd`. */
   total?: number
   onEnd?: () => void
   empty?: ReactNode
-  /** Other keys, with the current row: R, P … */
+  /** Called with the current row for other keys, such as R or P. */
   onKey?: (key: string, row: Row) => void
-  /** Fills the height that its parent gives it, instead of growing up to most of the window. */
+  /** Fills the parent's height instead of growing to most of the window. */
   fill?: boolean
 }
 
@@ -62,7 +60,7 @@ export function Table<Row>(props: TableProps<Row>) {
   useEffect(() => {
     if (count > 0 && lastSeen >= count - OVERSCAN - 1 && count < (total ?? count)) onEnd?.()
   }, [lastSeen, count, total, onEnd])
-  // biome-ignore lint/correctness/useExhaustiveDependencies: measured again only where the height changes
+  // biome-ignore lint/correctness/useExhaustiveDependencies: measured again only if the height changes
   useEffect(() => virtual.measure(), [height])
 
   const toggle = (row: Row) => {
@@ -135,7 +133,7 @@ export function Table<Row>(props: TableProps<Row>) {
           if (row === undefined) return null
           const isSelected = selected?.has(rowKey(row)) ?? false
           return (
-            // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the grid's
+            // biome-ignore lint/a11y/useKeyWithClickEvents: the grid handles the keys
             <div
               key={rowKey(row)}
               id={`${id}-${index}`}
@@ -226,7 +224,7 @@ function LoadingRows({ height }: { height: number }) {
   return (
     <div aria-hidden="true">
       {Array.from({ length: SKELETON_ROWS }, (_, index) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: they are all the same
+        // biome-ignore lint/suspicious/noArrayIndexKey: the placeholders are interchangeable
         <div key={index} className="table-loading" style={{ height }}>
           <Skeleton width={`${80 - index * 6}%`} />
         </div>
@@ -235,7 +233,7 @@ function LoadingRows({ height }: { height: number }) {
   )
 }
 
-/** As the style sheet says for the density that is set. */
+/** Returns the row height that the style sheet defines for the current density. */
 function useRowHeight(of: { current: HTMLElement | null }): number {
   const [height, setHeight] = useState(40)
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** Parts of one page, one of them shown. In step with the address where `name` is given: ?name=key. */
+/** Tabs for the parts of a page. With `name`, the selection is kept in the address as ?name=key. */
 
 import { type KeyboardEvent, type ReactNode, useId } from "react"
 import { Badge } from "./Status"
@@ -14,7 +14,7 @@ interface TabsProps<Key extends string> {
   tabs: readonly Tab<Key>[]
   value: Key
   onChange: (key: Key) => void
-  /** The part that is shown. */
+  /** The content of the selected tab. */
   children?: ReactNode
 }
 

@@ -1,4 +1,5 @@
-/** Moments in the reader's zone: relative, the exact one on hover. One clock ticks for all of them. */
+/** Shows moments in the user's time zone: relative, with the exact time on hover. One timer
+ * updates all of them. */
 
 import { useSyncExternalStore } from "react"
 
@@ -13,7 +14,8 @@ const UNITS: readonly [Intl.RelativeTimeFormatUnit, number][] = [
   ["second", 1],
 ]
 
-/** What comes is rounded: a link that was made for seven days expires in seven, not in six and a bit. */
+/** Describes a moment relative to now. Future times are rounded, so that a link created for
+ * seven days expires in seven days and not in six. */
 export function relativeTime(moment: Date, now: Date): string {
   const seconds = Math.round((moment.getTime() - now.getTime()) / 1000)
   const isToCome = seconds > 0
@@ -35,7 +37,7 @@ let timer: ReturnType<typeof setInterval> | null = null
 
 function subscribe(listener: () => void): () => void {
   listeners.add(listener)
-  if (timer === null) tick = Date.now() // it stood still while nobody looked
+  if (timer === null) tick = Date.now() // the timer stood still while nothing was listening
   timer ??= setInterval(() => {
     tick = Date.now()
     for (const each of listeners) each()
@@ -49,7 +51,7 @@ function subscribe(listener: () => void): () => void {
   }
 }
 
-/** The time now, which moves every few seconds. */
+/** Returns the current time, which is updated every few seconds. */
 export function useNow(): Date {
   return new Date(useSyncExternalStore(subscribe, () => tick))
 }
@@ -57,7 +59,7 @@ export function useNow(): Date {
 export function Time({ at }: { at: string | Date }) {
   const now = useNow()
   const moment = typeof at === "string" ? new Date(at) : at
-  // What has just happened is never told as in the future, whatever the two clocks say.
+  // Clocks may differ, so a moment that has just passed must not appear to be in the future.
   const shown = Math.abs(moment.getTime() - now.getTime()) < TICK_MS ? now : moment
   return (
     <time dateTime={moment.toISOString()} title={exactTime(moment)} className="time">

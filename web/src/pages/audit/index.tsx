@@ -1,4 +1,4 @@
-/** Who did what to what, and when: searched, followed live, exported. */
+/** The audit log: search, live updates and export. */
 
 import { type FormEvent, type ReactNode, useEffect, useId, useMemo, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -105,12 +105,13 @@ export default function AuditPage() {
   )
 }
 
-/** By their ids. One that was made meanwhile is in an entry before it is in the list: the list is read again. */
+/** Returns tenants' names by id. A new tenant appears in an entry before it is in the list, so
+ * the list is read again. */
 function useTenantNames(rows: readonly EntryAnswer[] | undefined): ReadonlyMap<string, string> {
   const { data, reload } = useQuery<Tenants>("/api/admin/tenants", { freshSeconds: 60 })
   const names = useMemo(() => new Map(data?.tenants.map((each) => [each.id, each.name])), [data])
   const unknown = data && rows?.find((each) => each.tenant_id && !names.has(each.tenant_id))?.tenant_id
-  // biome-ignore lint/correctness/useExhaustiveDependencies: once for each tenant that is not known
+  // biome-ignore lint/correctness/useExhaustiveDependencies: once for each unknown tenant
   useEffect(() => {
     if (unknown) reload()
   }, [unknown])
@@ -187,7 +188,7 @@ function columnsOf(tenants: ReadonlyMap<string, string>): Column<EntryAnswer>[] 
   ]
 }
 
-/** Ids of tenants as names, others shortened. */
+/** Replaces tenant ids by names, and shortens other ids. */
 function nameOf(subject: string, tenants: ReadonlyMap<string, string>): string {
   const at = subject.indexOf(":")
   if (at < 0) return subject
@@ -294,7 +295,7 @@ function Times({ filter, onChange }: Pick<FilterProps, "filter" | "onChange">) {
   )
 }
 
-/** As the browser's field wants it, in the reader's zone. */
+/** Formats a moment for the browser's date field, in the user's time zone. */
 function localOf(moment: string | undefined): string {
   if (!moment) return ""
   const at = new Date(moment)
@@ -309,7 +310,7 @@ interface TypedProps {
   onCommit: (text: string) => void
 }
 
-/** A text that counts when it is entered or left. */
+/** A text field whose value is applied on Enter or when it loses focus. */
 function Typed({ label, placeholder, value, known, onCommit }: TypedProps) {
   const [typed, setTyped] = useState<string | null>(null)
   const id = useId()

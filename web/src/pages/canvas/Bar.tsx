@@ -1,4 +1,5 @@
-/** The bar of a graph: its name, its views, and what is done with it; and what stands in its place. */
+/** The graph's bar with its name, views and actions, and its replacement if there is no such
+ * graph. */
 
 import type { ReactNode } from "react"
 import { Link } from "wouter"
@@ -9,7 +10,7 @@ import { words } from "@/words/en/canvas"
 interface BarProps {
   name: ReactNode
   told: ReactNode
-  /** null: it has not been saved yet. */
+  /** Null until the graph is first saved. */
   graphId: string | null
   view: "edit" | "run" | "runs"
   runId?: string
@@ -45,7 +46,8 @@ export function Bar({ name, told, graphId, view, runId, children }: BarProps) {
   )
 }
 
-/** There is no such graph or run: these pages have no shell that would lead on. */
+/** Shown if the graph or the run doesn't exist. It contains a link, because these pages have no
+ * shell to navigate with. */
 export function NotThere({ title, href, act }: { title: string; href: string; act: string }) {
   useTitle(title)
   return (

@@ -1,4 +1,4 @@
-/** What nodes are made of: pulled onto the canvas, or added by click and Enter. */
+/** The library of node types, which users drag to the canvas or add with a click or Enter. */
 
 import { type Ref, useState } from "react"
 import type { WorkerSeen, WorkflowOffer } from "@/api/schema"
@@ -120,7 +120,7 @@ function entryOf(offer: WorkflowOffer, titleOf: (name: string) => string): Entry
   }
 }
 
-/** A new node of what was taken from the library. */
+/** Returns a new node for an item of the library. */
 export function newNode(document: GraphDocument, what: string): GraphNode {
   const at = what.indexOf(":")
   if (at > 0) {

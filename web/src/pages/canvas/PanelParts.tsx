@@ -1,4 +1,4 @@
-/** What the settings of all kinds of nodes have in common. */
+/** Parts that the settings panels of all node types share. */
 
 import type { ProblemSeen, WorkerSeen, WorkflowOffer } from "@/api/schema"
 import { Field } from "@/ui"
@@ -21,13 +21,13 @@ export interface NodePanelProps {
   onDuplicate: () => void
 }
 
-/** Changes a field; letters typed into one field are one step back. */
+/** Changes a field. All letters typed in one field form one undo step. */
 export function useSet({ document, node, onChange }: NodePanelProps) {
   return (fields: Record<string, unknown>) =>
     onChange(setFields(document, node.id, fields), `${node.id}.${Object.keys(fields).join()}`)
 }
 
-/** What is wrong at one of these ports. */
+/** Returns the first problem at one of these ports. */
 export function wrongAt({ problems }: NodePanelProps, ...ports: string[]): string | undefined {
   return problems.find((each) => ports.includes(each.port))?.message
 }

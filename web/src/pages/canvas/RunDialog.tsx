@@ -1,4 +1,4 @@
-/** What a run is given, and what it will cost, before it begins. */
+/** Asks for a run's inputs, and shows its price before it starts. */
 
 import { useCallback, useEffect, useMemo, useState } from "react"
 import { useLocation } from "wouter"
@@ -142,7 +142,8 @@ function isGiven(node: GraphNode, typed: Given, files: Files): boolean {
   return own(typed, node.id) !== undefined && own(typed, node.id) !== ""
 }
 
-/** What the quote is told: everything that was typed, and how many files there are, also those on their way. */
+/** Returns the inputs for the quote: all typed values and the number of files, including files
+ * that are still being uploaded. */
 export function givenOf(inputs: readonly GraphNode[], typed: Given, files: Files): Given {
   const found: Given = {}
   for (const node of inputs) {
@@ -164,7 +165,7 @@ export function asType(value: unknown, type: string): unknown {
     .map((each) => typedValue(each, inner))
 }
 
-/** Waits for uploads, and names them by the ids of their media. */
+/** Waits for uploads, and returns the media ids of the files. */
 async function uploaded(inputs: readonly GraphNode[], files: Files): Promise<Given> {
   const found: Given = {}
   for (const node of inputs) {
@@ -256,7 +257,7 @@ function Pictures({ node, files, onFiles }: Pick<OneInputProps, "node" | "files"
     <>
       {files.map((each, at) => (
         <OneFile
-          // biome-ignore lint/suspicious/noArrayIndexKey: places of a list
+          // biome-ignore lint/suspicious/noArrayIndexKey: a list item is identified by its position
           key={at}
           label={isList ? `${node.id} ${at + 1}` : node.id}
           kind={kind}

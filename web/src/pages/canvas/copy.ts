@@ -1,4 +1,5 @@
-/** Nodes that get other ids: renamed, or copied with the wires and names among them. Pure. */
+/** Gives nodes new ids: renames them, or copies them with the connections and names between
+ * them. Pure functions. */
 
 import {
   addNode,
@@ -14,7 +15,7 @@ import {
 } from "./document"
 import { withNames } from "./names"
 
-/** Another id for a node, also in its wires, in merges over it and wherever it is read by name. */
+/** Renames a node, including its connections, merges over it, and all names that refer to it. */
 export function rename(document: GraphDocument, before: string, after: string): GraphDocument {
   const moved = (text: string) =>
     text.startsWith(`${before}.`) ? `${after}${text.slice(before.length)}` : text
@@ -35,7 +36,7 @@ export interface Clip {
   readonly places: Places
 }
 
-/** Nodes with the wires among them. */
+/** Returns nodes with the connections between them. */
 export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet<string>): Clip {
   return {
     nodes: document.nodes.filter((each) => ids.has(each.id)),
@@ -48,7 +49,7 @@ export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet
 
 const PASTED_PIXELS = 40
 
-/** Puts copies in, with ids that are free; returns their ids, too. */
+/** Inserts copies with free ids, and returns those ids as well. */
 export function paste(
   document: GraphDocument,
   places: Places,

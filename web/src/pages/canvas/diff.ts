@@ -1,11 +1,12 @@
-/** Two texts line by line: what stayed, what went, what came. */
+/** Compares two texts line by line. */
 
 export interface DiffLine {
   readonly kind: "same" | "gone" | "new"
   readonly text: string
 }
 
-/** By the longest common subsequence; beyond this many cells, all of one goes and all of the other comes. */
+/** The limit for the longest common subsequence, in cells of its table. Beyond it, all old lines
+ * count as removed and all new ones as added. */
 const CELLS_MAX = 4_000_000
 
 export function diffOf(before: string, after: string): DiffLine[] {

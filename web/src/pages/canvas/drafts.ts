@@ -1,4 +1,4 @@
-/** What was drawn and not saved, kept in this browser: a graph with problems can't be stored anywhere else. */
+/** Keeps unsaved graphs in this browser. A graph with problems can't be stored anywhere else. */
 
 import { onSignOut } from "@/api"
 import { documentOf } from "./document"
@@ -17,7 +17,7 @@ export interface Draft {
 
 const PREFIX = "comfyfleet.graph-draft."
 const OPEN_MAX = 8
-/** With the way back, while this tab is open. */
+/** Drafts with their undo history, while this tab is open. */
 const open = new Map<string, Draft>()
 onSignOut(() => open.clear())
 
@@ -29,7 +29,7 @@ export function keepDraft(key: string, draft: Draft, isChanged: boolean): void {
     if (isChanged) localStorage.setItem(PREFIX + key, JSON.stringify(draft.history.now))
     else localStorage.removeItem(PREFIX + key)
   } catch {
-    // There is no room: it is kept while this tab is open.
+    // The storage is full, so the draft lasts only while this tab is open.
   }
 }
 
@@ -38,11 +38,11 @@ export function forgetDraft(key: string): void {
   try {
     localStorage.removeItem(PREFIX + key)
   } catch {
-    // Nothing was kept.
+    // Storage is unavailable, so nothing was stored.
   }
 }
 
-/** As it was left; what is saved is one step back. */
+/** Returns the draft as the user left it. One undo step leads back to the saved graph. */
 export function draftOf(key: string, saved: Saved | null, first: Sheet): Draft {
   const kept = open.get(key)
   if (kept && (kept.saved?.version ?? 0) >= (saved?.version ?? 0)) return kept

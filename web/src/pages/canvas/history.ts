@@ -1,4 +1,4 @@
-/** What was drawn, and the way back. */
+/** The undo history of the canvas. */
 
 import type { GraphDocument, Places } from "./document"
 
@@ -11,7 +11,8 @@ export interface History {
   readonly now: Sheet
   readonly past: readonly Sheet[]
   readonly future: readonly Sheet[]
-  /** Of the last change: one of the same kind joins it, as letters that are typed. */
+  /** The kind of the last change. Another change of the same kind joins it, such as letters
+   * typed in one field. */
   readonly tag: string | null
 }
 

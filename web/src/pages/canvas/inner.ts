@@ -1,4 +1,4 @@
-/** The stored graphs that nodes have inside: which there are, and their ports. */
+/** Reads the stored graphs that nodes contain: the available graphs, and their ports. */
 
 import { useEffect, useMemo, useRef, useState } from "react"
 import { api, pathOf, useQuery } from "@/api"
@@ -22,10 +22,11 @@ function pathsIn(document: GraphDocument): string {
   return [...new Set(named.flatMap((each) => pathOfPorts(each) ?? []))].sort().join(" ")
 }
 
-/** Ports of all graphs that a document names; those that can't be read are told by its problems. */
+/** Returns the ports of all graphs that a document names. Graphs that can't be read appear among
+ * the document's problems. */
 export function useInner(document: GraphDocument): InnerOf {
   const paths = pathsIn(document)
-  // A version never changes: what was read once is right for good.
+  // A version never changes, so it is read only once.
   const [known, setKnown] = useState<ReadonlyMap<string, GraphPorts>>(() => new Map())
   const latest = useRef(known)
   latest.current = known
@@ -51,7 +52,7 @@ export function useInner(document: GraphDocument): InnerOf {
 const GRAPHS_MAX = 100
 const NONE: readonly GraphSummary[] = []
 
-/** The graphs that may be taken inside, the newest first. */
+/** Returns the graphs that can be nested, newest first. */
 export function useGraphs(): readonly GraphSummary[] {
   const found = useQuery<GraphPage>("/api/graphs", { query: { limit: GRAPHS_MAX }, freshSeconds: 10 })
   return found.data?.graphs ?? NONE

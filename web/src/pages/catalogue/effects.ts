@@ -1,4 +1,4 @@
-/** Effects as the catalogue shows them. */
+/** Prepares effects for the catalog. */
 
 import type { EffectAnswer, PublicEffects } from "@/api/schema"
 
@@ -15,7 +15,7 @@ export function tagsOf(effects: readonly Effect[]): string[] {
   return [...new Set(effects.flatMap((each) => each.tags))].sort((a, b) => a.localeCompare(b))
 }
 
-/** Every word of the text is somewhere in the effect's title, description or tags. */
+/** Checks whether every word of the text occurs in the effect's title, description or tags. */
 export function fits(effect: Effect, text: string, tag: string | null): boolean {
   if (tag !== null && !effect.tags.includes(tag)) return false
   const all = [effect.title, effect.slug, effect.description, ...effect.tags].join(" ").toLocaleLowerCase()

@@ -8,7 +8,8 @@ import { words as common } from "@/words/en/common"
 import { type Effect, type Effects, fits, ledBy, previewOf, tagsOf } from "./effects"
 import "./catalogue.css"
 
-/** In the address: it is still chosen when one comes back from an effect. */
+/** Keeps the selected tag in the address, so that it is still selected when the user comes back
+ * from an effect. */
 function useTag(): [string | null, (tag: string | null) => void] {
   const [here, go] = useLocation()
   const tag = new URLSearchParams(useSearch()).get("tag")
@@ -97,7 +98,7 @@ function Tags({ tags, value, onChange }: TagsProps) {
   )
 }
 
-/** The first one that has something to show is larger, where there is room. */
+/** Shows the first effect with a preview larger if there is room. */
 function Sheet({ effects, isWhole }: { effects: readonly Effect[]; isWhole: boolean }) {
   const led = isWhole ? ledBy(effects) : null
   return (
@@ -179,7 +180,7 @@ function Coming() {
   )
 }
 
-/** Where the catalogue is shown to customers only. */
+/** Shown if only customers may see the catalog. */
 function SignInFirst() {
   return (
     <Empty

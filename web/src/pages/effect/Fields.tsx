@@ -1,4 +1,4 @@
-/** One input for each property of an effect. */
+/** Renders one input for each property of an effect. */
 
 import { Button, Check, Choices, Field, FieldFrame, Select, Slider, TextArea } from "@/ui"
 import { words } from "@/words/en/effect"
@@ -11,7 +11,7 @@ interface OneFieldProps {
   onChange: (value: unknown) => void
 }
 
-/** Few and short ones stand side by side. */
+/** Options up to this number and length are shown next to each other. */
 const CHOICES_MAX = 4
 const CHOICE_CHARACTERS_MAX = 12
 
@@ -92,7 +92,7 @@ export function OneField({ field, value, error, onChange }: OneFieldProps) {
   return <Field {...shared} value={text} onChange={(event) => onChange(event.target.value)} />
 }
 
-/** Choices may be of any type: they are told apart by their place. */
+/** Options may have values of any type, so they are identified by position. */
 function ChoiceField({ field, value, error, onChange }: OneFieldProps) {
   const options = field.choices.map((each, place) => ({ value: String(place), label: String(each) }))
   const at = field.choices.indexOf(value)

@@ -1,4 +1,4 @@
-/** A mask, painted over the picture: white is what changes. */
+/** Paints a mask over the picture. White areas are changed. */
 
 import { type KeyboardEvent, type PointerEvent, useEffect, useRef, useState } from "react"
 import { Button, Choices, Dialog, FieldFrame, Slider } from "@/ui"
@@ -6,7 +6,8 @@ import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/effect"
 import { type Chosen, chosenFile } from "./Media"
 
-/** Larger pictures are painted at this size: the backend scales a mask to its picture. */
+/** The longest side of the canvas, in pixels. Larger pictures are painted at this size, because
+ * the backend scales a mask to its picture. */
 const SIDE_MAX = 2048
 
 interface MaskInputProps {
@@ -14,7 +15,7 @@ interface MaskInputProps {
   hint: string | null
   error: string | null
   isOptional: boolean
-  /** What is painted over. */
+  /** The picture under the mask. */
   picture: string | null
   chosen: Chosen | null
   onChange: (chosen: Chosen | null) => void
@@ -84,7 +85,7 @@ interface Size {
   height: number
 }
 
-/** One movement of the brush; sizes are parts of the picture. */
+/** One stroke of the brush. Sizes are fractions of the picture. */
 interface Stroke {
   tool: "draw" | "erase"
   brush: number
@@ -107,7 +108,7 @@ function drawStroke(paper: CanvasRenderingContext2D, { tool, brush, spots }: Str
 
 interface PainterProps {
   picture: string
-  /** Of before: they can be gone on with. */
+  /** Earlier strokes, which the user can continue. */
   strokes: readonly Stroke[]
   onCancel: () => void
   onDone: (file: File, strokes: readonly Stroke[]) => void
@@ -187,7 +188,7 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
           }}
         />
         {size && (
-          // biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: keys go to what is painted on
+          // biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: the canvas itself handles the keys
           <canvas
             ref={canvas}
             {...size}
@@ -251,7 +252,7 @@ function within(value: number): number {
   return Math.max(0, Math.min(1, value))
 }
 
-/** White on black, without transparency: as loaders of masks read it. */
+/** Exports the mask in white on black without transparency, which mask loaders expect. */
 async function fileOf(painted: HTMLCanvasElement): Promise<File> {
   const made = document.createElement("canvas")
   made.width = painted.width

@@ -1,4 +1,5 @@
-/** A file for a graph: dropped, picked, or one of my media, of any type of its kind. */
+/** Picks a file for a graph, of any type of its kind: dropped, selected, or taken from the
+ * user's media. */
 
 import { useMemo } from "react"
 import { asApiError, useQuery } from "@/api"
@@ -7,7 +8,7 @@ import "./effect.css"
 
 const BYTES_MAX = 2 ** 31
 
-/** The id of its media, as soon as it is uploaded. */
+/** Returns the media's id once the file is uploaded. */
 export async function sentId({ mediaId, upload }: Chosen, missing: string): Promise<string> {
   const id = mediaId ?? (await upload?.ended) ?? null
   if (id === null) throw upload?.state().error ?? asApiError(new Error(missing))

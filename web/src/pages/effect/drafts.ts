@@ -1,12 +1,12 @@
-/** What was chosen and typed in forms that were left, in this tab: it is there again when one comes back, and after a
- * reload all of it but uploads that had not ended. */
+/** Keeps the files and values of forms that the user has left, for this tab. They are restored
+ * when the user comes back. After a reload, everything but unfinished uploads is restored. */
 
 import { cache } from "@/api"
 import type { Values } from "./form"
 import { type Chosen, forget } from "./Media"
 
 export interface Draft {
-  /** Uploads among them go on. */
+  /** Unfinished uploads among these files continue. */
   chosen: Record<string, Chosen>
   values: Values
 }
@@ -14,7 +14,7 @@ export interface Draft {
 const DRAFTS_MAX = 3
 const drafts = new Map<string, Draft>()
 
-/** `place`: whose form of which effect it is. */
+/** Returns the draft for a `place`, which identifies the account and the effect. */
 export function draftOf(place: string): Draft | undefined {
   return drafts.get(place)
 }
@@ -34,7 +34,7 @@ export function dropDraft(place: string): void {
   writeNotes(readNotes().filter(([each]) => each !== place))
 }
 
-/** What of a form outlives a reload: files by the ids of their media. */
+/** The part of a form that survives a reload: values, and files by their media ids. */
 export interface Noted {
   media: Record<string, string>
   values: Values
@@ -75,11 +75,12 @@ function writeNotes(notes: Notes): void {
     if (notes.length > 0) sessionStorage.setItem(NOTES, JSON.stringify(notes))
     else sessionStorage.removeItem(NOTES)
   } catch {
-    // There is no room: it is kept until the page is loaded again.
+    // The storage is full, so the draft lasts only until the next reload.
   }
 }
 
-// Whoever signs in next sees nothing of them, and no upload goes on in another name.
+// Removes all drafts and stops their uploads, so that the next user neither sees nor continues
+// them.
 cache.onClear(() => {
   for (const place of [...drafts.keys()]) dropDraft(place)
 })

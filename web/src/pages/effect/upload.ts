@@ -98,7 +98,8 @@ export class FileUpload {
     }
   }
 
-  /** Retries a call until there is an answer. A refusal ends the retries. */
+  /** Retries a call until it succeeds. A permanent error, or too many refusals by the store,
+   * ends the retries. */
   private async again<T>(call: () => Promise<T>): Promise<T> {
     for (;;) {
       this.abort.signal.throwIfAborted()

@@ -1,4 +1,5 @@
-/** Whether a fleet runs prompts of ComfyUI's clients, and on which terms; which of them a tenant may use. */
+/** Sets whether and on which terms a fleet runs prompts from ComfyUI clients, and which fleets a
+ * tenant may use. */
 
 import { type FormEvent, type ReactNode, useState } from "react"
 import { api, cache, useAct, useQuery, useRoleReason } from "@/api"

@@ -1,4 +1,5 @@
-/** What is done with a fleet: made, joined, given a new secret, workflows, and its terms. */
+/** Dialogs of a fleet: create it, add workers, renew its secret, and set its workflows and
+ * terms. */
 
 import { useState } from "react"
 import { api, useAct, useQuery } from "@/api"
@@ -49,7 +50,7 @@ interface DialogsProps {
   fleets: readonly FleetAnswer[]
 }
 
-/** All of them: one is open, or the secret that one of them has made. */
+/** Renders the open dialog, or the secret that a dialog has created. */
 export function FleetDialogs({ asked, onAsk, fleets }: DialogsProps) {
   const [made, setMade] = useState<FleetSecret | null>(null)
   const close = () => onAsk(null)
@@ -202,7 +203,7 @@ function CapField({ value, onChange, isChecked }: CapFieldProps) {
   )
 }
 
-/** Ready to copy; where its address is one of this machine only, what to put instead. */
+/** A command to copy. If its address works only on this machine, the text suggests another. */
 export function JoinCommand({ text }: { text: string }) {
   const address = loopbackIn(text)
   return (
@@ -228,7 +229,7 @@ interface JoinProps {
   onSecret: (fleet: FleetAnswer) => void
 }
 
-/** The commands that join a worker. The secret is in them only right after it was made. */
+/** The commands that add a worker. They contain the secret only right after it was created. */
 function Join({ fleets, first, onClose, onSecret }: JoinProps) {
   const [name, setName] = useState(fleetName(first ?? fleets[0] ?? { slug: "", stage: "" }))
   const fleet = fleets.find((each) => fleetName(each) === name)

@@ -1,4 +1,4 @@
-/** Fleets: who may join, what they run, and how a worker joins. */
+/** Lists fleets with their terms, their workflows and the way to add workers. */
 
 import { useState } from "react"
 import { Link } from "wouter"
@@ -61,7 +61,7 @@ export default function FleetsPage() {
 
 interface OneFleetProps {
   fleet: FleetAnswer
-  /** undefined: not known yet. */
+  /** Undefined while unknown. */
   online: number | undefined
   pending: number
   matrix: Matrix | undefined
@@ -110,7 +110,7 @@ function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetPr
   )
 }
 
-/** Read when it is opened. */
+/** Its data is read when it is opened. */
 function More({ fleet }: { fleet: FleetAnswer }) {
   const [isOpen, setOpen] = useState(false)
   const details = useQuery<FleetDetails>(isOpen ? fleetPath(fleet) : null, { freshSeconds: 10 })

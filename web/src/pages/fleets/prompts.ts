@@ -1,8 +1,8 @@
-/** The terms on which prompts of ComfyUI's clients are run, as they are typed. Pure. */
+/** The typed form of the terms on which prompts from ComfyUI clients run. Pure functions. */
 
 import type { FleetPromptsAnswer } from "@/api/schema"
 
-/** The terms that an operator sets; a warning about them comes only in answers. */
+/** The terms that an operator sets. Only answers contain a warning about them. */
 export type FleetPrompts = Omit<FleetPromptsAnswer, "warning">
 
 export type PriceKind = "free" | "each" | "second"
@@ -11,7 +11,7 @@ export interface TypedTerms {
   isOpen: boolean
   priceKind: PriceKind
   price: string
-  /** One in each line, as the next two. */
+  /** One per line, as in the next two fields. */
   allow: string
   deny: string
   passthrough: string
@@ -25,18 +25,18 @@ export interface TypedTerms {
 export type WrongTerm = "price" | "allow" | "deny" | "passthrough" | "nodes" | "bytes" | "seconds"
 
 const PRICE_MAX = 1_000_000_000
-/** As the control plane bounds them. */
+/** The same limits as in the control plane. */
 export const BOUNDS = {
   nodes: [1, 100_000],
   bytes: [1_000, 64 * 1024 ** 2],
   seconds: [1, 7 * 24 * 3_600],
 } as const
 const LINES_MAX = { allow: 500, deny: 500, passthrough: 20 }
-// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is refused
+// biome-ignore lint/suspicious/noControlCharactersInRegex: the expression rejects control characters
 const NODE_TYPE = /^[^\x00-\x1f\x7f]{1,200}$/
 const ROUTE = /^(\/[A-Za-z0-9_-]{1,60}){1,6}$/
 
-/** Each line once, without what is around it. */
+/** Returns the trimmed lines without duplicates. */
 export function linesOf(text: string): string[] {
   const all = text.split("\n").map((each) => each.trim())
   return [...new Set(all.filter(Boolean))]

@@ -1,4 +1,4 @@
-/** Two runs side by side: what is different between them, or everything. */
+/** Compares two runs: only their differences, or everything. */
 
 import { useEffect } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -19,10 +19,11 @@ import "./graph-compare.css"
 
 const SHOWS = (Object.keys(words.shows) as Show[]).map((value) => ({ value, label: words.shows[value] }))
 const RUNS_LISTED_MAX = 100
-// Short: the choice is as wide as a phone.
+// The short format fits the selection on a phone.
 const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" })
 
-/** By /graph-runs/compare?a=…&b=…; with ?graph=… the latest two of that graph. */
+/** Opened through /graph-runs/compare?a=…&b=…; with ?graph=…, it compares that graph's latest
+ * two runs. */
 export default function GraphCompare() {
   const search = useSearch()
   const [, navigate] = useLocation()
@@ -38,7 +39,7 @@ export default function GraphCompare() {
     const told = Object.entries({ ...given, ...next }).filter(([, value]) => value !== "")
     navigate(`/graph-runs/compare?${new URLSearchParams(told)}`, { replace: true })
   }
-  // Of one graph, what was run last is compared with what was run before it.
+  // Compares the graph's latest run with the one before it.
   // biome-ignore lint/correctness/useExhaustiveDependencies: only once, when the runs have come
   useEffect(() => {
     if (graph && !a && !b && newest && older) go({ a: older.id, b: newest.id })
@@ -89,7 +90,7 @@ interface PickProps {
   label: string
   value: string
   runs: readonly GraphRunSummary[]
-  /** One that is older than what is listed. */
+  /** A run that is older than those in the list. */
   known: ComparedRun | undefined
   onPick: (id: string) => void
 }

@@ -1,4 +1,4 @@
-/** Which runs an address compares, and what it shows of them. Pure. */
+/** Reads from an address which runs to compare, and what to show. Pure functions. */
 
 import type { ComparedValue } from "@/api/schema"
 
@@ -22,7 +22,7 @@ export function pairOf(search: string): Pair {
   }
 }
 
-/** By section, in the order in which they came. */
+/** Groups values by section, in the original order. */
 export function sectionsOf(values: readonly ComparedValue[]): [string, ComparedValue[]][] {
   const found = new Map<string, ComparedValue[]>()
   for (const each of values) {

@@ -1,4 +1,4 @@
-/** What happened at one node: its executions, each with inputs, outputs, attempts and times. */
+/** Shows a node's executions with their inputs, outputs, attempts and times. */
 
 import { type ReactNode, useState } from "react"
 import { Link } from "wouter"
@@ -12,7 +12,7 @@ interface ExecutionPanelProps {
   id: string
   executions: readonly ExecutionSeen[]
   onClose: () => void
-  /** What can be done with the node. */
+  /** The actions on the node. */
   children?: ReactNode
 }
 
@@ -46,7 +46,7 @@ export function ExecutionPanel({ id, executions, onClose, children }: ExecutionP
   )
 }
 
-/** What is inside a map or a loop is told with its own name. */
+/** Returns the name of an execution. Inner nodes of a map or a loop appear with their own names. */
 function nameOf({ node, index, status }: ExecutionSeen): string {
   const inner = node.includes("/") ? node.slice(node.indexOf("/") + 1) : ""
   const told = index.length > 0 ? words.item(index) : inner ? "" : words.whole

@@ -1,4 +1,4 @@
-/** All that a run made: a strip while it runs, and a gallery. */
+/** Shows a run's outputs: a strip while it runs, and a gallery. */
 
 import type { GraphRunAnswer } from "@/api/schema"
 import { Dialog, Empty, LinkButton } from "@/ui"
@@ -8,7 +8,7 @@ import { filesIn, filesOf, type MadeFile } from "./follow"
 
 const STRIP_MAX = 5
 
-/** The latest results of nodes. */
+/** Returns the nodes' latest results. */
 export function madeSoFar(run: GraphRunAnswer): MadeFile[] {
   const all = run.executions.filter((each) => each.job_id).flatMap(filesOf)
   return [...new Map(all.map((each) => [each.file_id, each])).values()]
@@ -16,7 +16,7 @@ export function madeSoFar(run: GraphRunAnswer): MadeFile[] {
 
 interface StripProps {
   files: readonly MadeFile[]
-  /** Then no place is kept for more. */
+  /** True if the run has ended, so that no space is reserved for more outputs. */
   isOver: boolean
   urlOf: (file: MadeFile) => string
   onOpen: () => void
@@ -30,7 +30,7 @@ export function Strip({ files, isOver, urlOf, onOpen }: StripProps) {
       {Array.from({ length: isOver ? shown.length : STRIP_MAX }, (_, at) => {
         const file = shown[at]
         return (
-          // biome-ignore lint/suspicious/noArrayIndexKey: places of a strip
+          // biome-ignore lint/suspicious/noArrayIndexKey: an output is identified by its position in the strip
           <i key={at}>{file && <img src={urlOf(file)} alt={file.filename} decoding="async" />}</i>
         )
       })}
@@ -90,9 +90,9 @@ function Shown({ file, url }: { file: MadeFile; url: string }) {
       </a>
     )
   if (file.mime_type.startsWith("video/"))
-    // biome-ignore lint/a11y/useMediaCaption: made by machines, without words
+    // biome-ignore lint/a11y/useMediaCaption: outputs have no captions
     return <video src={url} controls preload="metadata" />
-  // biome-ignore lint/a11y/useMediaCaption: made by machines, without words
+  // biome-ignore lint/a11y/useMediaCaption: outputs have no captions
   if (file.mime_type.startsWith("audio/")) return <audio src={url} controls preload="none" />
   return <a href={file.url}>{file.filename}</a>
 }

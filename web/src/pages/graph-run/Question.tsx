@@ -1,4 +1,4 @@
-/** A node whose backend went away asks: where shall it go on? */
+/** Asks the user a question that a node of the run is waiting for. */
 
 import { useEffect, useState } from "react"
 import { api, useAct } from "@/api"
@@ -11,7 +11,7 @@ interface QuestionProps {
   runId: string
   question: QuestionSeen
   picture: string | null
-  /** What a person may pick from; undefined: it can't be shown. */
+  /** The pictures to pick from; undefined marks one that can't be shown. */
   pictures: readonly (string | undefined)[]
   open: boolean
   onLater: () => void
@@ -28,7 +28,7 @@ export function sendAnswer(runId: string, { node, index }: QuestionSeen, answer:
   return api.post<GraphRunAnswer>(`/api/graph-runs/${runId}/answer`, { node, index, ...answer })
 }
 
-/** The same answer for another question, as far as it may be given there. */
+/** Returns the same answer for another question, or null if it doesn't apply there. */
 export function sameAnswer(question: QuestionSeen, { choice, backend }: Answer): Answer | null {
   if (!question.choices.includes(choice) || typeof question.pick_from === "number") return null
   return choice !== "backend" || (backend && question.backends.includes(backend)) ? { choice, backend } : null
@@ -46,7 +46,7 @@ export function Question(props: QuestionProps) {
     onAnswered(await sendAnswer(runId, question, answer), isForAll, answer)
   })
   const { forget } = act
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another question begins anew
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another question starts from scratch
   useEffect(() => {
     forget()
     setKey(optionsOf(question, null)[0]?.key ?? "")
@@ -146,7 +146,7 @@ interface PicksProps {
   onPick: (picked: readonly number[] | null) => void
 }
 
-/** Nothing marked: all of it is meant, and told so. */
+/** Shows the pictures to pick from. If none is marked, all are meant, and the page says so. */
 function Picks({ count, pictures, picked, onPick }: PicksProps) {
   const toggled = (at: number) => {
     const next = picked?.includes(at) ? picked.filter((each) => each !== at) : [...(picked ?? []), at]

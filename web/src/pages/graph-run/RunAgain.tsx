@@ -1,4 +1,5 @@
-/** Another run from a node on: what comes before it is kept; the way back to the run that it came from, and on to later ones. */
+/** Runs a graph again from one node and keeps the earlier results. Also links to the original
+ * run and to later ones. */
 
 import { Link, useLocation } from "wouter"
 import { api, cache, useAct, useQuery } from "@/api"

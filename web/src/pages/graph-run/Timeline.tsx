@@ -1,4 +1,4 @@
-/** Who waited for what in a run, on one axis of time, and its critical path. */
+/** Shows a run's waiting and running times on one time axis, and its critical path. */
 
 import { useEffect } from "react"
 import { useQuery } from "@/api"
@@ -23,7 +23,7 @@ export function Timeline({ run, selected, onSelect }: TimelineProps) {
   const { reload } = timeline
   const stamp = stampOf(run)
   const goesOn = !isOver(run.status)
-  // biome-ignore lint/correctness/useExhaustiveDependencies: it is read again whenever something has ended
+  // biome-ignore lint/correctness/useExhaustiveDependencies: read again whenever an execution has ended
   useEffect(reload, [stamp])
   useEffect(() => {
     if (!goesOn) return
@@ -168,7 +168,7 @@ function ranTold({ seconds, executions, status }: NodeTimeline): string {
   return executions > 1 ? words.times(executions, each) : each
 }
 
-/** What is a smaller part of the critical path is not worth a line. */
+/** Smaller fractions of the critical path are not listed. */
 const STEP_PART_MIN = 0.005
 
 function Path({ timeline }: { timeline: RunTimeline }) {

@@ -1,10 +1,10 @@
-/** The bars of a timeline, as parts of its axis. Pure. */
+/** Calculates the bars of a timeline as fractions of its axis. Pure functions. */
 
 import type { KindSeconds, NodeTimeline } from "@/api/schema"
 
 export interface Bar {
   readonly kind: string
-  /** Parts of the axis, from 0 to 1. */
+  /** Fractions of the axis, from 0 to 1. */
   readonly from: number
   readonly to: number
   readonly seconds: number
@@ -25,14 +25,14 @@ export function barsOf(node: Pick<NodeTimeline, "spans">, seconds: number): Bar[
 
 const WAIT_SECONDS_MIN = 0.05
 
-/** What it waited for, the longest first; of many executions, one on average. */
+/** Returns the waiting times by kind, longest first, as averages per execution. */
 export function waitsOf(seconds: KindSeconds, executions: number): { kind: string; seconds: number }[] {
   return WAITS.map((kind) => ({ kind, seconds: seconds[kind] / Math.max(1, executions) }))
     .filter((each) => each.seconds >= WAIT_SECONDS_MIN)
     .toSorted((one, two) => two.seconds - one.seconds)
 }
 
-/** Those kinds that can be seen in a timeline, for its legend. */
+/** Returns the kinds that occur in a timeline, for its legend. */
 export function kindsIn(nodes: readonly Pick<NodeTimeline, "seconds">[]): string[] {
   const kinds = ["running", ...WAITS] as const
   return kinds.filter((kind) => nodes.some(({ seconds }) => seconds[kind] >= WAIT_SECONDS_MIN))

@@ -1,11 +1,11 @@
-/** What nodes that decide have decided, in a few words for the node itself. Pure. */
+/** Describes the decisions of deciding nodes in a few words for the node itself. Pure functions. */
 
 import type { ExecutionSeen, NodeSeen } from "@/api/schema"
 import { words } from "@/words/en/canvas"
 
 export interface Decided {
   readonly told: string | null
-  /** The port through which the value went on. */
+  /** The port through which the value was passed on. */
   readonly way: string | null
 }
 

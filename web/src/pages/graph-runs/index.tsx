@@ -1,4 +1,4 @@
-/** Runs of graphs: all of one's own, or those of one graph. */
+/** Lists runs of graphs: all of the user's own, or those of one graph. */
 
 import { useState } from "react"
 import { Link } from "wouter"

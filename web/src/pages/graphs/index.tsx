@@ -1,4 +1,4 @@
-/** All graphs of the tenant, and the latest runs of one's own. */
+/** Lists the tenant's graphs and the user's latest runs. */
 
 import { useState } from "react"
 import { Link } from "wouter"

@@ -1,4 +1,5 @@
-/** Raw: the whole error, the prompt as a tree and as JSON, what was sent, the audit. */
+/** Raw details: the full error, the prompt as a tree and as JSON, the request, and the audit
+ * log. */
 
 import { useState } from "react"
 import { useQuery } from "@/api"
@@ -94,9 +95,10 @@ function Prompt({ prompt, id }: { prompt: JobDetails["prompt"]; id: string }) {
   )
 }
 
-/** The editor looks for this when it has started, be it after a log-in. */
+/** Stores the job's id for the editor, which reads it when it starts, even if the user must log
+ * in first. */
 function openInEditor(id: string): void {
-  // biome-ignore lint/suspicious/noDocumentCookie: other storage is cleared where another user logs in
+  // biome-ignore lint/suspicious/noDocumentCookie: other storage is cleared when another user logs in
   document.cookie = `comfyfleet_open_job=${id}; path=/editor/; max-age=600; samesite=strict`
   window.location.assign("/editor/")
 }

@@ -1,4 +1,5 @@
-/** What went in and came out. A customer's pictures are shown only to those who ask for them, which is audited. */
+/** Shows a job's input and output files. A customer's pictures appear only on request, which is
+ * audited. */
 
 import { useState } from "react"
 import { useQuery } from "@/api"
@@ -10,7 +11,7 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
   const isOwn = job.user_id === null
   const [isAsked, setAsked] = useState(false)
   const isShown = isOwn || isAsked
-  // Their addresses end after a while: they are asked for again with each state.
+  // File URLs expire, so they are requested again after each change of status.
   const seen = useQuery<JobDetails>(isShown ? path : null, { query: { files: true, of: job.status } })
   const shown = isShown ? seen.data : undefined
   const files = [
@@ -65,7 +66,7 @@ function OneFile({ file, side, isAsked }: { file: FileSeen; side: string; isAske
     <figure>
       <div className={file.url ? "job-print" : "job-print is-hidden"}>
         {file.url && kind === "image" && <img src={file.url} alt={name} loading="lazy" />}
-        {/* biome-ignore lint/a11y/useMediaCaption: what customers make has no captions */}
+        {/* biome-ignore lint/a11y/useMediaCaption: customers' files have no captions */}
         {file.url && kind === "video" && <video src={file.url} controls aria-label={name} />}
         {!file.url && <span>{isAsked || file.size === null ? words.gone : words.hidden}</span>}
       </div>

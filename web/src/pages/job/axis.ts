@@ -1,10 +1,10 @@
-/** Attempts as bars on one axis of time: waited, got files and models ready, ran. */
+/** Converts attempts to bars on a time axis: waiting, preparing files and models, running. */
 
 import type { AttemptLine, JobDetails } from "@/api/schema"
 
 export interface Bar {
   readonly kind: "waited" | "prepared" | "ran"
-  /** Parts of the axis, from 0 to 1. */
+  /** Fractions of the axis, from 0 to 1. */
   readonly from: number
   readonly to: number
   readonly seconds: number
@@ -52,18 +52,19 @@ function barsOf(line: AttemptLine, part: (moment: number) => number, now: Date):
     .map(([kind, from, to]) => ({ kind, from: part(from), to: part(to), seconds: (to - from) / 1000 }))
 }
 
-/** Whether the tokens that were reserved for it are the customer's again. */
+/** Checks whether the tokens that were reserved for the job have been refunded. */
 export function isGivenBack(status: string): boolean {
   return status === "failed" || status === "cancelled"
 }
 
-/** A job is retried once: whoever asks again gets the same new job. */
+/** Returns the new job's id if the job was retried. A job is retried only once; another request
+ * returns the same new job. */
 export function retryOf({ audit }: Pick<JobDetails, "audit">): string | null {
   const entry = audit.findLast((each) => each.action === "retry" && each.details.new_job)
   return entry ? String(entry.details.new_job) : null
 }
 
-/** Of what the pages show as a state. */
+/** Converts an attempt's outcome to a state that the pages show. */
 export function stateOfOutcome(outcome: string | null): string {
   if (outcome === null) return "running"
   if (outcome === "requeued") return "cancelled"

@@ -1,4 +1,4 @@
-/** One job: what went wrong and the likely way on, every attempt, what went in and came out. */
+/** The page of one job: its error with the likely next step, its attempts, inputs and outputs. */
 
 import { useEffect, useRef, useState } from "react"
 import { Link, useLocation } from "wouter"
@@ -68,7 +68,7 @@ export default function JobPage({ id }: { id: string }) {
   )
 }
 
-/** Reads again where events tell of this job: at most twice a second. */
+/** Reads the job again when events report a change, at most twice a second. */
 function useLive(id: string, reload: () => void): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {
@@ -187,7 +187,7 @@ function tellNew(title: string, id: string, go: (to: string) => void): void {
   toast({ title, text: shortId(id), act: { label: words.openIt, run: () => go(`/console/jobs/${id}`) } })
 }
 
-/** What went wrong, and a worker that could run it. */
+/** Shows the error, and a worker that could run the job. */
 function Failure({ job }: { job: JobDetails }) {
   const path = `/api/admin/workflows/${encodeURIComponent(job.workflow)}/workers`
   const able = useQuery<AbleWorkers>(path, { query: { version: job.version }, freshSeconds: 30 }).data

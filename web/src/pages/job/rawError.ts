@@ -1,11 +1,11 @@
-/** What a backend told about a failure: JSON of its exception, or plain text. */
+/** Parses a backend's error: an exception as JSON, or plain text. */
 
 export interface ReadError {
-  /** "PIL.UnidentifiedImageError: cannot identify image file" */
+  /** For example "PIL.UnidentifiedImageError: cannot identify image file". */
   readonly title: string | null
   readonly nodeId: string | null
   readonly nodeType: string | null
-  /** As people read it: lines of the traceback are lines. */
+  /** The readable text, with one line per line of the traceback. */
   readonly text: string
 }
 

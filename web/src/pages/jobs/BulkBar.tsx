@@ -1,4 +1,4 @@
-/** What is done with the selected jobs, and the questions before it. */
+/** Actions on the selected jobs, with their confirmations. */
 
 import { useState } from "react"
 import { api, cache, useAct } from "@/api"
@@ -22,7 +22,7 @@ export function tellDone(act: BulkAct, { done, failed }: Done): void {
   })
 }
 
-/** Pausing can be undone, so that nobody is asked. */
+/** Pauses or resumes a workflow. Both can be undone, so there is no confirmation. */
 export async function setPaused(name: string, isPaused: boolean): Promise<void> {
   await api.post(`${WORKFLOWS}/${encodeURIComponent(name)}/${isPaused ? "pause" : "resume"}`)
   cache.invalidate(WORKFLOWS)
@@ -40,14 +40,14 @@ export function tellFailed(thrown: unknown): void {
 
 interface BulkBarProps {
   chosen: Chosen
-  /** null: all that match. */
+  /** Null means all matching jobs. */
   count: number | null
   asked: Asked
   onAsk: (asked: Asked) => void
   onDone: () => void
   onSelectAll: (() => void) | null
   onSelectNone: () => void
-  /** Of the selected jobs. */
+  /** The workflows of the selected jobs. */
   workflows: readonly WorkflowAnswer[]
 }
 

@@ -1,4 +1,5 @@
-/** A list of jobs with its filter, its views and what is done with many of them: jobs, and the queue. */
+/** A list of jobs with filters, views and bulk actions. Used by the pages for jobs and for the
+ * queue. */
 
 import { type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from "react"
 import { useLocation, useSearch } from "wouter"
@@ -28,7 +29,7 @@ import "./jobs.css"
 interface JobListProps {
   title: string
   path: string
-  /** Used where the address names no status. */
+  /** The default filter if the address has no status. */
   within?: BulkFilter
   views: (chips: readonly Chip[], show: (search: string) => void, version: number) => ReactNode
   above?: ReactNode
@@ -159,7 +160,8 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
   )
 }
 
-/** Of rows by their ids; or of all that match, also of those that were not read yet. */
+/** Keeps the selection: rows by id, or all matching jobs, including those that haven't been read
+ * yet. */
 function useSelection(of: string) {
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set())
   const [isAll, setAll] = useState(false)
@@ -167,14 +169,14 @@ function useSelection(of: string) {
     setSelected(next)
     setAll(false)
   }, [])
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another list has nothing selected
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new list starts without a selection
   useEffect(() => set(new Set()), [of, set])
   return { selected, set, isAll, takeAll: () => setAll(true) }
 }
 
 const ROW_KEYS = new Set(["j", "k", "x", "r", "p", "ArrowDown", "ArrowUp"])
 
-/** Keys work wherever the focus is, but for fields, buttons and dialogs. */
+/** Handles keys for the whole page, except in fields, buttons and dialogs. */
 function usePageKeys() {
   const field = useRef<HTMLInputElement>(null)
   const [isHelpOpen, setHelpOpen] = useState(false)

@@ -1,4 +1,4 @@
-/** The rows: state, where it stands, how long it took. */
+/** The rows of the job list, with state, place and duration. */
 
 import { useMemo } from "react"
 import type { JobListed } from "@/api/schema"
@@ -49,7 +49,7 @@ export function JobTable({
   )
 }
 
-/** A worker may have a job that it has not begun. */
+/** A worker may hold a job that it hasn't started. */
 function JobState({ row }: { row: JobListed }) {
   if (row.status === "processing" && row.started_at === null)
     return <Status status="queued">{words.held}</Status>

@@ -1,10 +1,10 @@
-/** One act on many jobs: by their ids in parts, or on all that match a filter. */
+/** Runs one action on many jobs: by their ids in batches, or on all jobs that match a filter. */
 
 import { api } from "@/api"
 import type { BulkAct, BulkAnswer, BulkFailureAnswer, BulkFilter } from "@/api/schema"
 
 export const PART = 500
-/** 200 parts are 100,000 jobs. */
+/** The maximum number of batches: 200 batches are 100,000 jobs. */
 const PARTS_MAX = 200
 
 export type Chosen = { ids: readonly string[] } | { filter: BulkFilter }

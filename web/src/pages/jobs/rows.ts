@@ -1,9 +1,9 @@
-/** Rows of the list as they change: pages that follow, the newest ones again, events. */
+/** Updates the rows of the list from later pages, a new read of the first page, and events. */
 
 import type { BulkFilter, DispatchStatus, JobListed, JobStatus } from "@/api/schema"
 import { keeps } from "./filter"
 
-/** What the operators' events tell of a job. */
+/** The fields of a job in the operators' events. */
 export interface JobEvent {
   id: string
   tenant_id: string
@@ -40,7 +40,8 @@ export function withPage(rows: readonly JobListed[], page: readonly JobListed[])
   return [...rows, ...page.filter((each) => !known.has(each.id))]
 }
 
-/** The first page, read again: it tells what is in its span; rows that are older stay as they were. */
+/** Applies a new read of the first page. It replaces the rows in its range; older rows stay as
+ * they were. */
 export function withNewest(
   rows: readonly JobListed[],
   newest: readonly JobListed[],
@@ -54,7 +55,8 @@ export function withNewest(
   )
 }
 
-/** Events change rows in place; a row that fits the filter no more goes. Unchanged rows stay the same objects. */
+/** Applies events in place and removes rows that no longer match the filter. Unchanged rows keep
+ * the same objects. */
 export function withEvents(
   rows: readonly JobListed[],
   events: readonly JobEvent[],
@@ -86,7 +88,7 @@ function changed(row: JobListed, event: JobEvent): JobListed {
   }
 }
 
-/** Whether events tell of a job that should be in the list, and isn't. */
+/** Checks whether events report a job that belongs in the list but isn't there yet. */
 export function isNews(rows: readonly JobListed[], events: readonly JobEvent[], filter: BulkFilter): boolean {
   const known = new Set(rows.map((each) => each.id))
   return events.some(
@@ -99,7 +101,7 @@ export function isNews(rows: readonly JobListed[], events: readonly JobEvent[], 
   )
 }
 
-/** Seconds that a job waited and ran, as far as they are known. */
+/** Returns the seconds that a job waited and ran, or null where they are unknown. */
 export function spansOf(row: JobListed, now: Date): { waited: number | null; ran: number | null } {
   const [submitted, started, ended] = [row.submitted_at, row.started_at, row.completed_at].map((each) =>
     each === null ? null : Date.parse(each),

@@ -1,4 +1,4 @@
-/** What could be meant by what has been typed so far. */
+/** Suggests filters for the typed text. */
 
 import { stateOf } from "@/ui/Status"
 import { words as common } from "@/words/en/common"
@@ -8,7 +8,7 @@ export interface Known {
   workflows: readonly string[]
   effects: readonly string[]
   workers: readonly string[]
-  /** Names by ids, and ids by names in small letters. */
+  /** Maps tenant ids to names, and names in lower case to ids. */
   tenantNames: ReadonlyMap<string, string>
   tenantIds: ReadonlyMap<string, string>
   statusWord: (status: string) => string

@@ -1,4 +1,5 @@
-/** The rows of one filter: pages of 200 by cursor, kept up to date by the operators' events. */
+/** Reads the rows of a filter in pages of 200 by cursor, and keeps them up to date with the
+ * operators' events. */
 
 import { useCallback, useEffect, useRef, useState } from "react"
 import { type ApiError, api, asApiError, useEvents } from "@/api"
@@ -7,16 +8,17 @@ import { isNews, type JobEvent, withEvents, withNewest, withPage } from "./rows"
 
 export const EVENTS = "/api/admin/events"
 const PAGE = 200
-/** A page of a filter by worker or error may be empty, and the next one not. */
+/** The maximum number of pages read at once. With a filter by worker or error, a page may be
+ * empty although later ones have rows. */
 const PAGES_AT_ONCE_MAX = 20
 const AGAIN_MS = 2_000
 
 export interface Jobs {
-  /** undefined: on their way. */
+  /** Undefined while the rows are being loaded. */
   readonly rows: readonly JobListed[] | undefined
   readonly hasMore: boolean
   readonly error: ApiError | null
-  /** Pools that are down. */
+  /** Backends that could not be reached, so that their jobs are missing. */
   readonly leftOut: readonly string[]
   readonly loadMore: () => void
   readonly reload: () => void
@@ -36,7 +38,7 @@ async function readPage(filter: BulkFilter, after: string | null, signal: AbortS
   return await api.get<JobPage>("/api/admin/jobs", { query, signal })
 }
 
-/** Reads on until something is found, or nothing more can be. */
+/** Reads pages until one has rows or there are no more pages. */
 async function readFound(filter: BulkFilter, after: string | null, signal: AbortSignal): Promise<JobPage> {
   let page = await readPage(filter, after, signal)
   for (let read = 1; page.jobs.length === 0 && page.next !== null && read < PAGES_AT_ONCE_MAX; read += 1)
@@ -71,7 +73,7 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     } finally {
       if (!signal.aborted) {
         isReading.current = false
-        // What changed while this was read is not in it.
+        // Changes that were made during this read are missing from it.
         if (isMissed.current) {
           isMissed.current = false
           void read("newest")
@@ -80,7 +82,7 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     }
   }, [])
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter is another list
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter means another list
   useEffect(() => {
     abort.current = new AbortController()
     isReading.current = false
@@ -107,7 +109,7 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     if (event !== "jobs") return
     const { filter: wanted, state: seen } = given.current
     if (!seen.rows) {
-      // Events come again: so may the rows.
+      // The event stream is back, so the rows may be readable again.
       if (seen.error?.isTemporary) void read("first")
       return
     }

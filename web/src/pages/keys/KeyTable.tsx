@@ -1,4 +1,4 @@
-/** Keys of one user, as the customer and as operators see them. */
+/** A user's keys, for customers and operators. */
 
 import { useState } from "react"
 import { Badge, Button, Time } from "@/ui"
@@ -12,11 +12,11 @@ export function isOver(key: ShownKey): boolean {
 
 interface KeyTableProps<Key> {
   keys: readonly Key[]
-  /** The one this browser is signed in with. */
+  /** The key with which this browser is signed in. */
   here?: string | undefined
   onRotate?: (key: Key) => void
   onRevoke: (key: Key) => void
-  /** Why keys can't be revoked now. */
+  /** Explains why keys can't be revoked now. */
   offReason?: string | null
 }
 

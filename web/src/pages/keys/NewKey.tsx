@@ -1,4 +1,4 @@
-/** The dialog that makes a key, and the one that shows it, once. */
+/** The dialog that creates a key, and the dialog that shows it once. */
 
 import { useState } from "react"
 import { api, cache, useAct } from "@/api"
@@ -9,7 +9,7 @@ import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/keys"
 import "./keys.css"
 
-/** What customers and operators see of a key alike. */
+/** The fields of a key that customers and operators see. */
 export type ShownKey = Pick<
   KeyAnswer,
   "id" | "name" | "prefix" | "scopes" | "created_at" | "expires_at" | "revoked_at" | "last_used_at"
@@ -32,9 +32,9 @@ function endOf(end: End): string | null {
 }
 
 interface NewKeyProps<Made> {
-  /** Where keys are made. */
+  /** The path for creating keys. */
   path: string
-  /** What whoever makes it may give. */
+  /** The scopes that the current user may grant. */
   mine: readonly string[]
   onClose: () => void
   onMade: (made: Made) => void
@@ -120,7 +120,7 @@ export function NewKey<Made extends ShownKey>({ path, mine, onClose, onMade }: N
 
 interface MadeKeyProps {
   made: ShownKey & { key: string }
-  /** The key in whose place it was made: revoked at the end. */
+  /** The key that the new one replaces. It is revoked at the end. */
   replaces?: ShownKey | undefined
   onDone: () => unknown
 }

@@ -17,7 +17,8 @@ export default function Keys() {
   const [isNew, setNew] = useState(false)
   const [shown, setShown] = useState<Shown | null>(null)
   const mine = useSession().data?.scopes ?? []
-  // Who may not is not let to ask: browsers tell refusals on their console.
+  // Users without the scope make no request, because browsers log refused requests in their
+  // console.
   const isRefused = !mine.includes("keys")
   const keys = useQuery<PublicKeys>(isRefused ? null : "/api/keys")
   const finish = async ({ replaces }: Shown) => {
@@ -43,7 +44,7 @@ export default function Keys() {
           {(found) => <KeyList keys={found.keys} onMade={setShown} />}
         </Loaded>
       )}
-      {/* Below a list of any length: not before its length is known. */}
+      {/* Rendered only once the length of the list above it is known. */}
       {!keys.isFirstLoad && <Programs />}
       {isNew && (
         <NewKey<MadeKey>

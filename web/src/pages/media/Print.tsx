@@ -4,7 +4,8 @@ import type { VideoSummary } from "@/api/schema"
 import { Icon, StateIcon } from "@/ui"
 import { words } from "@/words/en/media"
 
-/** What was made, or else what went in; null: nothing of it is left, or it can't be shown small. */
+/** Returns the result, or else the input. Returns null if neither is left or can be shown as a
+ * thumbnail. */
 export function pictureOf(media: VideoSummary): { url: string; kind: "image" | "video" } | null {
   const made = media.processed_content_type?.split("/")[0]
   if (media.processed_file_url && (made === "image" || made === "video"))
@@ -20,7 +21,7 @@ export function isMaking({ status }: VideoSummary): boolean {
 
 export function Picture({ url, kind, alt }: { url: string; kind: "image" | "video"; alt: string }) {
   if (kind === "image") return <img src={url} alt={alt} loading="lazy" decoding="async" />
-  // A moving picture begins where it is pointed at.
+  // A video starts when the pointer is over it.
   return (
     <video
       src={url}

@@ -108,7 +108,8 @@ export default function Media() {
   )
 }
 
-/** A percent is put into what is shown; an end is read again, as the result has a new address. */
+/** Updates the percentage in place. When a job ends, the media are read again, because the
+ * result has a new URL. */
 function follow(job: FollowedJob, key: string | null): void {
   if (!key || !job.video_id) return
   if (job.completed_at) cache.invalidate("/api/videos")
@@ -165,7 +166,7 @@ function Sheet({ media, marked, marks }: SheetProps) {
   )
 }
 
-/** M marks what the pointer is on, or else what has the focus. */
+/** The M key marks the item under the pointer, or else the focused one. */
 function useMarkKey(sheet: { current: HTMLElement | null }, marks: Marks): void {
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {

@@ -1,4 +1,4 @@
-/** The effect as customers see it: its card, and its form with what is typed beside it. */
+/** A preview of the effect for customers: its card, and its form with the unsaved texts. */
 
 import { useState } from "react"
 import type { AdminEffectAnswer, PropertyAnswer } from "@/api/schema"
@@ -92,7 +92,7 @@ function Card({ effect, title }: { effect: AdminEffectAnswer; title: string }) {
   )
 }
 
-/** Can be tried; what is set here is kept nowhere. */
+/** A form for trying the settings. Its values aren't stored. */
 function Form({ properties, face }: { properties: readonly PropertyAnswer[]; face: Face }) {
   const [values, setValues] = useState<Record<string, unknown>>({})
   if (properties.length === 0) return <p className="quiet">{words.noSettings}</p>
@@ -109,7 +109,7 @@ function Form({ properties, face }: { properties: readonly PropertyAnswer[]; fac
           )
         return (
           <OneField
-            // Another default, another form.
+            // A new default value resets the field.
             key={`${each.name} ${JSON.stringify(field.initial)}`}
             field={field}
             value={values[`${each.name} ${JSON.stringify(field.initial)}`] ?? field.initial}

@@ -1,4 +1,5 @@
-/** Values of the workflow's properties: what customers find in the form, and what they can't change. */
+/** Sets the values of the workflow's properties: defaults in the customer's form, and fixed
+ * values. */
 
 import type { PropertyAnswer } from "@/api/schema"
 import { OneField } from "@/pages/effect/Fields"

@@ -1,4 +1,5 @@
-/** One effect as its operator sees it: what customers read, pay, find and can't change. */
+/** The operator's page of one effect: its texts, price and catalog settings, and its fixed
+ * values. */
 
 import { useEffect, useState } from "react"
 import { Link } from "wouter"
@@ -61,7 +62,8 @@ function Whole({ effect, workflow, path }: WholeProps) {
   const [face, setFace] = useState<Face>(() => unsavedOf(effect.slug) ?? faceOf(effect))
   const [known, setKnown] = useState(effect)
   if (known !== effect) {
-    // Somebody changed it meanwhile: what is typed here stays, the rest follows.
+    // If another operator has changed the effect in the meantime, unsaved changes stay; otherwise
+    // the form is updated.
     setKnown(effect)
     if (!isChanged(face, known)) setFace(faceOf(effect))
   }

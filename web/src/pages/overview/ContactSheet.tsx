@@ -1,4 +1,5 @@
-/** Workers side by side as on a contact sheet: the line stands at the real percent of what each makes. */
+/** Shows the workers as a contact sheet. The line in each picture marks the job's measured
+ * progress. */
 
 import { memo, useEffect, useRef, useState } from "react"
 import { Link } from "wouter"
@@ -15,8 +16,8 @@ const SHOWN_MAX = 28
 
 const REST_MS = 400
 
-/** The newest picture of what each worker makes, by job, one after the other while `isOn`: few calls at once, however
- * many workers there are. */
+/** Returns the latest preview of each worker's job, by job, while `isOn` is true. Previews are
+ * read one after another, so that many workers don't cause many calls at once. */
 function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap<string, string> {
   const [pictures, setPictures] = useState<ReadonlyMap<string, string>>(new Map())
   const jobs = useRef<readonly string[]>([])
@@ -33,7 +34,7 @@ function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap
     const isThere = (id: string) => jobs.current.includes(id)
     const goOn = async () => {
       while (!stop.signal.aborted) {
-        // What ends meanwhile, or can't be reached, is looked at in the next round.
+        // Jobs that have ended in the meantime, or can't be reached, are left to the next round.
         for (const id of jobs.current)
           if (isThere(id) && document.visibilityState === "visible") await look(id).catch(() => undefined)
         await new Promise((resolve) => setTimeout(resolve, REST_MS))
@@ -50,7 +51,7 @@ function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap
 
 interface SheetProps {
   workers: readonly WorkerSeen[]
-  /** With what their jobs show so far: of customers' jobs, audited. */
+  /** True if the sheet shows previews of the jobs. Viewing a customer's job is audited. */
   withPreviews: boolean
 }
 

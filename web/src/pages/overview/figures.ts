@@ -1,4 +1,4 @@
-/** What the overview's plots and alerts show. */
+/** Prepares the data for the overview's plots and alerts. */
 
 import type { Alert, Overview, WorkflowFigures } from "@/api/schema"
 import { count, duration, percent } from "@/ui"
@@ -27,7 +27,8 @@ const hundredth = (value: number | null) => (value === null ? null : value * 100
 const compact = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 })
 const brief = (value: number) => (value < 10_000 ? count(value) : compact.format(value))
 
-/** So that a fall from 100 to 98 is seen: from the ten below the lowest value. */
+/** Returns a range that starts at the multiple of ten below the lowest value, so that a fall
+ * from 100 to 98 is visible. */
 export function shareRange(values: readonly (number | null)[]): [number, number] {
   const known = values.filter((each) => each !== null)
   const low = Math.min(95, ...known)
@@ -138,7 +139,7 @@ function subjectOf(alert: Alert, kind: string): string | null {
 
 const link = (href: string, label: string): AlertAct => ({ kind: "link", href, label })
 
-/** The way on, the main one first. */
+/** Returns the actions that resolve an alert, with the main one first. */
 export function actsOf(alert: Alert): AlertAct[] {
   const { acts } = words
   const worker = subjectOf(alert, "worker")
@@ -164,7 +165,8 @@ export function actsOf(alert: Alert): AlertAct[] {
   return []
 }
 
-/** Where a person is waited for comes first; else the worst first, as they come. */
+/** Puts alerts that require a decision by the operator first. The others keep the API's order,
+ * worst first. */
 export function alertsInOrder(alerts: readonly Alert[]): Alert[] {
   const rank = (each: Alert) => (each.kind === "workers_pending" ? 0 : 1)
   return [...alerts].sort((a, b) => rank(a) - rank(b))

@@ -1,4 +1,5 @@
-/** The console's first page: what happened, who works at what, and what needs a person. */
+/** The console's first page: what has happened, what workers are doing, and what requires an
+ * operator. */
 
 import { useEffect, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -250,7 +251,7 @@ async function endMaintenance(): Promise<void> {
 const BAD_SHARE = 50
 const SPARK_HEIGHT = 24
 
-/** How many ended over time. */
+/** Shows the number of finished jobs over time. */
 function Ended({ figures, moments }: { figures: WorkflowFigures; moments: readonly number[] }) {
   const success = successOf(figures)
   const isBad = success !== null && success < BAD_SHARE

@@ -1,4 +1,5 @@
-/** The contact sheet: a part for each step, prints that are judged by keys or in the panel beside them. */
+/** The contact sheet: one section per step. Prints are judged by keyboard or in the panel beside
+ * them. */
 
 import { type KeyboardEvent as ReactKeyboardEvent, useEffect, useMemo, useRef, useState } from "react"
 import { useAct } from "@/api"
@@ -64,7 +65,7 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
             ) : (
               run.steps.map((step, number) => (
                 <StepSheet
-                  // biome-ignore lint/suspicious/noArrayIndexKey: steps never change their place
+                  // biome-ignore lint/suspicious/noArrayIndexKey: the order of steps never changes
                   key={number}
                   step={step}
                   number={number}
@@ -137,7 +138,7 @@ function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoos
           <One key={each.id} candidate={each} book={book} isChosen={each.id === chosen} onChoose={onChoose} />
         ))}
         {Array.from({ length: making }, (_, index) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: they are all alike
+          // biome-ignore lint/suspicious/noArrayIndexKey: the placeholders are interchangeable
           <li key={index} className="pipeline-run-one">
             <span className="pipeline-run-frame">{words.grid.beingMade}</span>
           </li>
@@ -221,7 +222,7 @@ function moveFocus(event: ReactKeyboardEvent<HTMLElement>): void {
   next.focus()
 }
 
-/** A, W, X and U judge what has the focus, or else what the pointer is on. */
+/** The keys A, W, X and U judge the focused candidate, or else the one under the pointer. */
 export function useJudgeKeys(area: { current: HTMLElement | null }, book: Book): void {
   const judge = useJudge(book)
   useEffect(() => {

@@ -1,4 +1,5 @@
-/** One picture as large as the window; arrow keys change to the other one, Space and Escape close it. */
+/** Shows a picture in the full window. Arrow keys switch to the other picture; Space and Escape
+ * close it. */
 
 import { useLayoutEffect, useRef } from "react"
 import { Button } from "@/ui"
@@ -12,14 +13,14 @@ interface LargeProps {
   at: number
   onMove: (at: number) => void
   onClose: () => void
-  /** Where one of them is asked for: this one it is. */
+  /** Set if the user must choose a picture. Called with the chosen one. */
   onChoose?: (at: number) => void
   book: Book
 }
 
 export function Large({ candidates, at, onMove, onClose, onChoose, book }: LargeProps) {
   const box = useRef<HTMLDialogElement>(null)
-  // Closed while it is still there, it gives the focus back.
+  // Closed before it is removed, so that the focus returns to where it was.
   useLayoutEffect(() => {
     const dialog = box.current
     dialog?.showModal()

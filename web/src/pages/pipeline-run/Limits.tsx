@@ -1,4 +1,4 @@
-/** What a run may use: changed for jobs that are submitted later. */
+/** Edits a run's limits. Changes apply to jobs that are submitted later. */
 
 import { useState } from "react"
 import { api, cache, useAct } from "@/api"

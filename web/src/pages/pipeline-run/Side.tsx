@@ -1,4 +1,5 @@
-/** One candidate beside the sheet or the tree: judged here, with what it was made with and where it comes from. */
+/** The panel for one candidate next to the sheet or the tree: its judgment, inputs and
+ * ancestors. */
 
 import { useEffect, useState } from "react"
 import { useQuery } from "@/api"
@@ -205,7 +206,7 @@ function Family({
   onChoose,
   lineage,
 }: FactsProps & { lineage: LineageAnswer | undefined }) {
-  // Known ones are shown at once; those that the page has not read come with the lineage.
+  // Known ancestors are shown at once. Those that the page hasn't read come with the lineage.
   const known = lineageOf(candidate.id, book.byId)
   const whole: readonly CandidateAnswer[] = lineage?.candidates ?? known
   const line = whole.map((each) => book.byId.get(each.id) ?? { ...each, urlAt: 0 })

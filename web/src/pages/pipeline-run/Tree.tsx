@@ -1,4 +1,5 @@
-/** The tree of candidates: steps from left to right, the lineage of the chosen one in ink. */
+/** The tree of candidates, with steps from left to right. The selected candidate's lineage is
+ * drawn in ink. */
 
 import { useMemo, useRef, useState } from "react"
 import type { PipelineRunAnswer } from "@/api/schema"
@@ -37,7 +38,7 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
     () => layout(book.all, run.steps.length, whole, chosen),
     [book.all, run.steps.length, whole, chosen],
   )
-  // Without a choice it is the best one's lineage that is drawn in ink.
+  // Without a selection, the winner's lineage is drawn in ink.
   const winner = book.all.findLast((each) => each.status === "winner")
   const inInk = new Set(lineageOf(chosen ?? winner?.id ?? null, book.byId).map((each) => each.id))
   const hiddenOf = (step: number) => placed.rests.find((each) => each.step === step)?.hidden ?? 0
@@ -46,7 +47,7 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
       (before) => new Set(before.has(step) ? [...before].filter((each) => each !== step) : [...before, step]),
     )
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: it is scrolled by keys, too
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll it
     <section ref={board} className="pipeline-run-board" tabIndex={0} aria-label={words.tree.board}>
       <div className="pipeline-run-columns" style={{ width: placed.width }}>
         <span style={{ left: 0 }}>
@@ -63,7 +64,8 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
           </span>
         ))}
       </div>
-      {/* biome-ignore lint/a11y/noStaticElementInteractions: arrow keys move between the buttons inside */}
+      {/* biome-ignore lint/a11y/noStaticElementInteractions: arrow keys move between the
+          buttons inside */}
       <div
         className="pipeline-run-plane"
         style={{ width: placed.width, height: placed.height }}

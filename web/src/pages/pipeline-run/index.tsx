@@ -1,4 +1,5 @@
-/** One run of a pipeline: its candidates as a sheet, as a tree and in pairs, and what failed. */
+/** The page of one pipeline run: its candidates as a sheet, as a tree and in pairs, and its
+ * failures. */
 
 import { useCallback, useRef, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -86,7 +87,7 @@ function usePlace(): [Place, (change: Partial<Place>) => void, (change: Partial<
     if (candidate && (view === "grid" || view === "tree")) query.set("candidate", candidate)
     return `${here}?${query}`
   }
-  // One that is opened is a place to come back from.
+  // Opening a candidate adds a history entry, so that Back returns from it.
   const opens = (change: Partial<Place>) => Boolean(change.candidate && !place.candidate)
   return [place, (change) => go(address(change), { replace: !opens(change) }), address]
 }
@@ -246,7 +247,7 @@ function Acts({ run, book, onExport }: { run: PipelineRunAnswer; book: Book; onE
   )
 }
 
-/** What keeps the run from going on, with the way on. */
+/** Shows the problems that keep the run from continuing, and how to resolve them. */
 function Troubles({ run, book }: { run: PipelineRunAnswer; book: Book }) {
   const [isOpen, setOpen] = useState(false)
   const isLimit = ["tokens_limit", "candidates_limit", "time_up"].includes(run.reason ?? "")

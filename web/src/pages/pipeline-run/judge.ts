@@ -1,4 +1,5 @@
-/** Approve, reject, winner, undo: said once, put at once, and undoable. */
+/** Judges candidates: approve, reject, winner or undo. A decision is sent once, shown at once,
+ * and can be undone. */
 
 import { useCallback } from "react"
 import { api, asApiError } from "@/api"
@@ -15,7 +16,8 @@ export async function say(book: Book, id: string, verdict: Verdict): Promise<voi
   book.put(await api.post<CandidateAnswer>(`${book.path}/candidates/${id}/${verdict}`))
 }
 
-/** Only the last judgement is told: whoever judges many would see nothing else. */
+/** The last notice. Only one is shown at a time, because a user who judges many candidates would
+ * see nothing else. */
 let shown = 0
 
 export function useJudge(book: Book): (id: string, verdict: Verdict) => void {
@@ -39,7 +41,8 @@ export function tellFailure(thrown: unknown): void {
   toast({ state: "failed", title: message.charAt(0).toUpperCase() + message.slice(1) })
 }
 
-/** Keys of a page are not meant where something is typed, or where a layer is open. */
+/** Checks whether a key press belongs to a text field or an open layer, and so isn't meant for
+ * the page. */
 export function isElsewhere(event: KeyboardEvent): boolean {
   const target = event.target as HTMLElement
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return true

@@ -1,11 +1,12 @@
-/** A ZIP archive without compression: pictures are compressed already. Parts stay blobs, which browsers keep on disk. */
+/** Writes a ZIP archive without compression, because pictures are already compressed. Its parts
+ * remain blobs, which browsers can keep on disk. */
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, index) => {
   let value = index
   for (let bit = 0; bit < 8; bit += 1) value = value & 1 ? 0xedb88320 ^ (value >>> 1) : value >>> 1
   return value
 })
-/** Beyond that a reader would have to know a later version of the format. */
+/** Larger archives would require ZIP64, which not every program can read. */
 export const BYTES_MAX = 0xffffffff - 64_000_000
 export const FILES_MAX = 60_000
 const UTF8_NAMES = 0x0800
@@ -17,7 +18,7 @@ export function crc32(bytes: Uint8Array): number {
   return (value ^ 0xffffffff) >>> 0
 }
 
-/** As DOS kept it, in steps of two seconds. */
+/** Returns the DOS date and time, which has a resolution of two seconds. */
 function dosTime(at: Date): [time: number, date: number] {
   const time = (at.getHours() << 11) | (at.getMinutes() << 5) | (at.getSeconds() >> 1)
   return [time, (Math.max(0, at.getFullYear() - 1980) << 9) | ((at.getMonth() + 1) << 5) | at.getDate()]

@@ -1,4 +1,4 @@
-/** A pipeline written down: all that is wrong with it is told at once, with its step and field. */
+/** Creates a pipeline from a document. All its errors are shown at once, with step and field. */
 
 import { useState } from "react"
 import { useLocation } from "wouter"

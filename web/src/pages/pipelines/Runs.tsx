@@ -1,4 +1,4 @@
-/** Runs as strips of their best prints, the newest first. */
+/** Lists runs, newest first, as strips of their best prints. */
 
 import { useEffect, useRef } from "react"
 import { Link } from "wouter"
@@ -43,7 +43,7 @@ export function Runs({ pipelineId }: { pipelineId?: string }) {
   )
 }
 
-/** Runs make jobs: whenever some have ended, what is shown of their runs may be old. */
+/** Reads runs again after some of their jobs have ended. */
 function useLive(): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEffect(() => () => void (timer.current && clearTimeout(timer.current)), [])
@@ -84,7 +84,7 @@ function Prints({ run }: { run: PipelineRunSummary }) {
         const each = prints[index]
         const isShown = each?.url && each.content_type.startsWith("image/")
         return (
-          // biome-ignore lint/suspicious/noArrayIndexKey: a place in the strip
+          // biome-ignore lint/suspicious/noArrayIndexKey: a print is identified by its position in the strip
           <span key={index} className={each ? "print" : "print pipelines-none"}>
             {isShown && each.url && (
               <img src={each.small_url ?? each.url} alt="" loading="lazy" decoding="async" />

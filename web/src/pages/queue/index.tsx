@@ -1,4 +1,4 @@
-/** What waits and what runs, by workflow and as a list. */
+/** Shows waiting and running jobs, by workflow and as a list. */
 
 import { useEffect } from "react"
 import { useQuery } from "@/api"
@@ -43,7 +43,7 @@ interface ViewsProps {
 
 function Views({ chips, show, version }: ViewsProps) {
   const counts = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { freshSeconds: 2 })
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again when something has changed
+  // biome-ignore lint/correctness/useExhaustiveDependencies: read again after each change
   useEffect(() => {
     if (version > 0) counts.reload()
   }, [version])
@@ -59,7 +59,7 @@ function Views({ chips, show, version }: ViewsProps) {
 
 const AGAIN_MS = 5_000
 
-/** Workflows with something in the queue, and those that are paused. */
+/** Lists workflows with queued jobs, and paused workflows. */
 function Flows() {
   const overview = useQuery<Overview>("/api/admin/overview", { query: { range: "1h" }, freshSeconds: 2 })
   const workflows = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows

@@ -1,4 +1,5 @@
-/** It failed, was cancelled, or has expired: why, what came back, and the ways on. */
+/** Shows why a job failed, was cancelled or expired, what was refunded, and the possible next
+ * steps. */
 
 import type { ReactNode } from "react"
 import { useLocation } from "wouter"

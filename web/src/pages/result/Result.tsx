@@ -1,4 +1,5 @@
-/** What was made: looked at, compared, downloaded, shared, and made again with other settings. */
+/** Shows a job's result: to view, compare, download, share, and create again with other
+ * settings. */
 
 import { type RefObject, useEffect, useRef, useState } from "react"
 import { Link } from "wouter"
@@ -10,7 +11,7 @@ import { Expired } from "./Failure"
 import { Share } from "./Share"
 import { View } from "./View"
 
-/** URLs of files last 15 minutes. */
+/** The interval at which URLs are renewed. They are valid for 15 minutes. */
 const RENEW_MS = 10 * 60_000
 
 interface ResultProps {
@@ -68,7 +69,7 @@ export function Result({ job, followed, reload }: ResultProps) {
   )
 }
 
-/** Its name says what it does next: phones have no Escape. */
+/** The button's name says what it does next. It is needed because phones have no Escape key. */
 function FullScreen({ stage }: { stage: RefObject<HTMLDivElement | null> }) {
   const [isFull, setFull] = useState(false)
   useEffect(() => {
@@ -142,7 +143,7 @@ function Thumb({ url, type }: { url: string; type: string | null }) {
   )
 }
 
-/** All results of the same photo, and the way to one more. */
+/** All results of the same photo, with a link to create another. */
 function Versions({ job, slug }: { job: JobAnswer; slug: string | null }) {
   const video = useQuery<Video>(job.video_id ? `/api/videos/${job.video_id}` : null)
   if (!job.video_id) return null

@@ -1,4 +1,5 @@
-/** A file of a result: before and after, a picture, a player, or a note that it can't be shown. */
+/** Shows a result file: before and after, a picture, a player, or a note that it can't be
+ * displayed. */
 
 import { useState } from "react"
 import { BeforeAfter } from "@/ui/Wipe"
@@ -10,7 +11,8 @@ export interface Shown {
   content_type: string
 }
 
-/** Of the frame: a strip is shown whole in one that still has room for the line's grip. */
+/** Limits the frame's ratio, so that even a very narrow picture leaves room for the handle of
+ * the line. */
 export function shownRatio(width: number, height: number): number {
   return Math.max(0.3, Math.min(4, width / height))
 }

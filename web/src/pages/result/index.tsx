@@ -1,4 +1,4 @@
-/** One job of an effect, from its submit to its end: the same address all the time. */
+/** The page of one job of an effect. Its address stays the same from submission to the end. */
 
 import { useQuery } from "@/api"
 import type { JobAnswer } from "@/api/schema"
@@ -57,7 +57,7 @@ function NotFound() {
   )
 }
 
-/** In the size of what comes. */
+/** A placeholder of the content's size. */
 function Coming() {
   return (
     <div className="result" aria-busy="true">

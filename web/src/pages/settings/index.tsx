@@ -1,4 +1,4 @@
-/** Who runs this, and how it is set. */
+/** The operators of this installation, and its settings. */
 
 import { type FormEvent, useMemo, useState } from "react"
 import { api, cache, useAct, useAuditNews, useQuery, useRoleReason, useSession } from "@/api"
@@ -337,7 +337,7 @@ function InForce({ settings }: { settings: readonly SettingAnswer[] }) {
   )
 }
 
-/** In the place of a secret. */
+/** Shown instead of a secret. */
 const MASK = "(set)"
 const SETTINGS: ListColumn<SettingAnswer>[] = [
   {

@@ -1,4 +1,4 @@
-/** What concerns the whole tenant: its limits, its ledger, its end. */
+/** The parts of the tenant's page about the tenant as a whole: its limits, ledger and deletion. */
 
 import { type FormEvent, useState } from "react"
 import { Link } from "wouter"
@@ -136,7 +136,7 @@ function LimitsForm({ tenant, path, onClose }: OfTenant & { onClose: () => void 
   )
 }
 
-/** What its prompts of ComfyUI's clients may use. */
+/** Sets what the tenant's prompts from ComfyUI clients may use. */
 export function Prompts({ path, isGone }: { path: string; isGone: boolean }) {
   const terms = useQuery<TenantPrompts>(`${path}/prompts`).data
   const [isOpen, setOpen] = useState(false)

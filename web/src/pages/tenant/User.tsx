@@ -1,4 +1,4 @@
-/** One user of a tenant: keys, wallet, credit, switched off and on again. */
+/** The page of a tenant's user: keys, wallet, credit, and disabling and enabling the user. */
 
 import { type FormEvent, useState } from "react"
 import { Link } from "wouter"
@@ -38,7 +38,7 @@ import { words } from "@/words/en/tenant"
 
 interface OfUser {
   user: UserAnswer
-  /** Of the tenant. */
+  /** The tenant's path. */
   path: string
   isGone: boolean
 }
@@ -213,7 +213,8 @@ function CreditForm({ user, path, onClose }: OfUser & { onClose: () => void }) {
   const [reason, setReason] = useState("")
   const [payment, setPayment] = useState("")
   const [isChecked, setChecked] = useState(false)
-  // The same for every attempt of this dialog: a call whose answer was lost counts once.
+  // Each attempt of this dialog uses the same id, so that a retry after a lost response credits the
+  // tokens only once.
   const [own] = useState(() => `console-${crypto.randomUUID()}`)
   const isAmount = /^[1-9]\d{0,8}$/.test(amount.trim())
   const credit = useAct(async () => {

@@ -1,4 +1,4 @@
-/** What is typed as a limit, and which calls it takes. */
+/** Parses the typed limits, and works out the calls that set them. */
 
 import type { TenantAnswer } from "@/api/schema"
 
@@ -41,7 +41,7 @@ function bytesOf(text: string): number | null | undefined {
 
 export type WrongLimit = keyof TypedLimits
 
-/** The limits that were meant, or which of the fields mean none. */
+/** Returns the limits, or the names of the fields that aren't valid. */
 export function limitsOf(typed: TypedLimits): { limits: TenantLimits } | { wrong: ReadonlySet<WrongLimit> } {
   const queued = whole(typed.queued)
   const low = whole(typed.low)
@@ -66,7 +66,7 @@ export function limitsOf(typed: TypedLimits): { limits: TenantLimits } | { wrong
   }
 }
 
-/** The calls that set what differs: each takes a role of its own. */
+/** Returns the calls that set changed limits. Each call requires its own role. */
 export function changes(before: TenantLimits, after: TenantLimits): { path: string; body: object }[] {
   const calls: { path: string; body: object }[] = []
   const { max_queued, min_priority, max_priority, retention_days, max_storage_bytes } = after

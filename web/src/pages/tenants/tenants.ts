@@ -1,4 +1,4 @@
-/** Tenants as operators tell them apart. */
+/** Helpers for lists of tenants. */
 
 import type { TenantAnswer, UserAnswer } from "@/api/schema"
 
@@ -9,10 +9,10 @@ export function stateOfTenant(tenant: Pick<TenantAnswer, "erasing_at" | "erased_
   return tenant.erasing_at ? "erasing" : "active"
 }
 
-/** Which icon stands for it. */
+/** The icon for each state. */
 export const ICONS = { active: "online", erasing: "running", erased: "cancelled" } as const
 
-/** Those of which a part of the name or the beginning of the id was typed. */
+/** Returns the items whose name contains the text, or whose id starts with it. */
 export function found<Each extends { id: string; name: string }>(
   tenants: readonly Each[],
   text: string,
@@ -22,7 +22,8 @@ export function found<Each extends { id: string; name: string }>(
   return tenants.filter(({ id, name }) => name.toLowerCase().includes(wanted) || id.startsWith(wanted))
 }
 
-/** As the control plane checks it; whether it exists nobody asks. */
+/** Checks an email address with the same rule as the control plane. Whether the address exists
+ * isn't checked. */
 export function isEmail(text: string): boolean {
   return /^[^\s@]+@[^\s@]+$/.test(text.trim())
 }

@@ -1,4 +1,4 @@
-/** What one trigger has started, refused and missed. */
+/** Lists the runs that one trigger has started, and the firings that were refused or missed. */
 
 import { useEffect } from "react"
 import { Link } from "wouter"
@@ -9,7 +9,7 @@ import { type ListColumn, ListTable } from "@/ui/ListTable"
 import { words } from "@/words/en/triggers"
 
 const PAGE = 5
-/** No stream tells of firings. */
+/** The interval between reads. Firings have no event stream. */
 const LOOK_AGAIN_MS = 5_000
 const STATES: Record<string, string> = {
   starting: "queued",

@@ -1,4 +1,4 @@
-/** What was sent to one webhook, how often, and what came back. */
+/** Lists one webhook's deliveries, with the number of attempts and the responses. */
 
 import { useEffect, useState } from "react"
 import { Link } from "wouter"
@@ -10,7 +10,7 @@ import { type ListColumn, ListTable } from "@/ui/ListTable"
 import { words } from "@/words/en/webhooks"
 
 const PAGE = 20
-/** No stream tells of deliveries. */
+/** The interval between reads. Deliveries have no event stream. */
 const LOOK_AGAIN_MS = 5_000
 
 export function DeliveryLog({ webhook }: { webhook: WebhookAnswer }) {

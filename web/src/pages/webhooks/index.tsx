@@ -149,7 +149,7 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
         onConfirm={async () => {
           await api.delete(path)
           toast({ title: words.removed })
-          // Its deliveries are gone with it: they must not be read again.
+          // The webhook's deliveries were deleted with it, so they must not be read again.
           cache.set<Webhooks>("/api/webhooks", (known) => known && without(known, webhook.id))
         }}
       >

@@ -1,4 +1,5 @@
-/** One worker: what it is, what it does, its machine over time, and what it can run. */
+/** The page of one worker: its properties, jobs, machine load over time, and the workflows that
+ * it can run. */
 
 import { type ReactNode, useEffect, useState } from "react"
 import { Link } from "wouter"
@@ -165,7 +166,7 @@ interface Kind {
 }
 
 const part = (value: number) => percent(Math.round(value))
-/** In gigabytes, so that lines of the grid are at round values. */
+/** Values in gigabytes, so that the grid lines are at round values. */
 const big = (value: number | null | undefined) => (value == null ? null : value / GIGABYTE)
 const size = (value: number) => `${gigabytes(value * GIGABYTE)} GB`
 const KINDS: readonly Kind[] = [
@@ -183,7 +184,7 @@ function ReadingPlots({ path, readAt }: { path: string; readAt: string | null })
   const [hours, setHours] = useState("1")
   const found = useQuery<Readings>(`${path}/readings`, { query: { hours, points: POINTS }, freshSeconds: 10 })
   const { reload } = found
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once it has told something new
+  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
   useEffect(() => reload(), [readAt])
   return (
     <section aria-label={words.one.readings}>

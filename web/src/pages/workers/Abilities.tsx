@@ -1,4 +1,4 @@
-/** How many workers of a fleet can run each of its workflows, and what is missing, in words. */
+/** Shows how many of a fleet's workers can run each of its workflows, and what is missing. */
 
 import { Link } from "wouter"
 import type { Matrix } from "@/api/schema"

@@ -1,4 +1,5 @@
-/** Who can run what: first what is missing, in words; then workflows by workers. */
+/** Shows which worker can run which workflow: first a list of what is missing, then a table of
+ * workflows and workers. */
 
 import type { ReactNode } from "react"
 import { Link } from "wouter"
@@ -76,7 +77,7 @@ function Grid({ matrix }: { matrix: Matrix }) {
   const workflows = matrix.workflows.filter((each) => each.fleets.length > 0)
   const workers = matrix.workers.filter((each) => each.state !== "revoked")
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table is scrolled by keys, too
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll a wide table
     <section className="panel workers-grid" aria-label={words.grid.table} tabIndex={0}>
       <table>
         <thead>

@@ -1,4 +1,4 @@
-/** A new effect of a workflow: made unpublished, then opened to give it the rest. */
+/** Creates an unpublished effect from a workflow, then opens it for the remaining settings. */
 
 import { type FormEvent, useState } from "react"
 import { useLocation } from "wouter"
@@ -10,7 +10,7 @@ import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/workflows"
 
 interface MakeEffectProps {
-  /** null: it is chosen here. */
+  /** Null means that the user picks the workflow here. */
   workflow: string | null
   onClose: () => void
 }

@@ -1,4 +1,5 @@
-/** What holds for all versions of a workflow: how long it may run, who may run it, what it costs in graphs. */
+/** Settings for all versions of a workflow: its time limit, who may run it, and its price in
+ * graphs. */
 
 import { type FormEvent, useState } from "react"
 import { api, cache, useAct } from "@/api"

@@ -1,4 +1,4 @@
-/** What is different between two versions, for people. Pure. */
+/** Describes the differences between two versions. Pure functions. */
 
 import type { WorkflowDiff } from "@/api/schema"
 import type { Change } from "@/pages/workflows/Drawing"
@@ -10,11 +10,11 @@ export interface Line {
   names: readonly string[]
 }
 
-/** Which nodes of the later version are new, and which have other values. */
+/** Returns the nodes of the later version that are new or have other values. */
 export function changesOf(diff: WorkflowDiff): Map<string, Change> {
   const found = new Map<string, Change>()
   for (const each of diff.values_changed) {
-    // Inner nodes are drawn as the one that holds them.
+    // Inner nodes appear as the node that contains them.
     const node = each.address.split(".")[0]?.split(":")[0]
     if (node) found.set(node, "changed")
   }

@@ -1,4 +1,5 @@
-/** What was typed and is registered nowhere: kept while the tab is open, so that a look at another page costs nothing. */
+/** Keeps unregistered drafts while the tab is open, so that the user can visit another page
+ * without losing them. */
 
 import type { Opened } from "./Drop"
 import type { Exposed } from "./draft"
@@ -12,7 +13,7 @@ export interface Draft {
 
 const kept = new Map<string, Draft>()
 
-/** By the workflow whose next version it is; empty: a new one. */
+/** Returns the draft of a workflow's next version; an empty name means a new workflow. */
 export function draftOf(base: string): Draft | null {
   return kept.get(base) ?? null
 }
