@@ -1,10 +1,11 @@
-/** Changes for components: one at a time, with the error kept until the next attempt. */
+/** Runs changes for components, one at a time. An error remains until the next attempt. */
 
 import { useCallback, useRef, useState } from "react"
 import { type ApiError, asApiError } from "./errors"
 
 export interface Act<Given extends unknown[], Result> {
-  /** Returns undefined after a failure, which is in `error`; or while one is under way. */
+  /** Returns undefined after a failure, which is in `error`, or if an earlier call is still
+   * running. */
   readonly run: (...given: Given) => Promise<Result | undefined>
   readonly isRunning: boolean
   readonly error: ApiError | null

@@ -1,4 +1,5 @@
-/** The operators' frame: a rail of words with counts; on phones a bar at the bottom. */
+/** The operators' frame: a navigation with counts at the side, and on phones a bar at the
+ * bottom. */
 
 import { lazy, type ReactNode, Suspense, useEffect, useState, useSyncExternalStore } from "react"
 import { Link, useLocation } from "wouter"
@@ -17,7 +18,7 @@ interface Place {
   href: string
   label: string
   count?: keyof Counts
-  /** Shown instead, where it is not 0: a person is needed there. */
+  /** Shown instead of the count unless it is 0, because an operator must act. */
   need?: keyof Counts
 }
 
@@ -69,7 +70,7 @@ export function ConsoleShell({ children }: { children: ReactNode }) {
   const [here] = useLocation()
   const session = useSession().data
   const [isMoreOpen, setMoreOpen] = useState(false)
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a page that was chosen closes the list
+  // biome-ignore lint/correctness/useExhaustiveDependencies: opening a page closes the list
   useEffect(() => setMoreOpen(false), [here])
   return (
     <div className="shell-console" data-density={density()}>

@@ -1,4 +1,4 @@
-/** The customers' frame: a bar at the top; on phones another at the bottom. */
+/** The customers' frame: a bar at the top, and on phones another at the bottom. */
 
 import type { ReactNode } from "react"
 import { Link, useLocation } from "wouter"
@@ -21,7 +21,7 @@ const BOTTOM: readonly { href: string; label: string; icon: IconName }[] = [
   { href: "/account", label: words.nav.you, icon: "person" },
 ]
 
-/** What a person has here besides effects and media: in the menu of the person, and on their page. */
+/** The user's places besides effects and media, for the user menu and the user's page. */
 export const OWN_PLACES: readonly { key: PlaceKey; href: string; icon: IconName }[] = [
   { key: "results", href: "/results", icon: "wipe" },
   { key: "pipelines", href: "/pipelines", icon: "tree" },
@@ -53,7 +53,7 @@ export function CustomerShell({ children }: { children: ReactNode }) {
             </Link>
           ))}
         </nav>
-        {/* The catalogue has a field of its own: two that look alike are one too many. */}
+        {/* Shorter in the catalog, which has a search field of its own. */}
         <button
           type="button"
           className={here === "/" ? "find find-short wide-only" : "find wide-only"}

@@ -1,4 +1,5 @@
-/** The connection was lost: what is on screen stays, and it is tried again. */
+/** Tells the user that the connection is lost. The content stays on the screen while the app
+ * reconnects. */
 
 import { useEffect, useState, useSyncExternalStore } from "react"
 import { connection, useOnline } from "@/api"

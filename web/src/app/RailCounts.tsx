@@ -1,4 +1,5 @@
-/** Reads the counts of the console's rail, and keeps them up to date. Loaded after the page itself. */
+/** Reads the counts in the console's navigation, and keeps them up to date. It is loaded after
+ * the page itself. */
 
 import { useEffect, useState } from "react"
 import { useEvents, useQuery } from "@/api"
@@ -8,7 +9,7 @@ import { putConsoleCounts } from "./consoleCounts"
 const LATELY = { freshSeconds: 300 }
 const LATER_MS = 600
 
-/** Nobody waits for a count: what the page itself reads goes first. */
+/** Waits before it reads the counts, so that the page's own requests go first. */
 export default function RailCounts() {
   const [isTime, setTime] = useState(false)
   useEffect(() => {

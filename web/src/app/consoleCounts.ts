@@ -1,11 +1,11 @@
-/** Counts beside the words of the console's rail. Pages that know one put it here. */
+/** The counts in the console's navigation. Pages that know a count store it here. */
 
 import { useSyncExternalStore } from "react"
 
 export interface Counts {
   queued?: number | undefined
   workers?: number | undefined
-  /** Workers that want to join: a person is needed. */
+  /** The number of workers that wait for an operator's approval. */
   pending?: number | undefined
   fleets?: number | undefined
   workflows?: number | undefined

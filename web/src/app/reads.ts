@@ -1,4 +1,4 @@
-/** What large pages read first. It is asked for while their code is on its way. */
+/** The first requests of large pages, which start while the page's code is loading. */
 
 import { pathOf } from "@/api"
 
@@ -10,7 +10,7 @@ export function graphPath(id: string): string {
 
 const EXECUTIONS_MAX = 1_000
 
-/** A run, with its graph as it was run. */
+/** Returns the path of a run with the graph as it was run. */
 export function graphRunPath(id: string, hasGraph = true): string {
   const query = { urls: true, document: hasGraph || undefined, executions: EXECUTIONS_MAX }
   return pathOf(`/api/graph-runs/${encodeURIComponent(id)}`, query)

@@ -19,7 +19,7 @@ export interface PageRoute {
   load: () => Promise<PageModule>
   /** Null until its code is there. */
   module: PageModule | null
-  /** What it reads first. */
+  /** The page's first requests. */
   reads: Reads
 }
 

@@ -1,4 +1,4 @@
-/** Nothing is here yet: what comes here, and the first thing to do. */
+/** Shown for an empty list: what will appear there, and the first thing to do. */
 
 import type { ReactNode } from "react"
 import { Pencil } from "./Icon"

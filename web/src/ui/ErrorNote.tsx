@@ -1,4 +1,4 @@
-/** An error of the API: its message, and a way on. */
+/** Shows an API error: its message, and what the user can do about it. */
 
 import type { ReactNode } from "react"
 import { Link, useLocation } from "wouter"
@@ -9,10 +9,10 @@ import { StateIcon } from "./Status"
 
 interface ErrorNoteProps {
   error: ApiError
-  /** Instead of the message. */
+  /** Replaces the message. */
   title?: ReactNode
   onRetry?: () => void
-  /** Another way on: a button or a link. */
+  /** Another way to continue: a button or a link. */
   children?: ReactNode
 }
 
@@ -47,7 +47,8 @@ export function ErrorNote({ error, title, onRetry, children }: ErrorNoteProps) {
   )
 }
 
-/** As a sentence. Nobody looks for the fault of the service while the own network is gone. */
+/** Returns the message as a sentence. If the user's own network is down, the message says so
+ * instead of blaming the service. */
 export function messageOf(error: ApiError, isOnline: boolean): string {
   if (error.isOffline && !isOnline) return words.youAreOffline
   if (error.isOwnNetwork) return words.youWereOffline

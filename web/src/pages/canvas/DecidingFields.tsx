@@ -1,4 +1,4 @@
-/** The settings of nodes that decide: value, switch, approve, map, loop, graph and score. */
+/** The settings of deciding nodes: value, switch, approve, map, loop, graph and score. */
 
 import { useState } from "react"
 import { Button, Check, Choices, Field, Select, TextArea } from "@/ui"
@@ -21,7 +21,7 @@ export function DecidingFields(props: NodePanelProps) {
   return type === "score" ? <ScoreFields {...props} /> : null
 }
 
-/** Wires that begin at a port that has another name now. */
+/** Updates the connections that start at a renamed port. */
 function withPort(document: GraphDocument, id: string, before: string, after: string): GraphDocument {
   const [old, now] = [`${id}.${before}`, `${id}.${after}`]
   const moved = (from: string) =>
@@ -46,7 +46,8 @@ interface NameFieldProps {
   onRemove?: () => void
 }
 
-/** A name is taken over when it is left: each letter would be another port. */
+/** Applies a name when the field loses focus, because each typed letter would create another
+ * port. */
 function NameField({ label, name, taken, onRename, onRemove }: NameFieldProps) {
   const [text, setText] = useState(name)
   const isTaken = text !== name && taken.includes(text)
@@ -79,7 +80,7 @@ interface RowsProps extends NodePanelProps {
   add: string
 }
 
-/** Values by name, each a template. */
+/** Edits named values, each of which is a template. */
 function NamedValues({ field, prefix, nameLabel, add, ...props }: RowsProps) {
   const { document, node, types, onChange } = props
   const values = recordOf(node[field])
@@ -97,7 +98,7 @@ function NamedValues({ field, prefix, nameLabel, add, ...props }: RowsProps) {
   return (
     <>
       {names.map((name, at) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: a row that gets another name stays where it is
+        // biome-ignore lint/suspicious/noArrayIndexKey: a renamed row keeps its position
         <fieldset key={at} className="canvas-row">
           <legend className="unseen">{name}</legend>
           <NameField
@@ -176,7 +177,7 @@ function SwitchFields(props: NodePanelProps) {
       <p className="faint">{words.switchHint}</p>
       {wrong && <p className="field-error">{wrong}</p>}
       {cases.map(({ name, when }, at) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: a row that gets another name stays where it is
+        // biome-ignore lint/suspicious/noArrayIndexKey: a renamed row keeps its position
         <fieldset key={at} className="canvas-row">
           <legend className="unseen">{words.way(at + 1)}</legend>
           <NameField
@@ -219,7 +220,8 @@ const UNITS = [
   { value: "1", label: words.units.seconds },
 ]
 
-/** Kept in seconds, typed in the largest unit in which it is a whole number. */
+/** Edits a deadline. It is stored in seconds, and shown in the largest unit that gives a whole
+ * number. */
 function DeadlineFields(props: NodePanelProps) {
   const set = useSet(props)
   const seconds = typeof props.node.deadline === "number" ? props.node.deadline : null
@@ -288,7 +290,7 @@ function ApproveFields(props: NodePanelProps) {
   )
 }
 
-/** The list that a map or a judge goes through. */
+/** Selects the list that a map or a judge iterates over. */
 function OverField(props: NodePanelProps) {
   const { document, node, types, onChange } = props
   const list = `canvas-over-${node.id}`
@@ -441,7 +443,7 @@ function ScoreFields(props: NodePanelProps) {
   )
 }
 
-/** A workflow that shows a number for a picture. */
+/** Selects the workflow that scores a picture with a number. */
 function JudgeFields(props: NodePanelProps) {
   const set = useSet(props)
   const { node, offers } = props

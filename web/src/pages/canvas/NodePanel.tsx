@@ -1,4 +1,5 @@
-/** The settings of one node. Everything that the mouse does with wires can be done here by keyboard, too. */
+/** The settings of one node. Everything that the mouse can do with connections is possible here
+ * by keyboard. */
 
 import { useState } from "react"
 import type { OfferedProperty, WorkerSeen, WorkflowOffer } from "@/api/schema"
@@ -349,7 +350,7 @@ interface WireProps extends NodePanelProps {
 const ASK = "ask when it runs"
 const TEMPLATE = "by a template"
 
-/** Where a port's value comes from: the same as the wire on the canvas. */
+/** Selects the source of a port's value, which is also shown as a connection on the canvas. */
 function Wire({ port, label, hideLabel, error, document, node, types, problems, onChange }: WireProps) {
   const to = `${node.id}.${port.name}`
   const now = document.connections.find((each) => each.to === to)?.from ?? ""
@@ -378,7 +379,7 @@ function Wire({ port, label, hideLabel, error, document, node, types, problems, 
   )
 }
 
-/** A new input node that feeds a port. */
+/** Adds an input node that feeds a port. */
 function withInput(document: GraphDocument, node: GraphNode, port: Port): GraphDocument {
   const id = freeId(document, port.name)
   const made: GraphNode = { id, type: "input", value_type: port.type.name }

@@ -1,4 +1,4 @@
-/** What is wrong with the graph, one after the other; each leads to its node. */
+/** Lists the graph's problems. Each entry leads to its node. */
 
 import { useState } from "react"
 import type { ProblemSeen, Verdict } from "@/api/schema"

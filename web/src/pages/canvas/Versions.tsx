@@ -1,4 +1,4 @@
-/** Versions of a graph, two of them compared line by line. */
+/** Lists a graph's versions, and compares two line by line. */
 
 import { useState } from "react"
 import { useQuery } from "@/api"
@@ -14,7 +14,7 @@ interface VersionsProps {
   onClose: () => void
   graphId: string | null
   newest: number
-  /** As it is drawn now. */
+  /** The document as it is drawn now. */
   document: GraphDocument
   onTake: (document: GraphDocument, version: number) => void
 }
@@ -78,10 +78,10 @@ function Lines({ before, after }: { before: string; after: string }) {
   const lines = diffOf(before, after)
   if (lines.every((each) => each.kind === "same")) return <p>{words.noDifference}</p>
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll it
     <pre className="canvas-diff" tabIndex={0}>
       {lines.map(({ kind, text }, at) => (
-        // biome-ignore lint/suspicious/noArrayIndexKey: lines have no other name
+        // biome-ignore lint/suspicious/noArrayIndexKey: a line is identified by its position
         <span key={at} className={`is-${kind}`}>
           {kind === "same" ? "  " : kind === "gone" ? "− " : "+ "}
           {kind !== "same" && <span className="unseen">{kind === "gone" ? words.gone : words.added} </span>}

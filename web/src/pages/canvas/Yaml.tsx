@@ -1,4 +1,5 @@
-/** The document as text, in step with what is drawn. The control plane reads it: it knows all of YAML. */
+/** Edits the document as text, in sync with the drawing. The control plane parses it, because it
+ * supports all of YAML. */
 
 import { useEffect, useRef, useState } from "react"
 import { type ApiError, api, asApiError } from "@/api"

@@ -141,7 +141,8 @@ function isWhole({ value, isPath }: Slot, path: string): boolean {
   return typeof value === "string" && value.replace(/\s/g, "") === `{{${path}}}`
 }
 
-/** The port at which a path begins, as `{{ photo }}` begins at photo.value; null: it is no other node's. */
+/** Returns the port at which a path starts: `{{ photo }}` starts at photo.value. Returns null if
+ * the path doesn't start at another node. */
 function sourceNamed(
   path: string,
   known: ReadonlyMap<string, GraphNode>,

@@ -1,9 +1,10 @@
-/** A document as YAML, as people write it. Read again by the control plane, which knows all of YAML. */
+/** Formats a document as YAML in the style of one written by hand. The control plane parses it,
+ * because it supports all of YAML. */
 
 import { type GraphDocument, SETTINGS } from "./document"
 
 const PLAIN = /^[A-Za-z_/][\w ./()[\]-]*$/
-/** Words and numbers that YAML would take for something else. */
+/** Words that YAML would read as other types. */
 const TAKEN = /^(?:true|false|yes|no|on|off|null|y|n|~|\.(?:inf|nan))$/i
 const LINE_CHARACTERS_MAX = 110
 
@@ -17,7 +18,7 @@ export function yamlOf(document: GraphDocument): string {
   return `${lines.join("\n")}\n`
 }
 
-/** On one line where it fits, else field by field. */
+/** Formats a node on one line if it fits, otherwise one line per field. */
 function nodeLines(node: object): string[] {
   const short = `  - ${flow(node)}`
   if (short.length <= LINE_CHARACTERS_MAX) return [short]
@@ -40,7 +41,8 @@ function scalar(value: unknown, inside = false): string {
   return JSON.stringify(value).replace(UNSEEN, escaped)
 }
 
-/** Signs that YAML does not take as they are, and those that show a text in another order than it is read. */
+/** Characters that YAML doesn't allow unescaped, and those that change the direction of
+ * displayed text. */
 const UNSEEN = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
 
 function escaped(sign: string): string {

@@ -25,7 +25,8 @@ export function fits(effect: Effect, text: string, tag: string | null): boolean 
     .every((word) => all.includes(word))
 }
 
-/** Pictures of hosts that are not ours are left out: the page loads nothing from elsewhere. */
+/** Returns the effect's preview. Pictures on other hosts are left out, because the page loads
+ * nothing from other sites. */
 export function previewOf(
   effect: Pick<Effect, "examples" | "preview_url">,
   origin = window.location.origin,
@@ -33,7 +34,7 @@ export function previewOf(
   const { before, after } = effect.examples[0] ?? {}
   const kind = after && kindOf(after)
   if (after && (kind === "image" || kind === "video"))
-    // A picture and a clip can't be laid over each other: only what came out is shown.
+    // A picture and a video can't be laid over each other, so only the result is shown.
     return {
       before: before && kindOf(before) === kind ? before.url : null,
       after: after.url,
@@ -45,7 +46,8 @@ export function previewOf(
   return isOurs ? { before: null, after: url, isVideo: false } : null
 }
 
-/** The first one that has something to show, and then the others: it is shown larger. Null: there are too few for that. */
+/** Moves the first effect with a preview to the front, where it is shown larger. Returns null if
+ * there are too few effects for that. */
 export function ledBy(effects: readonly Effect[], origin?: string): Effect[] | null {
   const lead = effects.length > 3 ? effects.find((each) => previewOf(each, origin)) : undefined
   return lead ? [lead, ...effects.filter((each) => each !== lead)] : null

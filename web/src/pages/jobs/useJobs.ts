@@ -18,7 +18,7 @@ export interface Jobs {
   readonly rows: readonly JobListed[] | undefined
   readonly hasMore: boolean
   readonly error: ApiError | null
-  /** Backends that could not be reached, so that their jobs are missing. */
+  /** Pools whose database is down, so that their jobs are missing. */
   readonly leftOut: readonly string[]
   readonly loadMore: () => void
   readonly reload: () => void

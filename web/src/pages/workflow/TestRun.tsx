@@ -1,4 +1,4 @@
-/** One job of a workflow, by an operator, to see whether it does what it should. */
+/** Runs one job of a workflow, so that an operator can check the result. */
 
 import { type FormEvent, useEffect, useRef, useState } from "react"
 import { useLocation, useSearch } from "wouter"
@@ -31,7 +31,7 @@ interface OfWorkflow {
   path: string
 }
 
-/** Any version can be tried: also one that no job uses yet. */
+/** Any version can be tried, even one that no jobs use yet. */
 export function TestPart({ workflow, path }: OfWorkflow) {
   const asked = Number(new URLSearchParams(useSearch()).get("version"))
   const [here, go] = useLocation()
@@ -218,7 +218,7 @@ function Outcome({ id, warning }: { id: string; warning: string | null }) {
   )
 }
 
-/** Reads it again where the operators' events tell of it. */
+/** Reads the job again when the operators' events report a change. */
 function useLive(id: string, reload: () => void): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {

@@ -1,4 +1,4 @@
-/** Versions of a workflow, which of them new jobs use, and what is different between two. */
+/** Lists a workflow's versions, shows which one new jobs use, and compares two. */
 
 import { useMemo, useState } from "react"
 import { api, cache, useAct, useQuery } from "@/api"
@@ -50,7 +50,7 @@ export function Versions({ workflow, path, onOpened }: VersionsProps) {
 
 const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" })
 
-/** The newest first. */
+/** Returns the versions as options, newest first. */
 export function optionsOf(workflow: WorkflowDetail): { value: string; label: string }[] {
   const numbers = [...workflow.versions].sort((a, b) => b - a)
   return numbers.map((each) => ({ value: String(each), label: labelOf(workflow, each) }))
@@ -62,7 +62,7 @@ function labelOf({ version, registered_at }: WorkflowDetail, number: number): st
   return number === version ? `${told}, ${words.current}` : told
 }
 
-/** Makes a version the one for new jobs. */
+/** Makes new jobs use a version. */
 export function Use({
   workflow,
   path,
