@@ -34,7 +34,7 @@ from comfyfleet.server.db.tenant_tables import (
 )
 
 READINGS_MAX = 5_000
-# The steps of sums by time: of the plots of an hour, a day and a week.
+# Rollup intervals in seconds for the 1-hour, 1-day and 1-week charts.
 MINUTE, QUARTER, TWO_HOURS = ROLLUP_STEPS = (60, 900, 7_200)
 # Runs that stayed with a model, or switched to it.
 MODEL_RUNS = "model:"
@@ -56,7 +56,7 @@ class WorkersRow(NamedTuple):
     is_busy: bool
     is_offline: bool
     workers: int
-    slots: int  # how many jobs they run at once
+    slots: int  # number of jobs that they can run in parallel
 
 
 class EndedCountRow(NamedTuple):
@@ -64,9 +64,9 @@ class EndedCountRow(NamedTuple):
     stage: str
     status: str
     jobs: int
-    timed: int  # those of which the duration is known
+    timed: int  # number of jobs with a known duration
     seconds: float
-    at_most: tuple[int, ...]  # how many lasted at most so long, by bucket
+    at_most: tuple[int, ...]  # jobs up to the upper bound of each bucket
 
 
 async def workflow_slugs(tx: Tx) -> dict[int, str]:
@@ -86,11 +86,11 @@ async def assignments(tx: Tx) -> list[tuple[int, int]]:
 
 
 async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersRow]:
-    """Counts workers by state in the database: for ten thousand workers a few rows are returned."""
+    """Counts workers by state in the database, so that few rows are returned for many workers."""
     w = workers.c
-    # What a worker reported when it began to poll may be a minute old, its leases are not.
+    # A polling worker's report may be a minute old, but its leases are current.
     has_lease = exists().where(text(LEASED), dispatches.c.worker_id == w.worker_id)
-    # One whose ComfyUI is down can run as little as one that is gone.
+    # A worker whose ComfyUI is down can't run jobs, so it counts as offline.
     is_unusable = or_(w.last_seen_at < offline_before, w.backend_problem.is_not(None))
     states = (
         w.fleet_id,
@@ -107,7 +107,7 @@ async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersR
 async def ended_counts(
     tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
 ) -> list[EndedCountRow]:
-    """Counts what ended in a span of time, by workflow and outcome; uses an index on that moment."""
+    """Counts jobs that ended in a period, by workflow, stage and outcome, using an index."""
     d = dispatches.c
     counted = [func.sum(case((d.duration_seconds <= most, 1), else_=0)) for most in buckets]
     query = (
@@ -128,7 +128,7 @@ async def ended_counts(
 
 
 class EndedJobsRow(NamedTuple):
-    """Jobs that ended alike: their place in the buckets of waiting and running; -1: not known."""
+    """Jobs with the same outcome and the same wait and run buckets. -1 means unknown."""
 
     workflow_id: int
     status: str
@@ -146,7 +146,10 @@ async def first_ended(tx: Tx, *, after: datetime, until: datetime) -> datetime |
 
 
 async def is_any_active(tx: Tx) -> bool:
-    """Whether a job waits or runs. Ordered as their indexes are: else the whole table may be read."""
+    """Checks whether any job is queued or leased.
+
+    The order matches the indexes. Otherwise the database might read the whole table.
+    """
     d = dispatches.c
     for part, first in ((QUEUED, d.tenant_id), (LEASED, d.lease_expires_at)):
         if await tx.scalar(select(d.id).where(text(part)).order_by(first).limit(1)) is not None:
@@ -157,7 +160,7 @@ async def is_any_active(tx: Tx) -> bool:
 async def ended_jobs(
     tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
 ) -> list[EndedJobsRow]:
-    """Counts what ended in a span of time, by how long it waited for its last worker and ran."""
+    """Counts jobs that ended in a period, by their wait for the last worker and their run time."""
     d = dispatches.c
     begun = func.coalesce(d.started_at, d.leased_at, type_=Moment)
     waited = _bucket(seconds_between(tx, d.queued_at, begun), buckets).label("waited")
@@ -178,8 +181,10 @@ async def ended_jobs(
 
 
 def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElement[int]:
-    """Returns the number of the first bucket that the value fits into; values are written out, as
-    grouping needs the very same words."""
+    """Returns the number of the first bucket that the value fits into.
+
+    Values are literals, because GROUP BY needs exactly the same expression.
+    """
     fitting: list[Any] = [
         (value <= literal_column(str(most)), literal_column(str(number)))
         for number, most in enumerate(buckets)
@@ -189,7 +194,7 @@ def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElemen
 
 
 async def mean_gpu_percent(tx: Tx, *, after: datetime, until: datetime) -> float | None:
-    """Returns the mean load of the GPUs of which workers told; None if none did."""
+    """Returns the mean GPU load that workers reported, or None if no worker reported it."""
     r = worker_readings.c
     load = r.reading["gpu_load_percent"].as_float()
     some = select(load.label("load")).where(r.at > after, r.at <= until).limit(READINGS_MAX)
@@ -200,8 +205,10 @@ async def mean_gpu_percent(tx: Tx, *, after: datetime, until: datetime) -> float
 async def add_sums(
     tx: Tx, at: datetime, sums: Mapping[str, float], *, steps: Sequence[int]
 ) -> None:
-    """Adds to the steps that this moment is in. In one order, so that no two control planes wait for
-    each other's rows."""
+    """Adds sums to the steps that contain this moment.
+
+    Rows are written in a fixed order, so that control planes can't deadlock.
+    """
     rows = [
         {"step_seconds": step, "at": step_start(at, step), "name": name, "value": sums[name]}
         for step in sorted(steps)
@@ -221,7 +228,7 @@ def step_start(at: datetime, step_seconds: int) -> datetime:
 async def read_sums(
     tx: Tx, step_seconds: int, *, since: datetime
 ) -> dict[datetime, dict[str, float]]:
-    """Returns the sums by the beginning of their step."""
+    """Returns the sums by the start of their step."""
     query = select(rollups.c.at, rollups.c.name, rollups.c.value).where(
         rollups.c.step_seconds == step_seconds, rollups.c.at >= since
     )
@@ -237,7 +244,7 @@ async def delete_sums(tx: Tx, step_seconds: int, *, before: datetime) -> None:
 
 
 async def tokens_used(tx: Tx, *, after: datetime, until: datetime) -> int:
-    """Returns what completed jobs of the pool have cost: what was reserved, less what went back."""
+    """Returns the cost of the pool's completed jobs, which is reserved minus returned tokens."""
     j, t = ai_jobs.c, token_transactions.c
     is_settled = (
         (t.tenant_id == j.tenant_id) & (t.job_id == j.id) & (t.type == TransactionType.JOB_CONSUME)
@@ -256,7 +263,7 @@ async def tokens_used(tx: Tx, *, after: datetime, until: datetime) -> int:
     return int(await tx.scalar(query) or 0)
 
 
-# Of a tenant pool. Word for word what their indexes are made for: SQLite knows them by that only.
+# Conditions in a tenant pool. They repeat the indexes' conditions exactly, as SQLite requires.
 GOING_ON = text("status IN ('pending', 'running', 'waiting_for_user')")
 ACTIVE = text("status IN ('queued', 'processing')")
 
@@ -287,7 +294,7 @@ def _counted(rows: Iterable[Any]) -> dict[str, int]:
 
 
 class IdSpan(NamedTuple):
-    """All ids that begin alike, as an index finds them."""
+    """The range of ids with a common prefix, which an index can find."""
 
     first: UUID
     last: UUID
@@ -337,7 +344,7 @@ async def find_workflows(tx: Tx, text: str, *, limit: int) -> list[FoundRow]:
 
 
 async def find_jobs(tx: Tx, span: IdSpan, *, limit: int) -> list[FoundRow]:
-    """Of a pool, by the index of ids."""
+    """Finds a pool's jobs by a range of ids, using the index."""
     j = ai_jobs.c
     query = select(j.id, j.workflow_slug, j.status).where(j.id.between(*span)).order_by(j.id)
     return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
@@ -350,7 +357,7 @@ async def find_jobs_among(tx: Tx, job_ids: Sequence[UUID], *, limit: int) -> lis
 
 
 async def newest_users(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """Tenant and id of each."""
+    """Returns the tenant id and user id of the newest users."""
     query = select(users.c.tenant_id, users.c.id).order_by(users.c.created_at.desc())
     return [(row.tenant_id, row.id) for row in await tx.execute(query.limit(limit))]
 

@@ -1,4 +1,4 @@
-"""Tables of a tenant pool: jobs, files, media, graphs, pipelines, wallets, webhooks. Each row says whose it is."""
+"""Tables of a tenant pool: jobs, files, media, graphs, pipelines, wallets and webhooks."""
 
 from typing import Any
 
@@ -36,9 +36,9 @@ pipelines = Table(
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("name", String(200), nullable=False),
-    Column("document", Document, nullable=False),  # as it was given; never changed
+    Column("document", Document, nullable=False),  # as submitted, never changed
     Column("created_at", Moment, nullable=False),
-    Column("deleted_at", Moment),  # its runs stay
+    Column("deleted_at", Moment),  # its runs are kept
     Index(None, "tenant_id", "user_id", "created_at", "id"),
 )
 
@@ -47,16 +47,16 @@ pipeline_runs = Table(
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("user_id", Uuid, nullable=False),  # who started it, and pays
+    Column("user_id", Uuid, nullable=False),  # the user who started the run and pays for it
     Column("pipeline_id", Uuid, ForeignKey("pipelines.id"), nullable=False),
     Column("target_folder", String(200), nullable=False),
     Column("variables", Json, nullable=False),
     Column("base_candidates", Integer, nullable=False),
     Column("status", String(20), nullable=False),
     Column("pause_reason", String(50)),
-    Column("reason", String(50)),  # why nothing was submitted at the last look
-    Column("trouble", Text),  # what stood in the way of the last submit
-    Column("trouble_seconds", Integer),  # until only a person can help; null: it may pass
+    Column("reason", String(50)),  # why the last look submitted nothing
+    Column("trouble", Text),  # the error of the last submit
+    Column("trouble_seconds", Integer),  # until a person must help; null if temporary
     Column("candidates_max", Integer),
     Column("tokens_max", BigInteger),
     Column("bytes_max", BigInteger),
@@ -64,11 +64,11 @@ pipeline_runs = Table(
     Column("until", Moment),
     Column("idempotency_key", String(200)),
     Column("request_hash", String(64), nullable=False),
-    Column("look_at", Moment),  # when it is next asked what to make; none: when something happens
-    Column("served_at", Moment),  # its last submit: runs take turns
+    Column("look_at", Moment),  # time of the next look; null means at the next event
+    Column("served_at", Moment),  # its last submit, so that runs take turns
     Column("alerted_at", Moment),
     Column("created_at", Moment, nullable=False),
-    Column("changed_at", Moment, nullable=False),  # the last time that anything happened in it
+    Column("changed_at", Moment, nullable=False),  # time of the last change in the run
     Column("files_removed_at", Moment),
     UniqueConstraint("tenant_id", "idempotency_key"),
     CheckConstraint("status IN ('active', 'paused', 'cancelled')", name="status"),
@@ -80,12 +80,12 @@ pipeline_runs = Table(
 pipeline_jobs = Table(
     "pipeline_jobs",
     tenant_metadata,
-    Column("id", Uuid, primary_key=True),  # the job's own
+    Column("id", Uuid, primary_key=True),  # the id of the job
     Column("tenant_id", Uuid, nullable=False),
     Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
     Column("step", Integer, nullable=False),
     Column("parent_id", Uuid),
-    Column("number", Integer, nullable=False),  # of those with this step and parent
+    Column("number", Integer, nullable=False),  # within its step and parent
     Column("seed", String(20)),  # a number up to 2**64, which no integer column holds
     Column("status", String(20), nullable=False),
     Column("tokens", BigInteger, nullable=False),  # reserved or consumed; 0 once refunded
@@ -93,7 +93,7 @@ pipeline_jobs = Table(
     Column("error", Text),
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
-    # Judges the candidate parent_id instead of making children of it.
+    # A judge job scores the candidate parent_id instead of creating children of it.
     Column("is_judge", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(
         "status IN ('in_flight', 'done', 'failed', 'retried', 'cancelled')", name="status"
@@ -113,8 +113,8 @@ pipeline_candidates = Table(
     Column("parent_id", Uuid),
     Column("job_id", Uuid, nullable=False),
     Column("output_index", Integer, nullable=False),
-    Column("file_id", Uuid),  # none once retention has removed it
-    Column("path", Text, nullable=False),  # in listings and exports
+    Column("file_id", Uuid),  # null after retention has deleted it
+    Column("path", Text, nullable=False),  # path in listings and exports
     Column("mime_type", String(200), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("seed", String(20)),
@@ -123,8 +123,8 @@ pipeline_candidates = Table(
     Column("status", String(20), nullable=False),
     Column("child_count", Integer, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("text", Text),  # what its job showed, beside the file or in its place
-    Column("judged_by", String(20)),  # a judge or a person; none while nobody has judged it
+    Column("text", Text),  # text output of its job, with or without a file
+    Column("judged_by", String(20)),  # a judge or a person; null if not judged
     Column("judge_score", Double),
     Column("judge_error", Text),  # why the judge gave it no score
     UniqueConstraint("job_id", "output_index"),
@@ -153,7 +153,7 @@ pipeline_judgements = Table(
 pipeline_votes = Table(
     "pipeline_votes",
     tenant_metadata,
-    Column("number", RowId, primary_key=True),  # the order in which they count
+    Column("number", RowId, primary_key=True),  # the order in which votes count
     Column("id", Uuid, nullable=False),
     Column("tenant_id", Uuid, nullable=False),
     Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
@@ -170,13 +170,13 @@ pipeline_votes = Table(
 pipeline_events = Table(
     "pipeline_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("id", RowId, primary_key=True),  # the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("run_id", Uuid, nullable=False),
     Column("kind", String(50), nullable=False),
     Column("actor", String(100), nullable=False),
     Column("data", Json, nullable=False),
-    Column("is_audited", Boolean, nullable=False),  # told to the central audit log
+    Column("is_audited", Boolean, nullable=False),  # copied to the central audit log
     Column("created_at", Moment, nullable=False),
     Index(None, "run_id", "id"),
     partial_index("pipeline_events_untold", "id", where="NOT is_audited"),
@@ -209,7 +209,7 @@ ai_jobs = Table(
     Column("model_key", String(300)),
     Column("model_set", String(64)),
     Column("status", String(20), nullable=False),
-    Column("prompt", Document, nullable=False),  # as sent, but for the names of assets
+    Column("prompt", Document, nullable=False),  # as sent, except for the names of assets
     Column("properties", Json, nullable=False),
     Column("assets", Json, nullable=False),
     Column("output_node_id", String(200)),
@@ -229,24 +229,24 @@ ai_jobs = Table(
     Column("submitted_at", Moment, nullable=False),
     Column("started_at", Moment),
     Column("completed_at", Moment),
-    Column("video_id", Uuid),  # the media that it processes
+    Column("video_id", Uuid),  # the media that the job processes
     Column("batch_id", Uuid),
     Column("batch_position", Integer),
-    Column("run_kind", String(20)),  # graph or pipeline: whose run it is a part of
+    Column("run_kind", String(20)),  # kind of the run it belongs to: graph or pipeline
     Column("run_id", Uuid),
-    # Of a batch or a run that has enough in the queue: it waits on the tenant's side.
+    # Its batch or run has enough jobs in the queue, so this one isn't in the queue yet.
     Column("is_held", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(
         "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
     ),
-    # The prompt of a job that ended long ago goes; the rest of the row stays.
+    # The prompt of a job is removed a long time after its end. The rest of the row is kept.
     Column("prompt_removed_at", Moment),
-    # Of a prompt that came through the gateway: its number, client, extra data and outputs.
+    # The number, client, extra data and outputs of a prompt that came through the gateway.
     Column("gateway", Document),
-    Column("hidden_at", Moment),  # its client has removed it from the history
-    # Of a job whose result may be taken again: workflow, prompt and the bytes of its inputs, hashed.
+    Column("hidden_at", Moment),  # when its client removed it from the history
+    # A hash of the workflow, prompt and input files, for a job whose result may be reused.
     Column("fingerprint", String(64)),
-    Column("reused_from", Uuid),  # the job whose result it has; it was never run itself
+    Column("reused_from", Uuid),  # the job whose result was reused instead of a run
     partial_index(
         "ai_jobs_reusable", "tenant_id", "user_id", "fingerprint", "completed_at", where=IS_REUSABLE
     ),
@@ -265,7 +265,7 @@ ai_jobs = Table(
     Index("ai_jobs_of_user_by_status", "tenant_id", "user_id", "status", "submitted_at", "id"),
     Index(None, "batch_id", "batch_position"),
     Index(None, "run_id"),
-    # A key is its user's own. To an index no user is unlike another, so theirs needs a second one.
+    # Keys are unique per user. Jobs without a user need another index, because nulls are distinct.
     Index("ai_jobs_key", "tenant_id", "user_id", "idempotency_key", unique=True),
     partial_index(
         "ai_jobs_key_of_nobody",
@@ -310,35 +310,35 @@ job_attempts = Table(
     Column("attempt", Integer, nullable=False),
     Column("worker_id", String(200), nullable=False),
     Column("started_at", Moment, nullable=False),
-    # What the worker put into the prompt before it sent it; none once the prompt is removed.
+    # Values that the worker added to the prompt before sending it; null once the prompt is removed.
     Column("filled_in", Document),
 )
 
-# Messages of runs as their backends sent them, for clients that speak ComfyUI's protocol.
+# Messages of runs as sent by their backends, for clients that use ComfyUI's protocol.
 run_events = Table(
     "run_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("id", RowId, primary_key=True),  # the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), nullable=False),
     Column("lease_number", Integer, nullable=False),
     Column("client_id", String(200)),
-    Column("prompt_id", String(100), nullable=False),  # as the client knows it
+    Column("prompt_id", String(100), nullable=False),  # the id that the client uses
     Column("events", Document, nullable=False),
-    Column("record", Document),  # with the last ones: status, outputs and meta of its history entry
+    Column("record", Document),  # with the last events: status, outputs and meta of the history
     Column("created_at", Moment, nullable=False),
-    # The worker's number of the report. Null: the worker does not number reports, or the row is our own.
+    # The worker's report number. Null if the worker doesn't number reports or we wrote the row.
     Column("report", BigInteger),
     Column("has_start", Boolean, nullable=False, server_default=text("false")),
     Column("has_end", Boolean, nullable=False, server_default=text("false")),
-    # The id of the row with which this attempt of the prompt started; 0 in that row itself. Null: sockets show the
-    # row at once instead of one prompt after another.
+    # The id of the row that started this attempt of the prompt, or 0 in that row itself. Null means
+    # that sockets show the row immediately instead of one prompt after another.
     Column("start_id", BigInteger),
     Index(None, "job_id", "id"),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index("run_events_unfinished", "created_at", where="record IS NULL"),
-    # A report counts once. A prompt has one start, one end and one history record, whatever is repeated.
+    # A repeated report counts once. A prompt has one start, one end and one history record.
     partial_index(
         "run_events_report",
         "job_id",
@@ -354,8 +354,8 @@ run_events = Table(
     sqlite_autoincrement=True,
 )
 
-# Of a running job, where somebody looks at it at another control plane than its worker reports to: its newest
-# picture. Not logged on PostgreSQL: it is of the moment.
+# The newest preview image of a running job, if its viewer and its worker use different control
+# planes. The table is unlogged on PostgreSQL, because a preview is only useful for a moment.
 job_previews = Table(
     "job_previews",
     tenant_metadata,
@@ -366,18 +366,18 @@ job_previews = Table(
     Index(None, "tenant_id"),
 )
 
-# An upload whose name another has taken.
+# An upload whose name now belongs to another file.
 IS_REPLACED = "folder = 'replaced'"
-# The files of a gateway's user, by the names that ComfyUI would have given them.
+# Files of gateway users by the names that ComfyUI would give them.
 gateway_files = Table(
     "gateway_files",
     tenant_metadata,
     Column("tenant_id", Uuid, primary_key=True),
     Column("user_id", Uuid, primary_key=True),
     Column("folder", String(10), primary_key=True),  # input, output, temp; replaced
-    Column("path", String(500), primary_key=True),  # with its subfolder
-    Column("file_id", Uuid),  # of an upload
-    Column("job_id", Uuid),  # of an output, which its job names by `output`
+    Column("path", String(500), primary_key=True),  # including the subfolder
+    Column("file_id", Uuid),  # for an upload
+    Column("job_id", Uuid),  # for an output, which its job stores as `output`
     Column("output", String(200)),
     Column("created_at", Moment, nullable=False),
     Index(None, "job_id"),
@@ -385,7 +385,7 @@ gateway_files = Table(
     partial_index("gateway_files_replaced", "created_at", where=IS_REPLACED),
 )
 
-# How far ComfyUI's counter has come in names such as ComfyUI_00001_.png.
+# The last value of ComfyUI's counter in file names such as ComfyUI_00001_.png.
 gateway_counters = Table(
     "gateway_counters",
     tenant_metadata,
@@ -396,7 +396,7 @@ gateway_counters = Table(
     Column("last", Integer, nullable=False),
 )
 
-# What an editor keeps on its server: settings, workflows.
+# Files that an editor stores on its server, such as settings and workflows.
 gateway_userdata = Table(
     "gateway_userdata",
     tenant_metadata,
@@ -419,12 +419,12 @@ files = Table(
     Column("path", Text, nullable=False),  # the key in object storage
     Column("filename", String(300), nullable=False),
     Column("mime_type", String(200), nullable=False),
-    Column("size", BigInteger),  # none while it is only announced
+    Column("size", BigInteger),  # null while the file is only announced
     Column("content_hash", String(64)),
     Column("metadata", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("checked_at", Moment),  # when its bytes were looked at
-    Column("kept_from", Moment),  # its retention counts from here; none: from created_at
+    Column("checked_at", Moment),  # when its content was checked
+    Column("kept_from", Moment),  # start of its retention; null means created_at
     Index(None, "tenant_id", "content_hash"),
     Index(None, "tenant_id", "created_at"),
     Index(None, "path"),
@@ -432,7 +432,7 @@ files = Table(
     partial_index("files_unchecked_of_tenant", "tenant_id", where="checked_at IS NULL"),
 )
 
-# What the files of a tenant have that were checked: the others are few, and are added up.
+# Total bytes of a tenant's checked files. The few unchecked files are summed separately.
 storage_use = Table(
     "storage_use",
     tenant_metadata,
@@ -452,7 +452,7 @@ outbox = Table(
     Column("not_before", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
     Index(None, "not_before", "id"),
-    sqlite_autoincrement=True,  # rows are deleted by id, a moment later
+    sqlite_autoincrement=True,  # ids must not be reused, because rows are deleted by id later
 )
 
 users = Table(
@@ -469,16 +469,16 @@ users = Table(
 )
 
 videos = Table(
-    "videos",  # media of any kind; the name is the one that the API has
+    "videos",  # media of any kind; named as in the API
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("kind", String(20), nullable=False),
-    Column("original_file_id", Uuid),  # none once it has expired
+    Column("original_file_id", Uuid),  # null after it has expired
     Column("processed_file_id", Uuid),
     Column("job_id", Uuid),  # the latest
-    Column("active_job_id", Uuid),  # the same, until it ends
+    Column("active_job_id", Uuid),  # the latest job until it ends
     Column("processing_details", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("expired_at", Moment),
@@ -494,7 +494,7 @@ videos = Table(
     partial_index("videos_age", "tenant_id", "created_at", where="expired_at IS NULL"),
 )
 
-# Links by which a user shows a result to people without a key.
+# Links that show a user's result to people without a key.
 shares = Table(
     "shares",
     tenant_metadata,
@@ -502,7 +502,7 @@ shares = Table(
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("job_id", Uuid, nullable=False),
-    Column("video_id", Uuid),  # none: the job took no media
+    Column("video_id", Uuid),  # null if the job had no media as input
     Column("has_original", Boolean, nullable=False),
     Column("secret_hash", String(64), nullable=False, unique=True),
     Column("created_at", Moment, nullable=False),
@@ -515,7 +515,7 @@ shares = Table(
 job_events = Table(
     "job_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("id", RowId, primary_key=True),  # the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("job_id", Uuid, nullable=False),
     Column("kind", String(20), nullable=False),
@@ -523,7 +523,7 @@ job_events = Table(
     Column("created_at", Moment, nullable=False),
     Index(None, "tenant_id", "job_id", "id"),
     Index(None, "created_at"),
-    # A number that was used again after its row was removed would hide the new event from a reader.
+    # If the id of a removed row were reused, a reader would miss the new event.
     sqlite_autoincrement=True,
 )
 
@@ -550,11 +550,11 @@ webhooks = Table(
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("url", Text, nullable=False),
-    Column("secret", String(100), nullable=False),  # empty: it is made from the central key
+    Column("secret", String(100), nullable=False),  # empty if derived from the central key
     Column("events", Json, nullable=False),
     Column("is_active", Boolean, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("on_again_at", Moment),  # what failed before then no longer counts
+    Column("on_again_at", Moment),  # earlier failures no longer count
     Index(None, "tenant_id", "user_id"),
 )
 
@@ -570,11 +570,11 @@ webhook_deliveries = Table(
     Column("status", String(20), nullable=False),
     Column("tries", Integer, nullable=False),
     Column("not_before", Moment, nullable=False),
-    Column("last_status", Integer),  # what the customer's server answered
+    Column("last_status", Integer),  # status code from the customer's server
     Column("last_error", Text),
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
-    Column("url", Text),  # of a job that names where it is to be told; else the webhook's
+    Column("url", Text),  # the job's own callback URL; null means the webhook's
     UniqueConstraint("webhook_id", "job_id", "event"),
     CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
     Index(None, "webhook_id", "created_at", "id"),
@@ -586,11 +586,11 @@ graphs = Table(
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("user_id", Uuid, nullable=False),  # who made it; all users of the tenant may run it
+    Column("user_id", Uuid, nullable=False),  # its creator; all users of the tenant may run it
     Column("name", String(200), nullable=False),
-    Column("version", Integer, nullable=False),  # the newest
+    Column("version", Integer, nullable=False),  # the newest version
     Column("created_at", Moment, nullable=False),
-    Column("deleted_at", Moment),  # its runs stay
+    Column("deleted_at", Moment),  # its runs are kept
     Index(None, "tenant_id", "created_at", "id"),
 )
 
@@ -609,25 +609,25 @@ graph_runs = Table(
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("user_id", Uuid, nullable=False),  # who started it, and pays
+    Column("user_id", Uuid, nullable=False),  # the user who started the run and pays for it
     Column("graph_id", Uuid, nullable=False),
     Column("graph_version", Integer, nullable=False),
-    Column("snapshot", Document, nullable=False),  # the graph and its workflows, as they were
+    Column("snapshot", Document, nullable=False),  # the graph and its workflows at the start
     Column("inputs", Document, nullable=False),
     Column("max_tokens", BigInteger),
     Column("status", String(20), nullable=False),
-    Column("revision", BigInteger, nullable=False),  # one more with each change
+    Column("revision", BigInteger, nullable=False),  # increases with each change
     Column("tokens", BigInteger, nullable=False),
     Column("error", Document),
     Column("outputs", Document),
     Column("created_at", Moment, nullable=False),
     Column("changed_at", Moment, nullable=False),
     Column("ended_at", Moment),
-    Column("deadline_at", Moment),  # then it fails; none: it may take as long as it takes
-    Column("paused_at", Moment),  # it starts no jobs; none: it isn't paused
-    Column("rerun_of", Uuid),  # the run whose results it has taken
-    Column("rerun", Document),  # from which node, and what was changed
-    Column("cut", Document),  # where the last decision stopped, if it has not decided everything
+    Column("deadline_at", Moment),  # when the run fails; null means no limit
+    Column("paused_at", Moment),  # a paused run starts no jobs; null if not paused
+    Column("rerun_of", Uuid),  # the run whose results it reuses
+    Column("rerun", Document),  # the start node and the changes
+    Column("cut", Document),  # where the last decision stopped if it was incomplete
     CheckConstraint(
         "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
         name="status",
@@ -646,37 +646,37 @@ graph_executions = Table(
     tenant_metadata,
     Column("run_id", Uuid, ForeignKey("graph_runs.id", ondelete="CASCADE"), primary_key=True),
     Column("node", String(64), primary_key=True),
-    Column("at", String(64), primary_key=True),  # its index: one number for each fan-out around it
+    Column("at", String(64), primary_key=True),  # index with a number for each enclosing fan-out
     Column("tenant_id", Uuid, nullable=False),
     Column("record", Document, nullable=False),
 )
 
-# What starts runs by itself: schedules, and webhooks that come in.
+# Schedules and incoming webhooks that start runs.
 triggers = Table(
     "triggers",
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("user_id", Uuid, nullable=False),  # whose runs it starts, and who pays
+    Column("user_id", Uuid, nullable=False),  # the user who owns and pays for the runs
     Column("name", String(200), nullable=False),
     Column("kind", String(20), nullable=False),
     Column("graph_id", Uuid),
-    Column("graph_version", Integer),  # none: the newest
+    Column("graph_version", Integer),  # null means the newest
     Column("pipeline_id", Uuid),
-    Column("base_candidates", Integer),  # of a pipeline's runs
+    Column("base_candidates", Integer),  # for runs of a pipeline
     Column("inputs", Document, nullable=False),
     Column("cron", String(100)),
     Column("timezone", String(64), nullable=False),
     Column("catch_up", Boolean, nullable=False),
     Column("tokens_per_day", BigInteger, nullable=False),
-    Column("max_tokens", BigInteger),  # of one run
+    Column("max_tokens", BigInteger),  # limit for a run
     Column("is_paused", Boolean, nullable=False),
-    Column("next_at", Moment),  # of a schedule; whoever moves it on has claimed the moment
+    Column("next_at", Moment),  # due time of a schedule; an update claims it
     Column("missed", Integer, nullable=False),
     Column("missed_at", Moment),
     Column(
         "secret_number", Integer, nullable=False
-    ),  # one more with each new secret: none is stored
+    ),  # increases with each new secret; secrets aren't stored
     Column("created_at", Moment, nullable=False),
     CheckConstraint("kind IN ('schedule', 'webhook')", name="kind"),
     Index(None, "tenant_id", "user_id", "created_at", "id"),
@@ -686,21 +686,21 @@ triggers = Table(
 trigger_firings = Table(
     "trigger_firings",
     tenant_metadata,
-    Column("id", Uuid, primary_key=True),  # made from the trigger and the moment or delivery
+    Column("id", Uuid, primary_key=True),  # derived from the trigger and its time or delivery
     Column("tenant_id", Uuid, nullable=False),
     Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), nullable=False),
     Column("cause", String(20), nullable=False),
-    Column("planned_at", Moment),  # of a schedule
-    Column("day", String(10), nullable=False),  # in the trigger's time zone: whose limit it uses
+    Column("planned_at", Moment),  # time by the schedule
+    Column("day", String(10), nullable=False),  # day in the trigger's time zone, for the limit
     Column("status", String(20), nullable=False),
     Column("granted_tokens", BigInteger, nullable=False),
-    Column("inputs", Document),  # until it has ended
+    Column("inputs", Document),  # null after its end
     Column("run_id", Uuid),
     Column("error_code", String(50)),
     Column("error", Text),
     Column("missed", Integer, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("not_before", Moment, nullable=False),  # when others may take it up
+    Column("not_before", Moment, nullable=False),  # when another process may continue it
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
     CheckConstraint("status IN ('starting', 'started', 'refused', 'missed')", name="status"),
@@ -710,13 +710,13 @@ trigger_firings = Table(
     partial_index("trigger_firings_starting", "not_before", where="status = 'starting'"),
 )
 
-# A repeated delivery to an incoming webhook has one of these keys: its id, or its signature.
+# Keys (id or signature) by which a repeated delivery to an incoming webhook is recognized.
 trigger_delivery_keys = Table(
     "trigger_delivery_keys",
     tenant_metadata,
     Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), primary_key=True),
     Column("key_hash", String(64), primary_key=True),
-    # Stored as long as the firing, which is much longer than a signature is valid.
+    # Keys are kept as long as the firing, which is much longer than a signature is valid.
     Column("firing_id", Uuid, ForeignKey("trigger_firings.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
     Index(None, "firing_id"),
@@ -740,7 +740,7 @@ token_transactions = Table(
     Column("user_id", Uuid, nullable=False),
     Column("job_id", Uuid),
     Column("type", String(20), nullable=False),
-    Column("amount", BigInteger, nullable=False),  # what it adds to the balance
+    Column("amount", BigInteger, nullable=False),  # added to the balance
     Column("provider_transaction_id", String(200)),
     Column("created_at", Moment, nullable=False),
     UniqueConstraint("tenant_id", "job_id", "type"),
@@ -754,7 +754,7 @@ token_transactions = Table(
     ),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index(
-        "token_transactions_settled",  # consumed or refunded: one of them, once
+        "token_transactions_settled",  # either consumed or refunded, once
         "tenant_id",
         "job_id",
         where="type IN ('JOB_CONSUME', 'JOB_REFUND')",
@@ -764,7 +764,7 @@ token_transactions = Table(
 
 
 def _make_immutable(table: Table) -> None:
-    """Adds triggers by which the database itself refuses to change or delete a row."""
+    """Adds database triggers that refuse to change or delete rows."""
     name, says = table.name, f"rows of {table.name} are never changed"
     for act in ("UPDATE", "DELETE"):
         _after_create(

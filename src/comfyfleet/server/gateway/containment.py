@@ -123,7 +123,7 @@ def pattern_of(
 def _without_values(
     nodes: Mapping[str, PatternNode], prompt: Prompt, object_info: ObjectInfo
 ) -> Mapping[str, PatternNode]:
-    """Removes links to nodes that only compute values, unless an output would lose all its links."""
+    """Removes links to nodes that only compute values, unless an output loses all its links."""
     values: set[str] = set()
     left: dict[str, PatternNode] = {}
     for node_id, node in nodes.items():

@@ -609,7 +609,7 @@ async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) ->
 async def list_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
 ) -> list[UserFile]:
-    """The newest first."""
+    """Returns the files in a folder, newest first."""
     query = (
         select(gateway_files)
         .where(
@@ -640,7 +640,7 @@ async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) ->
 async def numbered_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
 ) -> list[tuple[UserFile, str | None]]:
-    """Those called `a.png`, and all that begin with `a (`."""
+    """Returns the files named like `a.png` and its numbered copies, which start with `a (`."""
     stem = f"{posixpath.splitext(path)[0]} ("
     query = (
         select(gateway_files, files.c.content_hash)
@@ -684,7 +684,7 @@ def _begins_with(prefix: str) -> ColumnElement[bool]:
 async def replace_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> None:
-    """The name means this file from now on; an upload that had it is noted, to be removed later."""
+    """Assigns the name to this file. An upload that had it is marked as replaced for later removal."""
     removed = await tx.execute(
         delete(gateway_files)
         .where(_in_folder(tenant_id, user_id, file.folder), gateway_files.c.path == file.path)
