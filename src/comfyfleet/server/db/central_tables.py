@@ -1,4 +1,4 @@
-"""Tables of the central database: tenants, keys, sessions, fleets, workers, workflows, effects, and the one queue."""
+"""Tables of the central database: tenants, keys, fleets, workers, workflows, effects, the queue."""
 
 from typing import Any
 
@@ -43,10 +43,10 @@ tenants = Table(
     Column("max_priority", Integer, nullable=False, server_default="10"),
     Column("max_queued", Integer),
     Column("created_at", Moment, nullable=False),
-    Column("retention_days", Integer),  # none: as the settings say
-    Column("max_storage_bytes", BigInteger),  # none: as the settings say
-    Column("gateway", Json),  # which fleets and node types its prompts may use; none: as fleets say
-    Column("show_backends", Boolean),  # whether users see machines; none: as the settings say
+    Column("retention_days", Integer),  # null means the default in the settings
+    Column("max_storage_bytes", BigInteger),  # null means the default in the settings
+    Column("gateway", Json),  # its prompts' fleets and node types; null means the fleets' rules
+    Column("show_backends", Boolean),  # whether users see machines; null means the default
     Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
     Column("erased_at", Moment),
 )
@@ -56,7 +56,7 @@ workflows = Table(
     central_metadata,
     Column("id", RowId, primary_key=True),
     Column("slug", String(100), nullable=False, unique=True),
-    Column("version", Integer, nullable=False),  # the one that new jobs get
+    Column("version", Integer, nullable=False),  # the version for new jobs
     Column("required_capabilities", Json, nullable=False),
     Column("price_tokens", Integer, nullable=False, server_default="0"),
     Column("run_limit_seconds", Integer, nullable=False, server_default="3600"),
@@ -100,8 +100,8 @@ fleets = Table(
     Column("object_info_hash", String(64)),
     Column("created_at", Moment, nullable=False),
     Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
-    Column("gateway", Json),  # price, node types and limits of prompts; none: it takes none
-    Column("starts_within_seconds", Integer),  # of machines that start on demand
+    Column("gateway", Json),  # rules for prompts; null means no prompts
+    Column("starts_within_seconds", Integer),  # for machines that start on demand
     UniqueConstraint("slug", "stage"),
 )
 
@@ -128,23 +128,23 @@ workers = Table(
     Column("current_load", Integer, nullable=False, server_default="0"),
     Column("is_approved", Boolean, nullable=False),
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
-    # What is wrong with its backend, as the worker reports it; none if it takes jobs.
+    # The backend problem that the worker reported; null if it takes jobs.
     Column("backend_problem", String(20)),
     Column("facts", Json),  # GPU, memory, node types, model files; none until reported
-    Column("facts_hash", String(64)),  # of the node types and model files in them
-    Column("object_info_hash", String(64)),  # of the whole, as its backend tells it
-    Column("refusals", Json),  # what its backend refused since it told its facts
+    Column("facts_hash", String(64)),  # hash of the node types and model files
+    Column("object_info_hash", String(64)),  # hash of the backend's object_info
+    Column("refusals", Json),  # the backend's refusals since the last facts
     Column("models_loaded", Json, nullable=False),
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("revoked_at", Moment),  # kept for good: it bars the id
-    # A key that the worker is to be told. Its text is kept until it is used for the first time.
+    Column("revoked_at", Moment),  # never reset, because it blocks the id
+    # A new key for the worker. Its text is stored until it is used for the first time.
     Column("next_key", String(100)),
     Column("next_key_hash", String(64)),
     Index(None, "next_key_hash", unique=True),
     Index(None, "fleet_id"),
     Index(None, "last_seen_at"),
-    # Without it the next worker would get the row id of the last one removed.
+    # Without this, the next worker would get the row id of the last removed one.
     sqlite_autoincrement=True,
 )
 
@@ -206,7 +206,7 @@ dispatches = Table(
     Column("model_key", String(300)),  # the heavy model: checkpoint or unet
     Column("model_set", String(64)),  # all models of the prompt, hashed
     Column("backend_affinity", String(300)),  # worker:ID or fleet:SLUG/STAGE
-    # The worker of the client's previous prompt: others leave a new job to it for a moment.
+    # The worker of the client's previous prompt. Others leave a new job to it for a moment.
     Column("preferred_worker_id", String(200)),
     Column("is_poisoned", Boolean, nullable=False, server_default=text("false")),
     Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
@@ -251,37 +251,37 @@ dispatches = Table(
     },
 )
 
-# Seconds of the last finished runs, from which it is learned what a switch to a model costs.
+# Run times of recent runs in seconds, from which the cost of switching models is estimated.
 model_switches = Table(
     "model_switches",
     central_metadata,
     Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), primary_key=True),
     Column("model_key", String(300), primary_key=True),
     Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
-    Column("stayed", Json, nullable=False),  # runs whose model the run before had, too
+    Column("stayed", Json, nullable=False),  # runs with the same model as the previous run
     Column("switched", Json, nullable=False),  # runs before which another model ran
     Column("updated_at", Moment, nullable=False),
     Index(None, "updated_at"),
 )
 
-# Calls of routes of custom nodes, between the control plane that was called and the one where a
-# worker waits. A row lives for as long as somebody waits for the answer.
+# Calls of custom nodes' routes, passed from the control plane that was called to the one where a
+# worker waits. A row exists while the caller waits for the response.
 route_calls = Table(
     "route_calls",
     central_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("fleet_ids", Json, nullable=False),  # a worker of any of them may take it
+    Column("fleet_ids", Json, nullable=False),  # any worker of these fleets may take it
     Column("status", String(20), nullable=False),
     Column("method", String(10), nullable=False),
     Column("path", Text, nullable=False),
-    Column("target", Text, nullable=False),  # the path as it is sent, and the query
+    Column("target", Text, nullable=False),  # the path as sent, with the query
     Column("headers", Json, nullable=False),
     Column("body", LargeBinary, nullable=False),
-    Column("for_worker_id", String(200)),  # only this worker may take it; none: any
+    Column("for_worker_id", String(200)),  # the only worker that may take it; null means any
     Column("is_copy", Boolean, nullable=False, server_default=text("false")),
-    Column("worker_id", String(200)),  # who took it
-    Column("answer", Json),  # status, headers, or why there is none
+    Column("worker_id", String(200)),  # the worker that took it
+    Column("answer", Json),  # status and headers, or the failure
     Column("answer_body", LargeBinary),
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment, nullable=False),
@@ -327,7 +327,7 @@ audit_log = Table(
     Index(None, "action", "id"),
     Index(None, "actor", "id"),
     Index(None, "tenant_id", "id"),
-    # Rows come in the order of time: an index of a few pages tells where to look.
+    # Rows are in the order of time, so a small index locates them.
     Index("audit_log_at", "at", postgresql_using="brin"),
 )
 
@@ -382,7 +382,7 @@ api_keys = Table(
     Index(None, "tenant_id", "user_id"),
 )
 
-# Sign-ins of browsers: as a customer, as an operator, or as both.
+# Browser sessions of customers, of operators, or of users who are both.
 sessions = Table(
     "sessions",
     central_metadata,
@@ -423,7 +423,7 @@ effects = Table(
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     Column("tags", Json, nullable=False, server_default="[]"),
     Column("examples", Json, nullable=False, server_default="[]"),  # objects, before and after
-    Column("recent_seconds", Json, nullable=False, server_default="[]"),  # of the last runs
+    Column("recent_seconds", Json, nullable=False, server_default="[]"),  # run times
     # Whether a result that its customer has already is taken, instead of a job.
     Column("reuse", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("price_tokens >= 0", name="price_tokens"),

@@ -1,4 +1,7 @@
-"""What several control planes share: state values, advisory locks, and NOTIFY hints. A lost hint costs latency only."""
+"""State values, advisory locks and NOTIFY hints that control planes share.
+
+A lost hint only costs latency.
+"""
 
 import asyncio
 import hashlib
@@ -16,7 +19,7 @@ from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.errors import is_disconnect
 from comfyfleet.server.db.outages import lost_as_unavailable
 
-# While it is true, no lease is given; the claiming statement reads it, too.
+# While this value is true, no job is leased. The claim statement checks it as well.
 MAINTENANCE = "maintenance"
 
 
@@ -27,7 +30,7 @@ async def read_state(tx: Tx, name: str) -> Any:
 
 
 async def lock_state(tx: Tx, name: str, value: Any) -> Any:
-    """Locks the value until the transaction ends, and returns it; `value` is written if there is none."""
+    """Locks the value until the transaction ends, and returns it. Writes `value` if it is missing."""
     await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
     query = select(control_state.c.value).where(control_state.c.name == name)
     return (await tx.execute(for_update(tx, query))).scalar_one()
@@ -89,7 +92,7 @@ class AdvisoryLocks:
                 )
             )
         except Exception as error:
-            # The connection may hold locks that nobody knows of.
+            # The connection may hold locks that were never recorded, so it is closed.
             await self.close()
             if is_disconnect(error):
                 raise Unavailable("the connection to the database was lost") from error

@@ -67,7 +67,7 @@ class Moment(TypeDecorator[datetime]):
         return from_micros(value) if value is not None and dialect.name == "sqlite" else value
 
 
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite numbers rows automatically only in a column of exactly this type.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 # Keeps the order of keys, which JSONB does not: a prompt is sent as it was made.
 Document = JSON(none_as_null=True)
@@ -94,7 +94,7 @@ def insert_if_new(
     dialect = sqlite if is_sqlite(tx) else postgresql
     if rows is None:
         return dialect.insert(table).on_conflict_do_nothing()
-    # SQLAlchemy keeps the compiled text of one row; that of a list is compiled anew each time.
+    # SQLAlchemy caches the compiled statement for one row, but compiles a list every time.
     given = dict(rows[0]) if len(rows) == 1 else list(rows)
     return dialect.insert(table).values(given).on_conflict_do_nothing()
 
@@ -110,7 +110,7 @@ def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Se
 def upsert_sum(
     tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]
 ) -> Any:
-    """`INSERT … ON CONFLICT (key) DO UPDATE`: all other columns grow by what the row has."""
+    """Builds an upsert that adds the row's values to all columns outside the key."""
     dialect = sqlite if is_sqlite(tx) else postgresql
     insert = dialect.insert(table).values(dict(row))
     grown = {name: table.c[name] + insert.excluded[name] for name in row if name not in key}
@@ -129,7 +129,7 @@ def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any
 
 
 def upsert_sum_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
-    """As `upsert_each`, but the other columns grow by what each row has."""
+    """Builds an upsert like `upsert_each` that adds each row's values to the other columns."""
     dialect = sqlite if is_sqlite(tx) else postgresql
     insert = dialect.insert(table)
     grown = {

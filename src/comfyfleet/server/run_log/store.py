@@ -684,7 +684,7 @@ def _begins_with(prefix: str) -> ColumnElement[bool]:
 async def replace_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> None:
-    """Assigns the name to this file. An upload that had it is marked as replaced for later removal."""
+    """Assigns the name to this file. An upload that had it is marked for later removal."""
     removed = await tx.execute(
         delete(gateway_files)
         .where(_in_folder(tenant_id, user_id, file.folder), gateway_files.c.path == file.path)

@@ -1,6 +1,6 @@
 """Lists, pauses and stops the work of a tenant or of one of its users, for operators.
 
-Everything can be repeated: an item that is stopped or paused already is left as it is."""
+All actions can be repeated. An item that is already stopped or paused isn't changed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from comfyfleet.server.tenants import actions as tenant_actions
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import User
 
-LISTED_MAX = 200  # of each kind
+LISTED_MAX = 200  # items of each kind
 STOPPED_PER_CALL_MAX = 100
 JOBS_PER_PAGE = 100
 SYSTEM = "system"
@@ -45,7 +45,7 @@ class Stopped(NamedTuple):
 
 
 async def list_work(graphs: GraphContext, scope: WorkOwner) -> list[WorkItem]:
-    """Returns open runs and pipelines, and all triggers; of each kind the newest ones."""
+    """Returns open runs and all triggers, limited to the newest of each kind."""
     async with graphs.context.tenant(scope.tenant_id) as tx:
         return [
             item
@@ -149,7 +149,7 @@ async def stop_deactivated(graphs: GraphContext, pool: Database) -> bool:
 async def deactivate_user(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> User:
     """Deactivates a user, revokes their keys, stops their work and cancels their single jobs.
 
-    If this is cut off, a sweep does the rest.
+    If this is interrupted, a sweep does the rest.
     """
     context, user_id = graphs.context, scope.user_id
     if user_id is None:

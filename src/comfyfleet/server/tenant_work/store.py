@@ -48,7 +48,7 @@ async def open_work(
     is_running: bool = False,
     limit: int,
 ) -> list[WorkItem]:
-    """Returns the newest open items of a kind. `is_running` leaves out what is paused."""
+    """Returns the newest open items of a kind. `is_running` leaves out paused items."""
     table = _TABLES[kind]
     query = _of(table, tenant_id, user_id)
     if kind is WorkKind.GRAPH_RUN:
@@ -93,7 +93,7 @@ async def count_cancelled_jobs(tx: Tx, tenant_id: UUID, run_id: UUID) -> int:
 async def pause_triggers(
     tx: Tx, tenant_id: UUID, user_id: UUID | None, ids: Sequence[UUID] | None = None
 ) -> list[UUID]:
-    """Pauses triggers, or these of them; returns those that were not paused before."""
+    """Pauses all triggers or those in `ids`. Returns those that were not paused before."""
     statement = update(triggers).where(
         triggers.c.tenant_id == tenant_id, triggers.c.is_paused.is_(False)
     )
