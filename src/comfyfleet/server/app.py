@@ -104,11 +104,7 @@ RESTART_SECONDS = 1.0
 async def open_control_plane(
     settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Opens the control plane and runs its background work until the context ends.
-
-    Raises if another process uses the same SQLite files, or if a database has a different schema
-    version.
-    """
+    """Opens the control plane. Raises an error if its SQLite files are in use or its schema differs."""
     places = locations_from(settings, data)
     rules = identities.rules_from(settings)
     meters = ProcessMetrics()

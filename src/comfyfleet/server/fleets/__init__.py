@@ -1,4 +1,4 @@
 """Fleets, their workers, and the workflows that they may run.
 
-This package is internal and may change without notice.
+Internal: may change without notice.
 """

@@ -365,9 +365,7 @@ async def fail(
     worker_id: str | None = None,
     message: wire.Fail | None = None,
 ) -> Job:
-    """Fails the job at once, regardless of the remaining attempts, because the job itself is the
-    cause.
-    """
+    """Fails the job at once, regardless of remaining attempts: the job itself is the cause."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     taken = await _take_partial(context, pool, row, message)
