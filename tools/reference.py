@@ -113,7 +113,7 @@ def errors_page() -> str:
         "",
         "| code | status | means |",
         "|---|---|---|",
-        "| `internal` | 500 | something went wrong on our side; the log has it under `request_id` |",
+        "| `internal` | 500 | something went wrong on our side; the error is logged under `request_id` |",
     ]
     for name, meaning in re.findall(r"[├└]─ (\w+) +(.+)", errors.__doc__ or ""):
         kind = getattr(errors, name)

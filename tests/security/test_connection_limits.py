@@ -299,7 +299,7 @@ async def test_a_process_without_files_logs_once_and_accepts_again_later(
             while not accepted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert Counter(each.message for each in caplog.records) == {
-        "no connection can be accepted: Too many open files": 1
+        "can't accept connections: Too many open files": 1
     }
     accepting.close()
     for each in (client, *accepted):

@@ -1,4 +1,4 @@
-"""Accepts connections: within the process's limit of open files, and within each address's limit."""
+"""Accepts connections within the process's limit of open files and each address's limit."""
 
 import asyncio
 import contextlib
@@ -15,44 +15,50 @@ from typing import Any
 from comfyfleet.errors import TooManyCalls, Unavailable
 
 logger = logging.getLogger(__name__)
-# Files that are neither connections nor transfers: databases, child processes, logs, libraries.
+# Open files reserved for everything except connections and transfers, such as databases, child
+# processes, logs and libraries.
 OTHER_FILES = 256
+# Minimum shares of connections and of transfers, even if the limit of open files is very low.
 CONNECTIONS_MIN = 16
 TRANSFERS_MIN = 4
-# The received bytes, and while they are stored, their type.
+# An upload keeps one file open for its content and, while it is stored, one for its type.
 FILES_PER_UPLOAD = 2
-# The largest limit that macOS accepts where it reports none.
+# The limit used if the system reports none. macOS accepts no larger one.
 FILES_WITHOUT_LIMIT = 10_240
-# Connections accepted in one turn of the event loop.
+# Maximum number of connections accepted in one iteration of the event loop.
 ACCEPTS_AT_ONCE = 64
-# Connections that wait in the system's queue. Ten thousand workers may come back at the same moment.
+# Length of the operating system's queue of connections that haven't been accepted yet. Thousands of
+# workers may reconnect at the same moment.
 LISTEN_BACKLOG = 4096
+# Pause in accepting connections after the process ran out of files or memory.
 PAUSE_SECONDS = 1.0
 WARN_SECONDS = 60.0
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Bytes of a rejected request to read, so that the response is sent without a reset.
+# Up to this many bytes of a rejected request are read. Closing a socket with unread data resets the
+# connection, and the client might lose the response.
 DROPPED_BYTES_MAX = 64 * 1024
 
 
 def raise_files_limit() -> int:
-    """Raises the soft limit of open files to the hard limit; returns the limit that now applies."""
+    """Raises the soft limit of open files to the hard limit, and returns the resulting limit."""
     if sys.platform == "win32":
         return FILES_WITHOUT_LIMIT
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (hard, FILES_WITHOUT_LIMIT):
-        if wanted == resource.RLIM_INFINITY or wanted <= soft:
+    for limit in (hard, FILES_WITHOUT_LIMIT):
+        if limit == resource.RLIM_INFINITY or limit <= soft:
             continue
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return limit
     return FILES_WITHOUT_LIMIT if soft == resource.RLIM_INFINITY else soft
 
 
 @dataclass(frozen=True)
 class FileShares:
-    """How many of a process's files each use may have, so that together they stay within its limit."""
+    """The maximum numbers of connections, downloads and uploads that together stay within the
+    process's limit of open files."""
 
     connections: int
     downloads: int
@@ -60,22 +66,23 @@ class FileShares:
 
 
 def divide_files(files: int, connections_wanted: int) -> FileShares:
-    """Divides the limit of open files. Downloads and uploads hold files in addition to their connections."""
+    """Divides the limit of open files. Downloads and uploads open files in addition to their
+    connections."""
     free = max(0, files - OTHER_FILES)
     downloads = max(TRANSFERS_MIN, free // 4)
     uploads = max(TRANSFERS_MIN, free // 8 // FILES_PER_UPLOAD)
-    left = free - downloads - uploads * FILES_PER_UPLOAD
-    return FileShares(max(CONNECTIONS_MIN, min(connections_wanted, left)), downloads, uploads)
+    remaining = free - downloads - uploads * FILES_PER_UPLOAD
+    return FileShares(max(CONNECTIONS_MIN, min(connections_wanted, remaining)), downloads, uploads)
 
 
 class ClientSocket(socket.socket):
-    """A client's socket that reports when it is closed, whichever protocol used it last, and counts the
-    bytes that the system has taken for sending."""
+    """A client's socket that calls functions when it is closed and counts the bytes passed to the
+    operating system. The protocol that uses the socket doesn't matter."""
 
     __slots__ = ("_on_close", "sent_bytes")
 
     def __init__(self, accepted: socket.socket, on_close: Callable[[], object]) -> None:
-        # The protocol is passed on because asyncio turns off Nagle's delay only for known TCP sockets.
+        # asyncio disables Nagle's algorithm only if the socket's protocol number is that of TCP.
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         self._on_close: tuple[Callable[[], object], ...] = (on_close,)
         self.sent_bytes = 0
@@ -86,7 +93,7 @@ class ClientSocket(socket.socket):
         return count
 
     def sendmsg(self, *arguments: Any) -> int:
-        """Used by newer versions of asyncio, which send several buffers at once."""
+        """Counts the bytes that newer versions of asyncio send from several buffers in one call."""
         count = super().sendmsg(*arguments)
         self.sent_bytes += count
         return count
@@ -107,8 +114,8 @@ Take = Callable[[socket.socket, str], object]
 class Acceptor:
     """Accepts the connections of one listening socket.
 
-    asyncio's own loop tries again as often as its backlog says when the process is out of files, and
-    logs each time. This one pauses for a second and logs once a minute.
+    If the process is out of files, asyncio's own accept loop retries up to `backlog` times in a row
+    and logs every failure. This class pauses for a second and logs once a minute.
     """
 
     def __init__(self, listener: socket.socket, take: Take) -> None:
@@ -125,7 +132,7 @@ class Acceptor:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Stops accepting connections. New ones then wait in the system's queue."""
+        """Stops accepting connections. New ones then wait in the operating system's queue."""
         if self._is_running:
             self._is_running = False
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -139,8 +146,10 @@ class Acceptor:
         self._paused = asyncio.get_running_loop().call_later(seconds, self.start)
 
     def close(self) -> None:
-        """Closes the listening socket: further connections are refused by the system. Those in the system's queue
-        are accepted first, because closing the listener would reset them."""
+        """Closes the listening socket, so that the operating system refuses new connections.
+
+        Connections in its queue are accepted first, because closing the socket would reset them.
+        """
         if self._is_running or self._paused is not None:
             self._is_running = True
             for _ in range(LISTEN_BACKLOG):
@@ -155,7 +164,7 @@ class Acceptor:
                 return
 
     def _accept_one(self) -> bool:
-        """Returns False if there is no connection to accept, or no room for it."""
+        """Accepts one connection. Returns False if none is waiting or resources are exhausted."""
         try:
             accepted, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -173,7 +182,7 @@ class Acceptor:
         now = asyncio.get_running_loop().time()
         if now - self._warned_at >= WARN_SECONDS:
             self._warned_at = now
-            logger.warning("no connection can be accepted: %s", error.strerror)
+            logger.warning("can't accept connections: %s", error.strerror)
         self.pause(PAUSE_SECONDS)
 
 
@@ -189,7 +198,7 @@ def refuse(client: socket.socket) -> None:
 
 
 def refuse_when_stopping(client: socket.socket) -> None:
-    """Answers 503 to a client whose connection no process can take any more."""
+    """Answers 503 to a client whose connection can't be passed to any process during shutdown."""
     message = "this control plane is stopping; try again"
     _answer(client, HTTPStatus.SERVICE_UNAVAILABLE, Unavailable.code, message, retry_seconds=1)
 
@@ -203,7 +212,7 @@ def _answer(
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     with client, contextlib.suppress(OSError):
-        # Unread bytes would turn the close into a reset, and the client might lose the answer.
+        # Closing a socket with unread data resets it, and the client might lose the response.
         with contextlib.suppress(BlockingIOError):
             client.recv(DROPPED_BYTES_MAX)
         client.send(head.encode() + body)

@@ -1,4 +1,4 @@
-"""The ASGI application: routers, middleware, error handlers and the pages of the documentation."""
+"""The ASGI application with its routers, middleware, error handlers and API documentation."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    """Returns a page for browsers and JSON for programs."""
+    """Returns the start page to browsers, and the version and links as JSON to programs."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
     web: WebPages | None = request.app.state.web
@@ -84,17 +84,17 @@ async def home(request: Request) -> Response:
         return await web.page(request)
     return _page(
         "comfyfleet",
-        f"<p>Version {escape(__version__)}. This is the control plane's API; it takes bearer keys.</p>"
-        f"<p>{NOT_BUILT if web is not None else 'The pages for people are turned off.'}</p>"
-        '<ul><li><a href="/docs">What can be called</a></li>'
-        '<li><a href="/openapi.json">The same as an OpenAPI document</a></li>'
-        '<li><a href="/readyz">Whether it can work</a></li></ul>',
+        f"<p>Version {escape(__version__)}. This is the control plane's API. Authenticate with a bearer key.</p>"
+        f"<p>{NOT_BUILT if web is not None else 'The web app is turned off.'}</p>"
+        '<ul><li><a href="/docs">API reference</a></li>'
+        '<li><a href="/openapi.json">OpenAPI document</a></li>'
+        '<li><a href="/readyz">Readiness check</a></li></ul>',
     )
 
 
 @router.get("/docs")
 async def documentation(request: Request) -> Response:
-    """Returns the OpenAPI document as a page."""
+    """Returns the API reference as an HTML page."""
     described = await _rendered_document(request.app)
     return HTMLResponse(described.page, headers=HEADERS)
 
@@ -106,24 +106,25 @@ async def openapi(request: Request) -> Response:
 
 
 class RenderedDocument(NamedTuple):
-    """The OpenAPI document as JSON and as a page. Rendered once, because that takes seconds."""
+    """The OpenAPI document as JSON and as an HTML page. It is rendered once, because that takes
+    seconds."""
 
     document: bytes
     page: bytes
 
 
 async def _rendered_document(app: FastAPI) -> RenderedDocument:
-    """Renders the document once, in a thread. Concurrent calls wait for the same result."""
-    making: asyncio.Future[RenderedDocument] | None = getattr(app.state, "described", None)
-    if making is None:
-        making = asyncio.ensure_future(asyncio.to_thread(_render_document, app))
-        app.state.described = making
-    return await asyncio.shield(making)
+    """Renders the OpenAPI document once, in a thread. Concurrent calls wait for the same result."""
+    rendering: asyncio.Future[RenderedDocument] | None = getattr(app.state, "described", None)
+    if rendering is None:
+        rendering = asyncio.ensure_future(asyncio.to_thread(_render_document, app))
+        app.state.described = rendering
+    return await asyncio.shield(rendering)
 
 
 def _render_document(app: FastAPI) -> RenderedDocument:
     document = app.openapi()
-    title = f"comfyfleet {__version__}: the API"
+    title = f"comfyfleet {__version__} API reference"
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return RenderedDocument(text.encode(), bytes(_page(title, "".join(_sections(document))).body))
 
@@ -178,9 +179,9 @@ def _fields(
 ) -> Iterator[tuple[str, str, str]]:
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
-    found_schema = schemas.get(_name(schema), {})
-    for name, field in found_schema.get("properties", {}).items():
-        must = ", required" if name in found_schema.get("required", ()) else ""
+    model = schemas.get(_name(schema), {})
+    for name, field in model.get("properties", {}).items():
+        must = ", required" if name in model.get("required", ()) else ""
         yield name, f"body, {_kind(field)}{must}", field.get("description", "")
 
 
@@ -196,49 +197,52 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 DESCRIPTION = """Run ComfyUI as a production service.
 
-Bearer keys, or the session of a browser (`/api/session`), which sends its `csrf` as `X-CSRF-Token` with every change; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
+Authenticate with a bearer key, or with a browser session (see `/api/session`). Browsers must send the session's `csrf` token as `X-CSRF-Token` with every request that changes something. Errors have the form `{"error": {"code", "message", "details"}}`, and `code` is stable.
 """
 TAGS = [
     {
         "name": "effects",
-        "description": "The catalogue: what can be applied, its price and its properties.",
+        "description": "The catalog of effects, with their prices and properties.",
     },
     {
         "name": "videos",
-        "description": "A user's media: uploads of pictures, videos and sound, and their results.",
+        "description": "A user's media: uploaded images, videos and audio, and the results of jobs.",
     },
     {
         "name": "ai-jobs",
-        "description": "Jobs of effects: submit, follow, cancel, retry; also in batches.",
+        "description": "Jobs that run effects. Submit, follow, cancel and retry single jobs or batches.",
     },
-    {"name": "shares", "description": "Links that show a result to people without a key."},
-    {"name": "graphs", "description": "Graphs of workflows: store, validate, price, run, follow."},
+    {"name": "shares", "description": "Links that show results to people without a key."},
+    {
+        "name": "graphs",
+        "description": "Graphs of workflows. Store, validate, price, run and follow them.",
+    },
     {
         "name": "pipelines",
-        "description": "Runs that generate candidates step by step, which users judge.",
+        "description": "Pipelines, which generate candidates step by step for users to judge.",
     },
     {"name": "triggers", "description": "Schedules and incoming webhooks that start runs."},
-    {"name": "account", "description": "Whose key it is, limits, and a search over all."},
+    {"name": "account", "description": "The owner of the key, the limits, and a global search."},
     {"name": "wallet", "description": "The balance in tokens, and its transactions."},
-    {"name": "session", "description": "Who is signed in in a browser: sign-in and sign-out."},
+    {"name": "session", "description": "Sign-in and sign-out in browsers."},
     {"name": "keys", "description": "A user's own API keys."},
-    {"name": "webhooks", "description": "Notifications to a user's server when jobs end."},
-    {"name": "admin", "description": "For operators; needs an operator's key, or the admin key."},
-    {"name": "worker", "description": "For workers; needs a worker's key."},
-    {"name": "objects", "description": "Files by signed URLs, where the store is a local folder."},
+    {"name": "webhooks", "description": "Notifications sent to a user's server when jobs finish."},
+    {"name": "admin", "description": "For operators. Requires an operator's key or the admin key."},
+    {"name": "worker", "description": "For workers. Requires a worker's key."},
+    {"name": "objects", "description": "Signed URLs for files, if the store is a local folder."},
     {"name": "health", "description": "Health checks and metrics."},
 ]
 
 PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
-# The first matching prefix wins. Signed URLs and links authorize themselves, and examples are
-# public.
+# How the caller is authenticated, by path prefix. The first matching prefix wins. None means that
+# the route requires no key: signed URLs and shared links contain a secret, and examples are public.
 CHECKS: tuple[tuple[str, Check | None], ...] = (
     (f"{OBJECTS_PATH}/", None),
     (f"{SMALL_PATH}/", None),
     (f"{examples.EXAMPLES_PATH}/", None),
     (f"{SHARED_PATH}/", None),
-    # The route itself checks whether the catalogue is public.
+    # The route itself checks whether the catalog is public.
     (public.CATALOGUE_PATH, None),
     ("/api/worker/register", worker.authenticate_fleet),
     ("/api/worker/", worker.authenticate_worker),
@@ -248,19 +252,19 @@ CHECKS: tuple[tuple[str, Check | None], ...] = (
 )
 
 
-def _routes_of(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
+def _routes_of(*routers: APIRouter, **options: Any) -> list[BaseRoute]:
     joined = APIRouter()
     for router in routers:
-        joined.include_router(router, **given)
+        joined.include_router(router, **options)
     return joined.routes
 
 
-# The framework builds a route when it is first matched, which takes long: these are the same for
-# every application of a process. Nor may one be made for one application: the framework keeps what
-# it has once called, and with it all that a function of one control plane holds.
+# These routes are shared by all applications of a process, for two reasons. FastAPI builds a route
+# when it is first matched, which is slow. It also caches the functions that it has called, so a route
+# created for one application would keep that application's control plane in memory.
 _WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
-_PUBLIC_ROUTES = known_routes(each for router in public.ROUTERS for each in router.routes)
-_PUBLIC_AREAS = areas_of(each for router in public.ROUTERS for each in router.routes)
+_PUBLIC_ROUTES = known_routes(route for router in public.ROUTERS for route in router.routes)
+_PUBLIC_AREAS = areas_of(route for router in public.ROUTERS for route in router.routes)
 _OTHER_ROUTES = [
     *_routes_of(
         health.metrics_router, health.router, router, sign_in.router, oidc.router, *public.ROUTERS
@@ -271,8 +275,10 @@ _OTHER_ROUTES = [
 
 
 def build_routes(routes: Iterable[BaseRoute]) -> None:
-    """Builds all routes by matching a path that none of them serves. The first such call would otherwise
-    stop the event loop for the time that takes."""
+    """Builds all routes at startup by matching a path that none of them serves.
+
+    Otherwise, the first request would build them and block the event loop during that time.
+    """
     scope = {"type": "http", "method": "GET", "path": UNSERVED_PATH, "headers": []}
     for route in routes:
         route.matches(scope)
@@ -281,18 +287,21 @@ def build_routes(routes: Iterable[BaseRoute]) -> None:
 def create_app(
     plane: ControlPlane, local: LocalAccess | None = None, backends: Mapping[str, str] | None = None
 ) -> FastAPI:
-    """Creates the application. `local` gives access to the user who started `comfyfleet up`.
-    `backends` are URLs to which routes of custom nodes are passed on if an operator allows it."""
+    """Creates the application.
+
+    `local` grants keyless access to the user who started `comfyfleet up`. `backends` are the URLs to
+    which calls of custom nodes' routes are forwarded if an operator allows it.
+    """
     app = FastAPI(
         title="comfyfleet",
         version=__version__,
         description=DESCRIPTION,
         openapi_tags=TAGS,
-        # Both are our own pages.
+        # We serve our own documents instead.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        # A redirect would contain the host that the caller sent.
+        # Redirects would contain the Host header that the client sent, which can't be trusted.
         redirect_slashes=False,
     )
     app.state.plane = plane

@@ -1,9 +1,10 @@
-"""Limits the time of bodies. A request body that isn't a file must arrive within a minute, a file
-must keep arriving, and clients must keep reading their responses.
+"""Time limits for request and response bodies.
 
-The rule for reading is that of files: at least one byte in a minute, and at least 1 KiB/s over a minute.
-It applies to every response, stream and WebSocket, also to one that only has to be flushed before its
-connection closes. Only the time in which data waits for the client counts.
+A request body that isn't a file must arrive within a minute. Files must keep arriving, and clients
+must keep reading their responses: at least one byte per minute, and at least 1 KiB/s over a minute.
+
+The limit for reading applies to every response, stream and WebSocket, even if the connection only
+flushes its last data before it closes. Only the time in which data waits for the client counts.
 """
 
 import asyncio
@@ -24,21 +25,25 @@ from comfyfleet.server.storage.local import OBJECTS_PATH
 logger = logging.getLogger(__name__)
 # Seconds from the end of the headers to the last byte of a body that isn't a file.
 BODY_SECONDS_MAX = 60.0
-# Seconds without a byte of a file until it is rejected, and the window in which its rate is
-# measured.
+# An upload of a file is rejected after this many seconds without data. Its rate is measured over the
+# same number of seconds.
 FILE_SECONDS_MAX = 60.0
 FILE_BYTES_PER_SECOND_MIN = 1024
-# The longest time in which a client takes no byte, and the window in which its rate is measured.
+# A connection is closed if its client reads nothing for this many seconds. The client's rate is
+# measured over the same number of seconds.
 UNREAD_SECONDS_MAX = 60.0
 CHECK_SECONDS = 5.0
 WARN_SECONDS = 60.0
-# Files are received here: in signed URLs and in ComfyUI's routes, also below the editor.
+# Paths that receive files: signed URLs, and ComfyUI's upload routes with and without the editor's
+# prefix.
 _FILE_PATH = re.compile(rf"{OBJECTS_PATH}/|(?:/editor)?(?:/api)?/(?:upload/|userdata/|v2/assets)")
 
 
 class BodyTooSlow(HTTPException):
-    """Raised for a slow body. An HTTPException, because FastAPI converts all other errors while it
-    reads a body."""
+    """Raised when a body arrives too slowly.
+
+    It is an HTTPException because FastAPI converts all other errors while it reads a body.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(408, message, {"Connection": "close"})
@@ -46,8 +51,10 @@ class BodyTooSlow(HTTPException):
 
 
 class BodyTimes:
-    """ASGI middleware around all routes. A body that is too slow is answered with 408, whatever the
-    route makes of the error, and the connection closes."""
+    """ASGI middleware that answers requests with slow bodies with 408 and closes the connection.
+
+    It replaces any response that the route sends because of the error.
+    """
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class _TimedBody:
 
 
 class _TimedFile(_TimedBody):
-    """A body with a minimum rate. Only the time spent waiting for the client counts."""
+    """A body that must arrive at a minimum rate. Only time spent waiting for the client counts."""
 
     def __init__(self, receive: Receive, seconds_max: float) -> None:
         super().__init__(receive, seconds_max)
@@ -136,7 +143,7 @@ class _TimedFile(_TimedBody):
         self._bytes = 0
 
     async def _receive_in_time(self) -> Message:
-        begun = self._clock()
+        started = self._clock()
         try:
             async with asyncio.timeout(self._seconds_max):
                 message = await self._receive()
@@ -144,7 +151,7 @@ class _TimedFile(_TimedBody):
             raise self._too_slow(
                 f"no byte of the file arrived for {self._seconds_max:g} seconds"
             ) from None
-        self._waited += self._clock() - begun
+        self._waited += self._clock() - started
         self._bytes += len(message.get("body", b""))
         if self._waited >= self._seconds_max:
             if self._bytes < self._waited * FILE_BYTES_PER_SECOND_MIN:
@@ -156,7 +163,7 @@ class _TimedFile(_TimedBody):
 
 
 class CountedSocket(Protocol):
-    """A socket that counts what the system has taken for sending."""
+    """A socket that counts the bytes passed to the operating system for sending."""
 
     sent_bytes: int
 
@@ -165,7 +172,7 @@ class CountedSocket(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """The bytes that a client has received while data waited for it."""
+    """A client's progress in reading while data waits for it, with byte counts and their times."""
 
     since: float
     taken_then: int
@@ -186,7 +193,10 @@ class _Reading:
 
 
 class SlowReaders:
-    """Watches all connections of a server. The time is passed in, so that tests need not wait."""
+    """Closes connections whose clients read their responses too slowly.
+
+    The time is an argument, so that tests don't have to wait.
+    """
 
     def __init__(self, unsent: Callable[[CountedSocket], int] | None = None) -> None:
         self._unsent = unsent or unsent_bytes
@@ -203,13 +213,14 @@ class SlowReaders:
         self._waiting.pop(client, None)
 
     def check(self, now: float) -> None:
-        """Ends the connections that are too slow; does nothing if the last check was a moment ago."""
+        """Closes connections that are read too slowly. Does nothing if the last check was less than
+        `CHECK_SECONDS` ago."""
         if now - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = now
         for client, transport in list(self._open.items()):
-            # Data in the system's buffer costs nothing. Only a full buffer of our own keeps a
-            # request open.
+            # Data in the operating system's buffer doesn't use our memory. A request stays open
+            # only while our own buffer contains data.
             if transport.get_write_buffer_size() == 0:
                 self._waiting.pop(client, None)
             elif self._is_too_slow(client, now):
@@ -232,8 +243,8 @@ class SlowReaders:
 
 
 def unsent_bytes(client: CountedSocket) -> int:
-    """Returns how many bytes the system holds for a client that has not acknowledged them; 0 where the
-    system doesn't say."""
+    """Returns the number of bytes that the client hasn't acknowledged yet, or 0 if the operating
+    system doesn't report it."""
     if sys.platform == "win32":
         return 0
     import fcntl

@@ -1,5 +1,8 @@
-"""Limits connections: idle ones are closed and polls are admitted in order. A parked long poll
-keeps its socket, while the memory of the server's own connection object is freed."""
+"""Limits connections, closes idle ones, and admits polls in order.
+
+While a long poll waits, its connection is parked: the socket stays open, but the memory of the
+server's connection object is freed.
+"""
 
 import asyncio
 import logging
@@ -25,20 +28,22 @@ from uvicorn.server import ServerState
 from comfyfleet.errors import TooManyCalls
 from comfyfleet.server.http.tallies import Holder, Tally
 
+# Maximum number of polls that are processed concurrently. Polls that wait for a job don't count.
 POLLS_AT_ONCE = 32
 
 
 class PollAdmission:
+    """Limits how many polls are processed concurrently, and admits the others in order."""
+
     def __init__(self) -> None:
         self._inside = 0
-        self._begun = (
-            0  # in this turn of the event loop: their requests are not read completely yet
-        )
+        # Polls admitted in this iteration of the event loop, whose requests aren't read completely.
+        self._begun = 0
         self._held: deque[Callable[[], None]] = deque()
         self._is_due = False
 
     def ask(self, begin: Callable[[], None]) -> bool:
-        """Returns whether a poll may begin now. If not, `begin` is called later."""
+        """Returns True if a poll may begin now. Otherwise, `begin` is called later."""
         if self._held or not self._has_room:
             self._held.append(begin)
             return False
@@ -74,16 +79,16 @@ class PollAdmission:
             begin()
 
 
-# Keys in a scope's state: the connection that may be parked, the parked one, what a forwarded request
-# counts for, whether it had a valid key, and the limits of callers.
+# Keys in an ASGI scope's state: the connection, its parked form, the tally of a forwarded request,
+# whether the request had a valid key, and the limits per caller.
 CONNECTION, PARKED, REQUEST_TALLY = "connection", "parked", "request_tally"
 HAS_VALID_KEY, CALLER_LIMITS = "has_valid_key", "caller_limits"
-# Bytes to buffer if a client sends data before it has received its response.
+# Maximum number of bytes to buffer if a client sends data before it has received its response.
 EARLY_BYTES_MAX = 64 * 1024
 
 
 class ParkedHandler(Protocol):
-    """The poll that a parked connection belongs to."""
+    """The poll that waits on a parked connection."""
 
     def lost(self) -> None: ...
 
@@ -95,7 +100,8 @@ class ParkedLog(Protocol):
 
 
 class ParkedConnection(asyncio.Protocol):
-    """The protocol of a transport while its request waits without an HttpConnection."""
+    """The transport's protocol while a request waits. It replaces the HttpConnection, which needs
+    more memory."""
 
     __slots__ = (
         "_arguments",
@@ -115,7 +121,7 @@ class ParkedConnection(asyncio.Protocol):
     def __init__(self, connection: "HttpConnection", *, early: bytes, closes: bool) -> None:
         self.transport = connection.transport
         self.tally = connection.tally
-        # The same for all connections of a server.
+        # Shared by all connections of a server.
         self._arguments = connection.arguments
         self._early = early
         self.closes = closes  # after the response
@@ -148,7 +154,7 @@ class ParkedConnection(asyncio.Protocol):
         self.is_write_paused = False
 
     def shutdown(self) -> None:
-        """Called when the server stops: the request is answered, and the connection closed."""
+        """Answers the request and closes the connection. Called when the server stops."""
         self.closes = self.is_stopping = True
         if self.waiting is not None:
             self.waiting.stopped()
@@ -158,10 +164,10 @@ class ParkedConnection(asyncio.Protocol):
 
     def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Runs work as a task that the server waits for when it stops."""
-        working, those = asyncio.create_task(work), self._arguments.server_state.tasks
-        those.add(working)
-        working.add_done_callback(those.discard)
-        return working
+        task, tasks = asyncio.create_task(work), self._arguments.server_state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
 
     def answer(self, response: Response) -> None:
         self.waiting = None
@@ -193,10 +199,10 @@ class ParkedConnection(asyncio.Protocol):
 
 
 def note_valid_key(scope: Scope, *holders: Holder) -> None:
-    """Counts a request and its connection for its callers instead of their address.
+    """Counts a request and its connection toward its callers' limits, not the address's limit.
 
-    Raises TooManyCalls if a caller has too many connections; this connection then closes. A proxy shares
-    its connections among callers, so a forwarded request counts by itself.
+    Raises TooManyCalls if a caller has too many connections, and then closes this connection. A
+    proxy shares its connections among callers, so each forwarded request counts individually.
     """
     state = scope.setdefault("state", {})
     state[HAS_VALID_KEY] = True
@@ -220,14 +226,14 @@ def has_valid_key(scope: Scope) -> bool:
 
 
 def release_request(scope: Scope) -> None:
-    """Stops counting a request by its address, because its key was checked."""
+    """Stops counting a request toward its address's limit, because its key was checked."""
     request: Tally | None = scope.get("state", {}).get(REQUEST_TALLY)
     if request is not None:
         request.release_address()
 
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
-    """Returns the connection of a request, or None under another ASGI server."""
+    """Returns the connection of a request, or None if another ASGI server runs the application."""
     connection: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
     return connection
 
@@ -242,17 +248,19 @@ else:
     HAS_HTTPTOOLS = True
 
 logger = logging.getLogger(__name__)
-# From the first byte of a request, or the begin of a connection, to the end of the headers.
+# Maximum seconds from the first byte of a request, or from the start of a connection, to the end of
+# the headers.
 HEADER_SECONDS_MAX = 20.0
 # Seconds during which the rest of a rejected body is discarded, so that its sender can read the
 # response.
 LINGER_SECONDS = 5.0
 CONNECTIONS_MAX = 20_000
+# Minimum seconds between two warnings about the connection limit.
 WARN_SECONDS = 60.0
-# Limit for a request's line and headers, for the data between a body's chunks, and for its
+# Maximum bytes of the request line and headers, of the data between a body's chunks, and of its
 # trailers.
 HEAD_BYTES_MAX = 64 * 1024
-# Requests sent without waiting for the response to the one before.
+# Maximum number of requests that a client may send before it has received the earlier responses.
 PIPELINED_MAX = 16
 HEADERS_MAX = 200
 _POLL_PATH = "/api/worker/poll"
@@ -264,11 +272,11 @@ _TOO_MANY_CONNECTIONS = (
 
 
 class _TransportHandedOver(Exception):
-    """Passed to `connection_lost` when the transport was only handed over."""
+    """Passed to `connection_lost` when the transport is still open but now has another protocol."""
 
 
 class _Refused(Exception):
-    """Raised for a request that is answered with 400, after which the connection is closed."""
+    """Raised for a request that gets a 400 response and whose connection is then closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +295,15 @@ class ConnectionArguments:
 class _JoinedWrites:
     """A transport that sends a response's head together with its body, in one system call.
 
-    The server writes them separately; the head waits until the next turn of the event loop at most.
+    The server writes them separately. The head waits for the body until the next iteration of the
+    event loop at most.
     """
 
     __slots__ = ("_head", "_loop", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self._head: bytes | None = b""  # None: it was sent
+        self._head: bytes | None = b""  # None after the head was sent
 
     def write(self, data: bytes) -> None:
         if self._head is None:
@@ -320,7 +329,7 @@ class _JoinedWrites:
 
 
 class HttpConnection(asyncio.Protocol, ABC):
-    """Limits, poll admission and parking; the base of the h11 and httptools connections."""
+    """Base class for h11 and httptools connections, with limits, poll admission and parking."""
 
     header_seconds_max = HEADER_SECONDS_MAX
     linger_seconds = LINGER_SECONDS
@@ -329,14 +338,14 @@ class HttpConnection(asyncio.Protocol, ABC):
     _deadline: asyncio.TimerHandle | None = None
     is_lost = False
     admission = PollAdmission()
-    closes = False  # after its next response
-    tally: Tally  # counts nothing where the server doesn't set it
+    closes = False  # whether the connection closes after its next response
+    tally: Tally  # without limits if the server doesn't set it
     _is_admitted = False
     _was_parked = False
-    _is_held = False  # a poll was received, and waits until it is admitted
+    _is_held = False  # whether a received poll waits for its admission
     on_lost: Callable[[], object] | None = None
-    peer_user: int | None = None  # the system's id of the client's user, once it was read
-    # The server's.
+    peer_user: int | None = None  # the client's user id in the operating system; None until read
+    # Attributes of uvicorn's protocol.
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     config: Config
@@ -375,7 +384,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     def data_received(self, data: bytes) -> None:
         is_poll = self._is_unused and data.startswith(_POLL)
         if is_poll and not self.admission.ask(partial(self._begin, data)):
-            # A poll was received, so this is no idle connection.
+            # The connection isn't idle, because a poll was received.
             self._is_held = True
             self._cancel_deadline()
             self._unset_keepalive_if_required()
@@ -402,33 +411,37 @@ class HttpConnection(asyncio.Protocol, ABC):
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
         elif was_lingering and self._is_unused:
-            # uvicorn has started its keep-alive timer before the last byte came, and then cancelled it.
+            # uvicorn started its keep-alive timer before the last byte arrived and then canceled it.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
             self._cancel_deadline()
 
     def _on_headers(self) -> None:
-        """Called when the headers are complete: the request may now use the connection."""
+        """Makes the connection available to the request. Called when the headers are complete."""
         self.scope["state"][CONNECTION] = self
         if self.closes:
             self.close_after_response()
         self.cycle.transport = _JoinedWrites(self.transport, self.loop)
 
     def close_after_response(self) -> None:
-        """Announces with the current response that the connection closes."""
+        """Adds `Connection: close` to the current response, after which the connection closes."""
         if self.cycle.keep_alive and not self.cycle.response_started:
             self.cycle.keep_alive = False
             self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
 
     def close_soon(self) -> None:
-        """Closes after the current response if there is one, else after the next."""
+        """Closes the connection after the current response, or after the next one if it is idle."""
         self.closes = True
         if self.cycle is not None:
             self.close_after_response()
 
     def close_if_idle(self, *, spares_new: bool) -> None:
-        """Closes the connection, or lets it close after its response if a request is active, received in part, or
-        in the system's buffer. `spares_new`: waits for the first request of a new connection."""
+        """Closes the connection now if it is idle, and otherwise after its response.
+
+        A connection isn't idle if a request is active, partially received, or still in the
+        operating system's buffer. With `spares_new`, a connection that has received nothing yet may
+        still send its first request.
+        """
         is_spared = spares_new and self._is_new
         if self._is_idle and not is_spared and not _has_input(self.transport):
             self.transport.close()
@@ -456,13 +469,13 @@ class HttpConnection(asyncio.Protocol, ABC):
         return ConnectionArguments(type(self), self.config, self.server_state, self.app_state)
 
     def park(self) -> ParkedConnection | None:
-        """Hands the transport to a ParkedConnection until the request is answered; None if that is
-        not possible."""
+        """Hands the transport to a ParkedConnection until the request is answered. Returns None if
+        the connection can't be parked."""
         is_current = self.scope["http_version"] == "1.1" and not self.cycle.more_body
         early = self._early
         if not is_current or early is None or self.is_lost or self.transport.is_closing():
             return None
-        if self.flow.write_paused:  # the next answer waits until these are read
+        if self.flow.write_paused:  # the client must read the earlier responses first
             return None
         parked = ParkedConnection(
             self,
@@ -476,17 +489,17 @@ class HttpConnection(asyncio.Protocol, ABC):
         return parked
 
     def take_over(self, parked: ParkedConnection, early: bytes) -> None:
-        """Takes the transport back after the response; `early` is what was received of the next
-        request.
+        """Takes the transport back after the response. `early` contains bytes of the next request
+        that have already been received.
 
-        The connection limit is not checked again, as this connection was accepted before.
+        The connection limit isn't checked again, because this connection was already accepted.
         """
         transport = parked.transport
         self.tally = parked.tally
         self._was_parked = True
         super().connection_made(transport)
         transport.set_protocol(self)
-        if parked.is_write_paused:  # a transport says so once
+        if parked.is_write_paused:  # the transport won't call pause_writing again
             self.flow.pause_writing()
         if not transport.is_reading():
             transport.resume_reading()
@@ -497,9 +510,10 @@ class HttpConnection(asyncio.Protocol, ABC):
             self.data_received(early)
 
     def handle_websocket_upgrade(self, *event: object) -> None:
-        """Hands the connection to the WebSocket protocol. It still counts as a connection."""
+        """Hands the connection to the WebSocket protocol. It still counts toward the connection
+        limit."""
         self._cancel_deadline()
-        # The handshake is complete and counts as a request, see strangers.py.
+        # From now on, the WebSocket counts as a request instead; see strangers.py.
         self.tally.close()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 
@@ -524,12 +538,12 @@ class HttpConnection(asyncio.Protocol, ABC):
     @property
     @abstractmethod
     def _is_unused(self) -> bool:
-        """Checks whether no request is active and nothing of the next one has been received."""
+        """Checks that no request is active and that no byte of the next one has been received."""
 
     @property
     @abstractmethod
     def _is_reading_headers(self) -> bool:
-        """Checks whether the headers of the next request were received in part."""
+        """Checks whether the headers of the next request have been partially received."""
 
     @property
     @abstractmethod
@@ -550,7 +564,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         if now - HttpConnection._warned_at >= WARN_SECONDS:
             HttpConnection._warned_at = now
             logger.warning(
-                "connection limit of %d reached, new connections are refused", self.connections_max
+                "connection limit of %d reached; refusing new connections", self.connections_max
             )
         self.transport.write(_TOO_MANY_CONNECTIONS)
         self.transport.close()
@@ -571,8 +585,8 @@ class HttpConnection(asyncio.Protocol, ABC):
 
 
 class H11Connection(HttpConnection, H11Protocol):
-    _seen: object = None  # the request whose headers came last
-    _entered: object = None  # the one that came in full last
+    _seen: object = None  # the latest request whose headers are complete
+    _entered: object = None  # the latest request whose body is complete
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -587,11 +601,11 @@ class H11Connection(HttpConnection, H11Protocol):
             self._on_request()
 
     def _refuse_two_lengths(self) -> None:
-        """Refuses Content-Length together with Transfer-Encoding: a proxy before us may have used
-        the other one (request smuggling)."""
+        """Refuses requests with both Content-Length and Transfer-Encoding. A proxy in front of us
+        may have used the header that we ignore, which allows request smuggling."""
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
             self.cycle.disconnected = True
-            self.send_400_response("Content-Length beside Transfer-Encoding.")
+            self.send_400_response("Content-Length and Transfer-Encoding can't be combined.")
 
     @property
     def _is_unused(self) -> bool:
@@ -611,17 +625,20 @@ class H11Connection(HttpConnection, H11Protocol):
 
 
 class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
-    """The httptools parser has no header limit, treats trailers as headers, and parses pipelined
-    requests; this adds limits."""
+    """A connection that uses the httptools parser.
+
+    The parser doesn't limit headers, treats trailers as headers, and parses pipelined requests
+    ahead. This class adds the missing limits.
+    """
 
     _reads_head = False
     _reads_body = False
-    _unparsed_bytes = 0  # since a head was read, or some of a body
-    _refusal = ""  # said after the answers to all that came before
+    _unparsed_bytes = 0  # received since the end of the last head or part of a body
+    _refusal = ""  # the error to send after the responses to all earlier requests
 
-    def __init__(self, *made_with: Any, **more: Any) -> None:
-        super().__init__(*made_with, **more)
-        self._unanswered: list[Any] = []  # the first is being answered, the others wait
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._unanswered: list[Any] = []  # the first one is being processed, the others wait
 
     def _read(self, data: bytes) -> None:
         if self._refusal:
@@ -636,7 +653,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         self._reads_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reads_head:  # what trails a body is no header
+        if self._reads_head:  # ignores the trailers after a body
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -663,7 +680,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed_bytes, self._reads_body = 0, False
         super().on_message_complete()
-        # A pipelined request that waits for others doesn't delay polls.
+        # A pipelined request doesn't count as a poll in progress while it waits for earlier ones.
         if not self._becomes_websocket and self._unanswered[:1] == [self.cycle]:
             self._on_request()
 
@@ -671,14 +688,15 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         del self._unanswered[0]
         super().on_response_complete()
         if self._refusal and not self._unanswered:
-            self.loop.call_soon(self._say_refusal)
+            self.loop.call_soon(self._send_refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Sends the error after the responses to earlier requests. Otherwise, it would be read as
-        the response to one of them."""
+        """Sends the error after the responses to earlier requests. If it were sent first, the client
+        would read it as the response to one of them."""
         if self._refusal:
             return
-        is_own = self._reads_body and not self.pipeline  # of the request that is being answered
+        # Whether the body belongs to the request that is being processed.
+        is_own = self._reads_body and not self.pipeline
         if self._reads_body and self.pipeline:
             self.pipeline.popleft()
             self._unanswered.pop()
@@ -687,12 +705,12 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
-    def _say_refusal(self) -> None:
+    def _send_refusal(self) -> None:
         if not self.transport.is_closing():
             super().send_400_response(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notifies all unanswered requests, because the server only notifies the last one."""
+        """Notifies all unanswered requests of the disconnect. uvicorn only notifies the last one."""
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -700,12 +718,12 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
 
     @property
     def _becomes_websocket(self) -> bool:
-        """Another protocol takes it over: no request is answered here any more."""
+        """Checks whether the WebSocket protocol takes over the connection after this request."""
         return bool(self.parser.should_upgrade() and self._should_upgrade())
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answers as without the Upgrade header. The parser drops what follows, so the connection
-        closes afterwards."""
+        """Ignores an unsupported Upgrade header. The connection closes after the response, because
+        the parser drops all further data."""
         self.cycle.keep_alive = False
 
     @property
@@ -727,7 +745,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
 
 
 def _has_input(transport: asyncio.Transport) -> bool:
-    """Whether the system has received something for a connection that the event loop has not read yet."""
+    """Checks whether the operating system holds received data that the event loop hasn't read."""
     client = transport.get_extra_info("socket")
     if client is None or client.fileno() < 0 or sys.platform == "win32":
         return False
@@ -745,10 +763,13 @@ def with_limits(
 
 
 def close_some(connections: Iterable[object], count: int) -> None:
-    """Lets so many connections close after their next response, with those that already will. They are
-    chosen at random: the next ones to respond would be the busiest."""
-    kept = [each for each in connections if isinstance(each, HttpConnection | ParkedConnection)]
-    open_ones = [connection for connection in kept if not connection.closes]
-    more = min(len(open_ones), count - (len(kept) - len(open_ones)))
+    """Makes `count` connections close after their next response.
+
+    Connections that will close anyway are included in the count. The others are chosen at random,
+    because the first ones to respond would be the busiest.
+    """
+    http = [entry for entry in connections if isinstance(entry, HttpConnection | ParkedConnection)]
+    open_ones = [connection for connection in http if not connection.closes]
+    more = min(len(open_ones), count - (len(http) - len(open_ones)))
     for connection in random.sample(open_ones, max(0, more)):
         connection.close_soon()

@@ -1,7 +1,8 @@
-"""Cross-origin calls of the customers' API by front ends that the operator has listed.
+"""Allows listed origins to call the customers' API from browsers.
 
-Such calls authenticate with a bearer key only: cookies are removed from them, and no response allows credentials.
-Other routes (operators, workers, sign-in, incoming webhooks) never allow cross-origin calls.
+Cross-origin calls authenticate with a bearer key only: their cookies are removed, and no response
+allows credentials. The routes for operators, workers, sign-in and incoming webhooks never allow
+cross-origin calls.
 """
 
 import logging
@@ -17,14 +18,16 @@ REQUEST_HEADERS = "authorization, content-type, if-none-match, last-event-id, x-
 RESPONSE_HEADERS = (
     "content-disposition, etag, location, retry-after, www-authenticate, x-request-id"
 )
+# Seconds for which browsers cache a preflight response.
 PREFLIGHT_SECONDS = 600
+# Limits for the log of refused origins, which clients can choose freely.
 ORIGINS_LOGGED_MAX = 100
 ORIGIN_CHARACTERS_MAX = 200
 logger = logging.getLogger(__name__)
 
 
 class CrossOriginCalls:
-    """Answers preflights before authentication, and adds the headers that browsers need to all responses."""
+    """Answers preflight requests before authentication, and adds CORS headers to responses."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str], areas: Collection[str]) -> None:
         self._app = app
@@ -48,22 +51,23 @@ class CrossOriginCalls:
             await self._app(_without_cookies(scope), receive, _allow(send, origin))
 
     def _log_once(self, origin: str) -> None:
-        """Logs how to allow an origin. The response says nothing about it."""
+        """Logs a refused origin once, with the setting that allows it. The response gives no
+        reason."""
         if origin not in self._logged and len(self._logged) < ORIGINS_LOGGED_MAX:
             self._logged.add(origin)
             shown = origin[:ORIGIN_CHARACTERS_MAX]
-            message = "refused a cross-origin call from %r; COMFYFLEET_CORS_ORIGINS lists the origins that are allowed"
+            message = "refused a cross-origin call from %r; set COMFYFLEET_CORS_ORIGINS to allow it"
             logger.warning(message, shown)
 
 
 def area_of(path: str) -> str:
-    """Returns the first part of a path below /api, such as `videos`; an empty text for other paths."""
+    """Returns the first path segment below /api, such as `videos`, or "" for other paths."""
     root, _, rest = path.lstrip("/").partition("/")
     return rest.partition("/")[0] if root == "api" else ""
 
 
 def areas_of(routes: Iterable[BaseRoute]) -> frozenset[str]:
-    paths = (getattr(each, "path", "") for each in routes)
+    paths = (getattr(route, "path", "") for route in routes)
     return frozenset(filter(None, map(area_of, paths)))
 
 
@@ -79,7 +83,7 @@ def _preflight_response(origin: str) -> Response:
 
 
 def _without_cookies(scope: Scope) -> Scope:
-    headers = [each for each in scope["headers"] if each[0] != b"cookie"]
+    headers = [header for header in scope["headers"] if header[0] != b"cookie"]
     return {**scope, "headers": headers}
 
 

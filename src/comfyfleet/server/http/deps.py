@@ -1,4 +1,5 @@
-"""FastAPI dependencies (the control plane, the current time), and error responses in the OpenAPI document."""
+"""FastAPI dependencies for the control plane and the current time, and the error responses in the
+OpenAPI document."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,14 +22,16 @@ def now_of(request: Request) -> datetime:
 
 
 def local_access_of(request: Request) -> LocalAccess | None:
-    """Returns the access without a key that `comfyfleet up` gives to its own user."""
+    """Returns the keyless access for the user of `comfyfleet up`, or None under other commands."""
     local: LocalAccess | None = request.app.state.local
     return local
 
 
 async def is_catalogue_public(request: Request) -> bool:
-    """Whether effects are shown to visitors who have not signed in: by a setting, or to the user who started
-    `comfyfleet up`."""
+    """Checks whether a visitor may see effects without signing in.
+
+    A setting allows this for everyone. The user who started `comfyfleet up` always may.
+    """
     local = local_access_of(request)
     return plane_of(request).settings.public_catalogue or (
         local is not None and await local.admits(request)
@@ -44,8 +47,8 @@ async def _now(request: Request) -> datetime:
     return now_of(request)
 
 
-# `async def endpoint(plane: PlaneDep, now: NowDep)`. The endpoint opens its transactions itself:
-# a dependency that yields one would commit only after the response was sent.
+# Annotations for endpoint parameters. Endpoints open their own transactions, because a dependency
+# that yields one would commit only after the response was sent.
 PlaneDep: TypeAlias = Annotated[ControlPlane, Depends(_plane)]
 NowDep: TypeAlias = Annotated[datetime, Depends(_now)]
 
@@ -56,9 +59,11 @@ COMPONENTS = "#/components/schemas/"
 class Problem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    code: str = Field(description="Stable; see the reference of error codes.")
-    message: str = Field(description="For people.")
-    details: dict[str, Any] = Field(description="The field, the limit, or whatever explains it.")
+    code: str = Field(description="A stable code for programs. See the reference of error codes.")
+    message: str = Field(description="A description of the error for people.")
+    details: dict[str, Any] = Field(
+        description="More information, such as the invalid field or the limit that was exceeded."
+    )
 
 
 class ProblemAnswer(BaseModel):
@@ -70,7 +75,7 @@ class ProblemAnswer(BaseModel):
 _NEEDED = {"required_tokens": 5, "balance": 2}
 _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]] = {
     400: (
-        "The body can't be read",
+        "The request body can't be parsed",
         {"invalid_input": ("There was an error parsing the body", {})},
     ),
     401: (
@@ -78,12 +83,12 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         {"unauthenticated": ("this key is unknown", {})},
     ),
     403: (
-        "The key is valid, but does not allow this",
-        {"forbidden": ("this key has no scope write", {"scope": "write"})},
+        "The key is valid, but doesn't permit this request",
+        {"forbidden": ("this key doesn't have the scope write", {"scope": "write"})},
     ),
     404: (
-        "It does not exist, or belongs to somebody else",
-        {"not_found": ("there is no job 6a1f…", {})},
+        "The object doesn't exist, or you don't have access to it",
+        {"not_found": ("job 6a1f… was not found", {})},
     ),
     409: (
         "The request conflicts with the current state",
@@ -95,11 +100,11 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         },
     ),
     413: (
-        "Larger than allowed",
-        {"limit_exceeded": ("a file has at most 2,147,483,648 bytes", {"field": "size"})},
+        "The request body or file is too large",
+        {"limit_exceeded": ("a file can have at most 2,147,483,648 bytes", {"field": "size"})},
     ),
     422: (
-        "The input is not valid, or not possible at the moment",
+        "The input is invalid, or can't be accepted at the moment",
         {
             "invalid_input": ("size: must be above 0", {"fields": []}),
             "invalid_value": ("the property steps: 0 is below 1", {"property": "steps"}),
@@ -107,14 +112,14 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         },
     ),
     429: (
-        "A limit is reached; Retry-After says when to retry",
+        "A limit is reached. Retry after the seconds in the Retry-After header",
         {
-            "too_many_calls": ("this key calls too often", {"retry_after_seconds": 0.5}),
-            "queue_full": ("the queue of this tenant is full", {"retry_after_seconds": 30}),
+            "too_many_calls": ("rate limit exceeded for this key", {"retry_after_seconds": 0.5}),
+            "queue_full": ("the tenant's queue is full", {"retry_after_seconds": 30}),
         },
     ),
     503: (
-        "A part of the service can't be reached; Retry-After says when to retry",
+        "Part of the service is unavailable. Retry after the seconds in the Retry-After header",
         {"unavailable": ("the database can't be reached", {})},
     ),
 }
@@ -138,8 +143,8 @@ def _described(status: int) -> dict[str, Any]:
 def install(app: FastAPI) -> None:
     """Adds one schema for all errors to the OpenAPI document.
 
-    As `model` of each response, FastAPI would build it for every route and delay each route's first
-    call.
+    If the schema were the `model` of each response, FastAPI would build it for every route and delay
+    the route's first call.
     """
     plain = app.openapi
 

@@ -28,10 +28,10 @@ from comfyfleet.server.http.request_body import (
 
 BODY = ("body",)
 MISSING = {"type": "missing", "loc": BODY, "msg": "Field required", "input": None}
-# An id at the end of a path, as we write ids: one that is written otherwise goes the framework's way.
+# Matches a path that ends with an id in canonical form. FastAPI handles ids in other forms.
 _WITH_ID = re.compile("(.*/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID_CHARACTERS = 36
-# The only query that is read here: seconds to wait, as most clients write them.
+# The only query handled here: whole seconds to wait. FastAPI handles all other queries.
 _WAIT = re.compile(rb"wait=([1-5]?[0-9]|60)")
 _PARAMETER = re.compile(r"\{\w+\}$")
 
@@ -40,10 +40,10 @@ class _Call(NamedTuple):
     plane: ControlPlane
     scope: Scope
     body: Any
-    response: Response  # takes a status and headers, as the framework's own does
+    response: Response  # carries status and headers, like FastAPI's `Response` parameter
 
 
-# What an endpoint may ask for, by the names of its parameters; all others must have defaults.
+# Values for an endpoint's parameters, by parameter name. All other parameters must have defaults.
 _PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
     "plane": lambda call: call.plane,
     "now": lambda call: call.plane.clock(),
@@ -60,10 +60,10 @@ _PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
 
 
 class DirectRoute:
-    """One declared route, whose endpoint returns a model or a Response."""
+    """A declared route, whose endpoint returns a model or a Response."""
 
     def __init__(self, declared: APIRoute) -> None:
-        self.path = declared.path  # as metrics and the log name it
+        self.path = declared.path  # the route's name in metrics and logs
         self._body = declared.body_field
         self._parse = parse_tolerantly if isinstance(declared, WorkerRoute) else parse
         self._status = declared.status_code or 200
@@ -81,18 +81,18 @@ class DirectRoute:
             await self._require(scope["state"]["caller"])
         response = Response(status_code=self._status)
         call = _Call(plane, scope, self._parsed(body), response)
-        found = await self._endpoint(**{name: give(call) for name, give in self._parameters})
-        return found if isinstance(found, Response) else _fill_response(response, found)
+        result = await self._endpoint(**{name: read(call) for name, read in self._parameters})
+        return result if isinstance(result, Response) else _fill_response(response, result)
 
     def _parsed(self, body: Any) -> Any:
         if self._body is None:
             return None
         if isinstance(body, bytes) and not body:
             raise RequestValidationError([MISSING])
-        said, problems = self._body.validate(body, {}, loc=BODY)
+        value, problems = self._body.validate(body, {}, loc=BODY)
         if problems:
             raise RequestValidationError(problems)
-        return said
+        return value
 
 
 def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]] | None:
@@ -102,15 +102,15 @@ def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]
 
 
 class DirectRoutes:
-    """Middleware before FastAPI; runs after authentication and body limits."""
+    """Middleware that serves direct routes before FastAPI, after authentication and body limits."""
 
     def __init__(self, app: ASGIApp, plane: ControlPlane, declared: Iterable[APIRoute]) -> None:
         self._app = app
         self._plane = plane
         self._routes = {
-            (method, _PARAMETER.sub("", each.path)): DirectRoute(each)
-            for each in declared
-            for method in each.methods or ()
+            (method, _PARAMETER.sub("", route.path)): DirectRoute(route)
+            for route in declared
+            for method in route.methods or ()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +121,7 @@ class DirectRoutes:
         scope["route"] = route
         try:
             response = await route.answer(self._plane, scope, receive)
-            # One that is made while it is waited for may fail, too.
+            # Inside the `try`, because a long poll's response may fail while it is being sent.
             await response(scope, receive, send)
         except HANDLED_ERRORS as error:
             response = response_to_any_error(error, route.path, self._plane.meters)
@@ -131,8 +131,8 @@ class DirectRoutes:
         path, query = scope["path"], scope["query_string"]
         if path.endswith("/") or (query and not _WAIT.fullmatch(query)):
             return None
-        found = _WITH_ID.fullmatch(path)
-        route = self._routes.get((scope["method"], found[1] if found else path))
+        match = _WITH_ID.fullmatch(path)
+        route = self._routes.get((scope["method"], match[1] if match else path))
         return route if route is None or route.takes_wait or not query else None
 
 
@@ -144,13 +144,15 @@ def _fill_response(response: Response, answer: BaseModel) -> Response:
 
 
 def json_response(answer: BaseModel) -> Response:
-    """Serialises a model of ours without validating it again."""
+    """Serializes a model to a JSON response without validating it again."""
     return Response(answer.__pydantic_serializer__.to_json(answer), media_type="application/json")
 
 
 async def _body_of(scope: Scope, receive: Receive, parse: Callable[[bytes], Any]) -> Any:
-    """Reads the body; parses it if its content type is JSON, else returns the bytes, which no model
-    accepts."""
+    """Reads the body, and parses it if its content type is JSON.
+
+    Other bodies are returned as bytes, which no model accepts.
+    """
     try:
         body = await _read(receive)
         if not body or not _is_json(_header(scope, b"content-type")):
@@ -176,13 +178,13 @@ async def _read(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _text(scope: Scope, wanted: bytes) -> str | None:
-    found = next((value for name, value in scope["headers"] if name == wanted), None)
-    return None if found is None else found.decode("latin-1")
+def _text(scope: Scope, header: bytes) -> str | None:
+    text = next((value for name, value in scope["headers"] if name == header), None)
+    return None if text is None else text.decode("latin-1")
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    return next((value for name, value in scope["headers"] if name == wanted), b"")
+def _header(scope: Scope, header: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == header), b"")
 
 
 @lru_cache(maxsize=100)

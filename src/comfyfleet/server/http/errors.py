@@ -1,5 +1,7 @@
-"""Converts errors to HTTP responses with a status and `{"error": {"code", "message", "details"}}`.
-Validation errors are listed by field."""
+"""Converts errors to HTTP responses of the form `{"error": {"code", "message", "details"}}`.
+
+The details of a validation error list the invalid fields.
+"""
 
 import json
 import logging
@@ -19,10 +21,10 @@ _LIST, _OBJECT = "must be a list", "must be an object"
 _WHOLE, _NUMBER = "must be a whole number", "must be a number"
 _TRUTH, _ID = "must be true or false", "must be an id (a UUID)"
 _TIME = "must be a time, such as 2026-01-31T12:00:00Z"
-# Messages by the validator's error type. Names in braces are fields of the error's context.
+# Messages by the validator's error type. Names in braces refer to fields of the error's context.
 _MESSAGES: Mapping[str, str] = {
     "missing": "is missing",
-    "extra_forbidden": "there is no such field",
+    "extra_forbidden": "is not a known field",
     "list_type": _LIST,
     "tuple_type": _LIST,
     "set_type": _LIST,
@@ -33,11 +35,11 @@ _MESSAGES: Mapping[str, str] = {
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
     "dataclass_type": _OBJECT,
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "int_type": _WHOLE,
     "int_parsing": _WHOLE,
     "int_from_float": _WHOLE,
-    "int_parsing_size": "is too large a number",
+    "int_parsing_size": "is too large",
     "float_type": _NUMBER,
     "float_parsing": _NUMBER,
     "finite_number": _NUMBER,
@@ -59,21 +61,21 @@ _MESSAGES: Mapping[str, str] = {
     "less_than_equal": "must be at most {le}",
     "enum": "must be {expected}",
     "literal_error": "must be {expected}",
-    "string_pattern_mismatch": "does not have the form {pattern}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
     "json_invalid": "must be valid JSON: {error}",
 }
 _VALUE_ERROR_PREFIX = "Value error, "
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the field and a message, but never the value, which may be a key."""
-    # The location of invalid JSON is an offset in the body.
+    """Returns the invalid field and a message, but never the value, because it may be a key."""
+    # For invalid JSON, the location is an offset in the body and not a field.
     field = "body" if error["type"] == "json_invalid" else _field(error["loc"])
     return {"field": field, "message": _message(error)}
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    # After a check of our own, a text's length is that of any value.
+    # After one of our own validators, a string's length error has the same type as a list's.
     is_text = isinstance(error.get("input"), str) and error["type"] in ("too_long", "too_short")
     words = _MESSAGES.get(f"string_{error['type']}" if is_text else error["type"])
     if words is None:
@@ -84,7 +86,8 @@ def _message(error: Mapping[str, Any]) -> str:
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """Joins a location to a name: `("body", "properties", 0, "name")` becomes `properties.0.name`."""
+    """Joins a location into a field name, such as `properties.0.name` for
+    `("body", "properties", 0, "name")`."""
     where, *inside = place
     is_named = inside and where in ("body", "path", "query")
     return ".".join(map(str, inside if is_named else place))
@@ -92,11 +95,13 @@ def _field(place: tuple[Any, ...]) -> str:
 
 logger = logging.getLogger(__name__)
 ADMIN_PREFIX = "/api/admin/"
+# Default values of the Retry-After header, in seconds, for an outage, a full queue and a full store.
 UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 FULL_RETRY_SECONDS = 60
 PROBLEMS_SHOWN_MAX = 20
-# Key in the details of QueueFull and Unavailable with the seconds until a retry.
+# The name in the details of QueueFull and Unavailable under which the seconds until a retry are
+# stored.
 RETRY_AFTER = "retry_after_seconds"
 
 STATUS_OF: Mapping[type[errors.FleetError], int] = {
@@ -119,7 +124,7 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.UnexpectedAnswer: 502,
     errors.OutcomeUnknown: 504,
 }
-# Errors that FastAPI leaves to us.
+# The types of errors that our exception handlers convert to responses.
 HANDLED_ERRORS = (errors.FleetError, RequestValidationError, HTTPException)
 _CODES = {
     400: "invalid_input",
@@ -136,7 +141,8 @@ _CODES = {
 
 
 def install(app: FastAPI, meters: ProcessMetrics, routes: Sequence[KnownRoute] = ()) -> None:
-    """Installs the error handlers. `routes` are suggested to callers of a route that doesn't exist."""
+    """Installs the error handlers. If a client calls a route that doesn't exist, the response
+    suggests one of `routes`."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
@@ -149,7 +155,7 @@ def install(app: FastAPI, meters: ProcessMetrics, routes: Sequence[KnownRoute] =
 
 
 def response_to_any_error(error: Exception, path: str, meters: ProcessMetrics) -> Response:
-    """Returns the response to one of `HANDLED_ERRORS`."""
+    """Converts one of `HANDLED_ERRORS` to a response, and raises any other error again."""
     if isinstance(error, errors.FleetError):
         meters.errors.labels(error.code).inc()
         return response_to_error(error, path)
@@ -161,7 +167,7 @@ def response_to_any_error(error: Exception, path: str, meters: ProcessMetrics) -
 
 
 def status_of(error: errors.FleetError) -> int:
-    """Returns the status of the error's nearest base class that has one."""
+    """Returns the status code of the error's class, or of its nearest base class that has one."""
     return next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), 500)
 
 
@@ -182,8 +188,11 @@ def error_response(
 
 
 def response_to_error(error: errors.FleetError, path: str) -> Response:
-    """Returns a response with all details for operators. Other callers get no details of internal
-    errors, which are logged instead."""
+    """Converts an error to a response.
+
+    Operators get all details. Other callers get no details of internal errors, which are logged
+    instead.
+    """
     headers = headers_of(error)
     public_message = errors.said_to_customers(error)
     if path.startswith(ADMIN_PREFIX) or public_message == error.message:
@@ -195,13 +204,13 @@ def response_to_error(error: errors.FleetError, path: str) -> Response:
 
 
 def said_to_operators(error: errors.FleetError) -> str:
-    """Returns the message with the affected part of the service."""
+    """Returns the error's message. If part of the service is unavailable, its name comes first."""
     part = error.part if isinstance(error, errors.Unavailable) else ""
     return f"{part}: {error.message}" if part else error.message
 
 
 def headers_of(error: errors.FleetError) -> dict[str, str]:
-    """Returns the headers of an error: the authentication scheme, or the seconds until a retry."""
+    """Returns the headers for an error: the authentication scheme, or the seconds until a retry."""
     if isinstance(error, errors.Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, errors.QueueFull):
@@ -218,7 +227,8 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
 
 
 def _validation_response(error: RequestValidationError) -> Response:
-    """Returns the invalid fields, but never their values, which may be keys."""
+    """Returns a response that lists the invalid fields, but never their values, because they may be
+    keys."""
     problems = [
         describe_validation_error(error_item) for error_item in error.errors()[:PROBLEMS_SHOWN_MAX]
     ]
@@ -232,7 +242,7 @@ def _validation_response(error: RequestValidationError) -> Response:
 def _http_exception_response(
     error: HTTPException, details: Mapping[str, Any] | None = None
 ) -> Response:
-    """Converts an error of the framework, such as an unknown route or method."""
+    """Converts an error of the framework, such as an unknown route, to a response."""
     code = _CODES.get(error.status_code, "error")
     status, message = error.status_code, str(error.detail)
     return error_response(status, code, message, details, headers=error.headers)

@@ -1,6 +1,8 @@
-"""Example images and videos of effects: their URLs in responses, and the route that serves them.
+"""Serves the example images and videos of effects, and builds their URLs for responses.
 
-Examples are public, so they are served without a key, under names that are never reused."""
+Examples are public, so no key is required. Their names are never reused, so responses can be cached
+forever.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -30,7 +32,7 @@ async def show_example(name: str, request: Request, plane: PlaneDep, now: NowDep
     is_name = EXAMPLE_NAME.fullmatch(name) is not None
     file = await index.find(plane.central, name, now=now) if is_name else None
     if file is None:
-        raise NotFound("there is no such example")
+        raise NotFound("this example was not found")
     etag = f'"{file.name}"'
     part = requested_range(request.headers, size=file.size, etag=etag)
     headers = {**SECURITY_HEADERS, **CACHED, **part.headers(file.size)}

@@ -1,5 +1,5 @@
-"""Middleware: a request id, a log line and metrics for every request; authentication before a body
-is read; delays for addresses that send wrong keys."""
+"""Middleware that adds a request id, a log line and metrics to every request, authenticates callers
+before their bodies are read, and delays addresses that send wrong keys."""
 
 import asyncio
 import logging
@@ -49,33 +49,40 @@ from comfyfleet.server.secrets import hash_key
 
 logger = logging.getLogger("comfyfleet.access")
 REQUEST_ID = "X-Request-Id"
-# A client's own request id is used if it is safe in a log.
+# A client's own request id is used only if it matches this pattern, so that it is safe to log.
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-# Called every few seconds by machines, or hundreds of times by one page, so logged at DEBUG only.
+# Machines call these routes every few seconds, and one page may load hundreds of editor files, so
+# successful requests are logged at DEBUG only.
 POLL = "/api/worker/poll"
 ROUTE_POLL = "/api/worker/routes"
 EDITOR_FILE = "/editor/{path:path}"
-_OF_WORKERS = (POLL, ROUTE_POLL, "/api/worker/heartbeat")
-_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", *_OF_WORKERS, EDITOR_FILE)
+_WORKER_POLLS = (POLL, ROUTE_POLL, "/api/worker/heartbeat")
+_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", *_WORKER_POLLS, EDITOR_FILE)
 UNKNOWN_ROUTE = "unknown"
-# Where links show results, and the page that does: the rest of the path is a secret.
+# The API and the page of shared results. The rest of such a path is secret and hidden in logs.
 SHARED_PATH = "/api/shared"
 _SHARED = re.compile(r"((?:/api)?/+shared)/.*", re.I | re.S)
-# A key in the path, also where it was mistyped: `//k/KEY`, `/api/k/KEY`, `/K/KEY`; and our keys anywhere.
+# Finds a key after /k/, even in a mistyped path (`//k/KEY`, `/api/k/KEY`, `/K/KEY`), and our own
+# keys anywhere in a path.
 _KEY = re.compile(r"(?i:/+k/+)[^/]+|[a-z]{2,3}_[0-9a-fA-F]{64}")
 HIDDEN_KEY = "/k/hidden"
-# None: a worker closes a poll that it no longer needs, with almost every job.
+# None means that the client disconnected. Workers do so with almost every job, because they close
+# polls that they no longer need.
 _NORMAL_STATUSES = (200, 304, None)
-# Clients can send any method, and each would be a series of its own.
+# Methods used as metric labels. Clients can send arbitrary methods, which would each create a new
+# series.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER_METHOD = "OTHER"
-# Answers to others are kept by no cache.
+# Default cache headers are added for these methods only, because caches never store responses to
+# other methods.
 _READING = ("GET", "HEAD")
 
 
 class AccessLog:
-    """Logs and counts requests. Plain ASGI, so that a long poll notices when its client
-    disconnects."""
+    """Logs and counts requests.
+
+    This is plain ASGI middleware, so that a long poll notices when its client disconnects.
+    """
 
     def __init__(
         self,
@@ -94,9 +101,9 @@ class AccessLog:
             with self._cancelled_at_stop():
                 await self._app(scope, receive, send)
             return
-        request_id = _given_id(scope) or uuid.uuid4().hex
+        request_id = _client_request_id(scope) or uuid.uuid4().hex
         reply = _Reply(send, request_id, is_reading=scope["method"] in _READING)
-        begun = self._clock()
+        started = self._clock()
         with bind_ids(request_id=request_id):
             try:
                 with self._cancelled_at_stop():
@@ -113,20 +120,20 @@ class AccessLog:
                     return
                 response = response_to_failure(error, scope["method"], _path(scope), request_id)
                 if reply.status is not None:
-                    raise  # a part of the response was sent: the server must close the connection
+                    raise  # part of the response was sent, so the server must close the connection
                 await response(scope, receive, reply.send)
             finally:
                 parked: ParkedConnection | None = scope.get("state", {}).get(PARKED)
                 if parked is not None:
-                    parked.log, parked.begun, parked.request_id = self, begun, request_id
+                    parked.log, parked.begun, parked.request_id = self, started, request_id
                 else:
                     method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-                    seconds = self._clock() - begun
+                    seconds = self._clock() - started
                     self._note(method, _route(scope), _path(scope), reply.status, seconds)
 
     @contextmanager
     def _cancelled_at_stop(self) -> Iterator[None]:
-        """Ends a request that the stopping server has cancelled."""
+        """Ends a request quietly if it was cancelled because the server is stopping."""
         try:
             yield
         except asyncio.CancelledError:
@@ -134,7 +141,7 @@ class AccessLog:
                 raise
 
     def note_parked(self, parked: ParkedConnection, status: int | None) -> None:
-        """Logs a parked request; only polls are parked."""
+        """Logs and counts a parked request. Only polls are parked."""
         self._note("POST", POLL, POLL, status, self._clock() - parked.begun)
 
     def _note(self, method: str, route: str, path: str, status: int | None, seconds: float) -> None:
@@ -167,35 +174,42 @@ class _Reply:
             headers: list[Any] = list(message.get("headers", ()))
             headers.append((REQUEST_ID.lower().encode(), self.request_id.encode()))
             if self._is_reading:
-                headers += _confining({name.lower() for name, _ in headers})
+                headers += _default_headers({name.lower() for name, _ in headers})
             message = {**message, "headers": headers}
         await self._send(message)
 
 
-def _confining(told: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """What an answer is taken for and how long it is kept, where it does not say so itself. A browser's cookie comes
-    with no word of it to caches: they may keep an answer without these, and give it to whoever signs in next."""
-    if b"cache-control" not in told:
-        yield b"cache-control", b"private, no-cache" if b"etag" in told else b"no-store"
-    if b"x-content-type-options" not in told:
+def _default_headers(names: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yields headers that restrict caching and content sniffing, unless the response sets them.
+
+    Caches don't know that a response depends on the browser's cookie. Without these headers, they
+    could store a response and serve it to the next user who signs in.
+    """
+    if b"cache-control" not in names:
+        yield b"cache-control", b"private, no-cache" if b"etag" in names else b"no-store"
+    if b"x-content-type-options" not in names:
         yield b"x-content-type-options", b"nosniff"
 
 
 def internal_error(request_id: str) -> Response:
     """Returns a 500 with the request id under which the error is logged, and no details."""
-    message = "something went wrong on our side; the log has it under this id"
+    message = "something went wrong on our side; the error is logged under this request id"
     return error_response(500, "internal", message, {"request_id": request_id})
 
 
 def stopping_response() -> Response:
-    """Returns the response to a request that did not end before the server had to stop."""
+    """Returns the response to a request that didn't finish before the server had to stop."""
     error = Unavailable("this control plane is stopping; try again", retry_after_seconds=1)
     headers = {**headers_of(error), "connection": "close"}
     return error_response(503, error.code, error.message, headers=headers)
 
 
 def response_to_failure(error: Exception, method: str, path: str, request_id: str) -> Response:
-    """Returns 503 if a database was lost in a way that its own code didn't recognize, else logs a bug: 500."""
+    """Returns the response to an unexpected error.
+
+    An error that turns out to be a database outage becomes 503. Any other error is a bug, which is
+    logged and becomes 500.
+    """
     away = as_unavailable(error)
     if away is not None:
         return response_to_error(away, path)
@@ -204,56 +218,68 @@ def response_to_failure(error: Exception, method: str, path: str, request_id: st
 
 
 async def _is_cut_off(scope: Scope, error: Exception) -> bool:
-    """Closes the connection of a response that can't be completed because of an expected error, so that
-    its reader notices. Returns False for a bug: the server then closes it and logs a traceback."""
-    known = error if isinstance(error, FleetError) else as_unavailable(error)
+    """Closes the connection of a response that an expected error has interrupted, so that the
+    client notices.
+
+    Returns False for a bug. The server then closes the connection and logs a traceback.
+    """
+    expected = error if isinstance(error, FleetError) else as_unavailable(error)
     connection = connection_of(scope)
-    if known is None or connection is None:
+    if expected is None or connection is None:
         return False
-    level = log_level_of(known)
-    logger.log(level, "%s %s was cut off: %s", scope["method"], _path(scope), known.message)
+    level = log_level_of(expected)
+    logger.log(level, "%s %s was interrupted: %s", scope["method"], _path(scope), expected.message)
     connection.transport.abort()
-    await asyncio.sleep(0)  # the connection is told that it is lost
+    await asyncio.sleep(0)  # lets the event loop call connection_lost
     return True
 
 
-def _given_id(scope: Scope) -> str | None:
-    wanted = REQUEST_ID.lower().encode()
-    found = next((value for name, value in scope["headers"] if name == wanted), b"")
-    text: str = found.decode("latin-1")
+def _client_request_id(scope: Scope) -> str | None:
+    header = REQUEST_ID.lower().encode()
+    raw = next((value for name, value in scope["headers"] if name == header), b"")
+    text: str = raw.decode("latin-1")
     return text if _SAFE_ID.fullmatch(text) else None
 
 
 def _route(scope: Scope) -> str:
-    """Returns the route's pattern for metrics, as ids would make a series each; unknown paths share
-    one."""
+    """Returns the route's pattern as a metric label, because paths with ids would create a series
+    for each id. Unknown paths share one label."""
     return getattr(scope.get("route"), "path", None) or UNKNOWN_ROUTE
 
 
 def _path(scope: Scope) -> str:
-    """Returns the path as sent, so without line breaks; without the query, which may contain a
-    signature, and without the secret of a shared link or a key."""
+    """Returns the path for logs, without its secrets.
+
+    The path is still percent-encoded, so it can't contain line breaks. The query is removed because
+    it may contain a signature. Keys and the secrets of shared links are hidden.
+    """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     path = _KEY.sub(HIDDEN_KEY, raw.partition(b"?")[0].decode("ascii", "backslashreplace"))
     if HIDDEN_KEY not in path and _KEY.search(scope["path"]):
-        return HIDDEN_KEY  # written in another way, such as %6b
+        return HIDDEN_KEY  # the key is recognizable only after decoding, for example of %6b
     hidden = _SHARED.sub(r"\1/hidden", path)
     if hidden == path and _SHARED.search(scope["path"]):
-        return f"{SHARED_PATH}/hidden"  # written in another way, such as %73hared
+        return f"{SHARED_PATH}/hidden"  # recognizable only after decoding, as in %73hared
     return hidden
 
 
 V = TypeVar("V")
+# Wrong keys per address that are answered without a delay.
 FREE_TRIES = 20
+# The first delay, which doubles with each further wrong key, and the longest delay.
 FIRST_SECONDS, SECONDS_MAX = 0.05, 5.0
+# Seconds without a wrong key after which an address starts again at zero.
 FORGET_SECONDS = 600.0
 WAITING_PER_ADDRESS_MAX = 100
 ADDRESSES_MAX = VALID_KEYS_MAX = 10_000
-# The form of all our keys: with 256 random bits, guessing is hopeless, so they need no throttle.
+# The format of all our keys. They have 256 random bits and can't be guessed, so such keys are
+# always checked, even if too many wrong keys are waiting.
 _OUR_KEY_FORMAT = re.compile(r"(?:bearer +)?(?:[a-z]{2,3}_)?[0-9a-f]{64}", re.I)
 
 
 class WrongKeyThrottle:
+    """Delays the responses to wrong keys, more with each wrong key from the same address."""
+
     def __init__(
         self,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -266,23 +292,26 @@ class WrongKeyThrottle:
         self._waiting: Counter[str] = Counter()
 
     def admit(self, address: str, key: str) -> None:
-        """Raises TooManyCalls if too many wrong keys of this address wait, unless this key may be
-        right."""
+        """Raises TooManyCalls if too many requests with wrong keys from this address are being
+        delayed, unless this key may be valid."""
         if self._is_full(address) and not self._may_be_valid(key):
             raise _too_many()
 
     def knows(self, key: str) -> bool:
-        """Whether the key was valid when it was last checked here."""
+        """Checks whether the key was valid when this process last checked it."""
         return hash_key(key) in self._valid
 
     def forget(self, key: str) -> None:
         self._valid.pop(hash_key(key), None)
 
     def note_valid(self, key: str) -> None:
-        _keep(self._valid, hash_key(key), None, VALID_KEYS_MAX)
+        _put_limited(self._valid, hash_key(key), None, VALID_KEYS_MAX)
 
     async def delay(self, address: str) -> None:
-        """Delays the response to a wrong key; raises TooManyCalls if too many wait already."""
+        """Delays the response to a wrong key.
+
+        Raises TooManyCalls if too many requests from the address are already being delayed.
+        """
         seconds = self._count_try(address)
         if seconds == 0:
             return
@@ -305,33 +334,38 @@ class WrongKeyThrottle:
         now = self._clock()
         count, last = self._tries.get(address, (0, now))
         count = 1 if now - last > FORGET_SECONDS else count + 1
-        _keep(self._tries, address, (count, now), ADDRESSES_MAX)
+        _put_limited(self._tries, address, (count, now), ADDRESSES_MAX)
         beyond = count - FREE_TRIES
         return 0.0 if beyond <= 0 else min(SECONDS_MAX, FIRST_SECONDS * 2 ** min(beyond - 1, 20))
 
 
 def _too_many() -> TooManyCalls:
     return TooManyCalls(
-        "too many wrong keys come from this address", retry_after_seconds=int(SECONDS_MAX)
+        "too many requests with wrong keys from this address",
+        retry_after_seconds=int(SECONDS_MAX),
     )
 
 
-def _keep(kept: OrderedDict[str, V], name: str, value: V, most: int) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _put_limited(cache: OrderedDict[str, V], name: str, value: V, size_max: int) -> None:
+    cache[name] = value
+    cache.move_to_end(name)
+    if len(cache) > size_max:
+        cache.popitem(last=False)
 
 
-SECRET_HEADER = "X-Fleet-Secret"  # noqa: S105 - its name
+SECRET_HEADER = "X-Fleet-Secret"  # noqa: S105 - the header's name, not a secret
+# Bodies that took longer than this to arrive are followed by a second check of the key.
 SLOW_SECONDS = 1.0
 T = TypeVar("T")
-# Returns the caller, or raises one of our errors.
+# A function that returns the caller of a request or raises a FleetError.
 Check: TypeAlias = Callable[[Request], Awaitable[object]]
 
 
 class CallerAuth:
-    """Authenticates by the first check whose prefix the path has; other paths are public."""
+    """Authenticates each request with the first check whose prefix matches the path.
+
+    Paths without a matching check are public.
+    """
 
     def __init__(self, app: ASGIApp, checks: Sequence[tuple[str, Check | None]]) -> None:
         self._app = app
@@ -347,7 +381,7 @@ class CallerAuth:
             request.state.caller = await self._authenticate(check, request)
             note_valid_key(scope, *holders_of(request.state.caller))
         except FleetError as error:
-            if isinstance(error, Unauthenticated) and await _is_nothing_here(request):
+            if isinstance(error, Unauthenticated) and await _is_unknown_local_route(request):
                 await self._app(scope, receive, send)
                 return
             plane_of(request).meters.errors.labels(error.code).inc()
@@ -381,9 +415,11 @@ def check_of(checks: Sequence[tuple[str, Check | None]], path: str) -> Check | N
     return next((check for prefix, check in checks if path.startswith(prefix)), None)
 
 
-async def _is_nothing_here(request: Request) -> bool:
-    """Whether the user of `comfyfleet up`, who needs no key, calls a route that doesn't exist: the response is then
-    404 instead of 401."""
+async def _is_unknown_local_route(request: Request) -> bool:
+    """Checks whether the local user of `comfyfleet up` calls a route that doesn't exist.
+
+    This user needs no key, so the response is 404 instead of 401.
+    """
     local = local_access_of(request)
     if local is None or _key_of(request) is not None or not await local.admits(request):
         return False
@@ -392,7 +428,8 @@ async def _is_nothing_here(request: Request) -> bool:
 
 
 class _RecheckedBody:
-    """Checks the caller again after a slow upload, as the key may have been revoked meanwhile."""
+    """Checks the key again after a slow upload, because it may have been revoked during the
+    upload."""
 
     __slots__ = ("_check", "_is_empty", "_receive", "_request", "_since")
 
@@ -417,19 +454,20 @@ class _RecheckedBody:
         try:
             self._request.state.caller = await check(self._request)
         except FleetError as error:
-            # FastAPI lets only HTTPException through while it reads a body.
+            # While FastAPI reads a body, it converts every error except HTTPException.
             raise HTTPException(status_of(error), said_to_customers(error)) from None
 
 
 def _key_of(request: Request) -> str | None:
-    """Returns the bearer key or the fleet's secret; None without both."""
+    """Returns the bearer key or the fleet's secret, or None if the request has neither."""
     headers = request.headers
     return headers.get("authorization") or headers.get(SECRET_HEADER)
 
 
 def caller_of(request: Request, kind: type[T]) -> T:
-    """Returns the caller that `CallerAuth` found; raises Unauthenticated without one."""
+    """Returns the caller that `CallerAuth` authenticated, or raises Unauthenticated if the request
+    has none."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, kind):
-        raise Unauthenticated("a key is needed")
+        raise Unauthenticated("a key is required")
     return caller

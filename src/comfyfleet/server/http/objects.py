@@ -1,4 +1,4 @@
-"""Serves the signed URLs of a local store: GET with byte ranges, PUT as a stream."""
+"""Serves downloads (with byte ranges) and uploads by the signed URLs of a local object store."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select
 
 
 def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> ByteRange:
-    """Returns the range to send; the whole object if If-Range is outdated."""
+    """Returns the range to send, or the whole object if the client's If-Range is outdated."""
     if names_etag(headers.get("if-none-match", ""), etag):
         return ByteRange(304)
     is_current = headers.get("if-range", etag) == etag
@@ -49,8 +49,9 @@ def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> Byte
 
 logger = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
-WHOLE_SECONDS = 60  # how long the URL is valid to which a small picture leads
-# An upload that says nothing for so long is given up.
+# Seconds for which the redirect from a missing small picture to the full-size one is valid.
+WHOLE_SECONDS = 60
+# Uploads are aborted after this many seconds without data.
 IDLE_SECONDS_MAX = 60
 REDACTED_QUERY = b"signature=hidden"
 STATUSES: dict[type[FleetError], int] = {
@@ -62,7 +63,7 @@ STATUSES: dict[type[FleetError], int] = {
     StoreFull: 507,
     Unavailable: 503,
 }
-# The URL is all the right that there is: no cookie comes along, so any page may use it.
+# The signed URL alone authorizes a request. No cookie is used, so pages of any origin may use it.
 CORS_HEADERS = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": "content-length, content-range, content-disposition, etag",
@@ -73,8 +74,8 @@ PREFLIGHT = {
     "access-control-allow-headers": "content-type, range, if-range, if-none-match",
     "access-control-max-age": "3600",
 }
-# Whoever uploaded it chose bytes and type, and it comes from our own origin: it must not be able
-# to act as a page of ours.
+# The uploader chose the content and its type, and the file is served from our own origin. These
+# headers prevent a browser from running it as one of our pages.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "sandbox; default-src 'none'",
@@ -91,8 +92,8 @@ class ObjectRoute(Route):
     """A plain Starlette route, so that it is not in the OpenAPI document."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        return match, {**found, "route": self}  # as metrics and the log name it
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, "route": self}  # for the route name in metrics and logs
 
 
 def objects_routes(store: LocalStore) -> list[BaseRoute]:
@@ -110,14 +111,17 @@ def objects_routes(store: LocalStore) -> list[BaseRoute]:
     async def answer(request: Request) -> Response:
         return await _handle_errors(handlers[request.method], request)
 
-    # HEAD comes with GET in a route of Starlette's, and is none of what a URL is signed for.
+    # Starlette adds HEAD to GET routes, but signed URLs are valid for the signed method only.
     route = ObjectRoute(f"{OBJECTS_PATH}/{{key:path}}", answer, methods=list(handlers))
     route.methods = set(handlers)
     return [route]
 
 
 def small_pictures_route(small: SmallPictures, store: ObjectStore) -> BaseRoute:
-    """Serves small pictures by their signed URLs, whatever the store; without one it leads to the whole picture."""
+    """Returns the route that serves small pictures by signed URLs, for local and remote stores.
+
+    If no small picture was stored, the route redirects to the full-size picture.
+    """
 
     async def get(request: Request, key: str) -> Response:
         query = request.query_params
@@ -140,10 +144,10 @@ def small_pictures_route(small: SmallPictures, store: ObjectStore) -> BaseRoute:
     return route
 
 
-def _small_response(content: bytes, asked: Mapping[str, str]) -> Response:
+def _small_response(content: bytes, request_headers: Mapping[str, str]) -> Response:
     etag = f'"{blake3(content).hexdigest(length=16)}"'
     headers = {**CORS_HEADERS, **SECURITY_HEADERS, "etag": etag, "content-disposition": "inline"}
-    if names_etag(asked.get("if-none-match", ""), etag):
+    if names_etag(request_headers.get("if-none-match", ""), etag):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=SMALL_TYPE)
 
@@ -153,9 +157,9 @@ async def _handle_errors(handler: Handler, request: Request) -> Response:
     try:
         return await handler(request, key)
     except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # never sent, because the client has disconnected
     except TimeoutError:
-        error = InvalidInput(f"no byte came for {IDLE_SECONDS_MAX} seconds", key=key)
+        error = InvalidInput(f"no data was received for {IDLE_SECONDS_MAX} seconds", key=key)
         return _refusal(error, 408)
     except FleetError as error:
         return _refusal(error, _status(error))
@@ -166,19 +170,20 @@ def _status(error: FleetError) -> int:
 
 
 def _refusal(error: FleetError, status: int) -> Response:
-    said = said_to_customers(error)
-    if said != error.message:
+    message = said_to_customers(error)
+    if message != error.message:
         level = logging.DEBUG if is_logged(error) else logging.WARNING
         logger.log(level, "%s: %s", error.code, error.message)
-    details = dict(error.details) if said == error.message else {}
-    told = {"code": error.code, "message": said, "details": details}
+    details = dict(error.details) if message == error.message else {}
+    body = {"code": error.code, "message": message, "details": details}
     headers = {**CORS_HEADERS, "cache-control": "no-store", **headers_of(error)}
-    return JSONResponse({"error": told}, status, headers)
+    return JSONResponse({"error": body}, status, headers)
 
 
 def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:
     query = request.query_params
-    # The server logs this scope when it answers, and a log is no place for a right to an object.
+    # The server logs this scope with its response. The query contains the signature, so it is
+    # replaced before it can get into the log.
     request.scope["query_string"] = REDACTED_QUERY
     grant = store.granted(request.method, key, query)
     note_valid_key(request.scope, holder_of_file(key))
@@ -193,23 +198,26 @@ async def _get(store: LocalStore, request: Request, key: str) -> Response:
 
 def object_response(
     download: OpenDownload,
-    asked: Mapping[str, str],
+    request_headers: Mapping[str, str],
     *,
     filename: str | None = None,
     content_type: str | None = None,
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """The object, or the range of it that the headers ask for; closes it in any case."""
+    """Returns a response with the object, or with the range that the request headers ask for.
+
+    The response closes the object when it ends, even after an error.
+    """
     opened = download.opened
     etag = file_etag(opened.size, opened.modified_ns)
-    part = requested_range(asked, size=opened.size, etag=etag)
-    told_type = content_type or opened.content_type
+    part = requested_range(request_headers, size=opened.size, etag=etag)
+    sent_type = content_type or opened.content_type
     headers = {**others, **SECURITY_HEADERS, **part.headers(opened.size)}
     headers |= {"etag": etag, "accept-ranges": "bytes"}
     headers |= {"content-length": str(part.length)} if part.status != 304 else {}
-    headers |= {"content-disposition": _disposition(filename, told_type)}
-    # Set here, not by the response, which would add a charset of its own.
-    headers["content-type"] = told_type
+    headers |= {"content-disposition": _disposition(filename, sent_type)}
+    # Set here because the response class would add a charset.
+    headers["content-type"] = sent_type
     return _RangeResponse(download, part, headers)
 
 
@@ -221,7 +229,7 @@ def _disposition(filename: str | None, content_type: str) -> str:
 
 
 class _RangeResponse(StreamingResponse):
-    """Streams a range of a file and closes it in any case."""
+    """Streams a range of a file, and closes the file even after an error."""
 
     def __init__(self, download: OpenDownload, part: ByteRange, headers: dict[str, str]) -> None:
         super().__init__(_chunks(download.opened, part), part.status, headers)
@@ -236,24 +244,24 @@ class _RangeResponse(StreamingResponse):
 
 async def _chunks(opened: OpenObject, part: ByteRange) -> AsyncIterator[bytes]:
     opened.file.seek(part.start)
-    left = part.length
-    while left > 0 and (chunk := await asyncio.to_thread(opened.file.read, min(left, CHUNK_BYTES))):
-        left -= len(chunk)
+    remaining = part.length
+    while remaining > 0 and (chunk := await asyncio.to_thread(opened.file.read, min(remaining, CHUNK_BYTES))):
+        remaining -= len(chunk)
         yield chunk
 
 
 async def _put(store: LocalStore, request: Request, key: str) -> Response:
     grant = _grant_of(store, request, key)
     if request.headers.get("content-type") != grant.content_type:
-        raise Forbidden(f"this URL takes {grant.content_type} only", key=key)
+        raise Forbidden(f"this URL accepts only the content type {grant.content_type}", key=key)
     length = request.headers.get("content-length", "")
     if not length.isdecimal():
-        # S3 wants it, too: what works here must work there.
-        return _refusal(InvalidInput("a PUT needs a Content-Length", key=key), 411)
+        # S3 requires it as well, and both stores must accept the same uploads.
+        return _refusal(InvalidInput("Content-Length is required", key=key), 411)
     if grant.size is not None and int(length) != grant.size:
-        raise Forbidden(f"this URL takes {grant.size} bytes, not {length}", key=key)
+        raise Forbidden(f"this URL accepts exactly {grant.size} bytes, not {length}", key=key)
     if int(length) > store.object_bytes_max:
-        raise LimitExceeded(f"an object has at most {store.object_bytes_max} bytes", key=key)
+        raise LimitExceeded(f"objects can have at most {store.object_bytes_max} bytes", key=key)
     slot = uploads_of(request).begin(key)
     try:
         await _store_body(store, request, grant, int(length))
@@ -267,13 +275,13 @@ async def _store_body(store: LocalStore, request: Request, grant: UrlGrant, leng
         await _receive(request, incoming, length)
         if incoming.size != length:
             raise InvalidInput(
-                f"{incoming.size} bytes were received, but {length} were announced", key=grant.key
+                f"received {incoming.size} bytes, but Content-Length is {length}", key=grant.key
             )
 
 
 async def _receive(request: Request, incoming: IncomingObject, size: int) -> None:
-    """Reads the body; stops after more than `size` bytes, as a chunked body may be longer than
-    announced."""
+    """Writes the request body to the object. Stops after more than `size` bytes, because a chunked
+    body may be longer than announced."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(IDLE_SECONDS_MAX) as timeout:
         async for chunk in request.stream():

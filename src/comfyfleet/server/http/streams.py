@@ -1,4 +1,7 @@
-"""Server-sent event streams: limited for each key and user, and closed when their key expires."""
+"""Server-sent event streams, limited per key and user.
+
+A stream closes when its key is no longer valid.
+"""
 
 import asyncio
 import logging
@@ -23,10 +26,10 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Runs work to its end even if the reader disconnects: a cancelled statement would cost its
-    database connection."""
+    """Runs the work to completion even if the client disconnects, because cancelling an SQL
+    statement would close its database connection."""
     task = asyncio.create_task(work)
-    # If the reader has gone, nobody else asks for the error.
+    # Retrieves the error so that asyncio doesn't log it if the client has disconnected.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 
@@ -34,9 +37,11 @@ async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+# Seconds between two checks of a stream's key.
 KEY_SECONDS = 3.0
+# Seconds after which a client may retry if it has too many streams open.
 RETRY_SECONDS = 10
-# How soon readers reconnect after a control plane has stopped.
+# Delay after which clients reconnect if the control plane stops.
 RECONNECT_MILLISECONDS = 1000
 
 
@@ -49,27 +54,31 @@ class StreamLimiter:
         self._of_users: Counter[UUID] = Counter()
 
     def take(self, caller: Caller) -> Callable[[], None]:
-        """Counts a stream; returns a function that must be called once when it ends."""
+        """Counts a new stream, and returns a function to call once when the stream ends.
+
+        Raises TooManyCalls if the key or user has reached its limit.
+        """
         key, user = caller.key.id, caller.user_id
         if self._of_keys[key] >= self._per_key or self._of_users[user] >= self._per_user:
             raise TooManyCalls(
-                f"a key follows at most {self._per_key} things at once, and a user {self._per_user}",
+                f"too many open event streams: at most {self._per_key} per key"
+                f" and {self._per_user} per user",
                 retry_after_seconds=RETRY_SECONDS,
             )
         self._of_keys[key] += 1
         self._of_users[user] += 1
 
         def release() -> None:
-            for counter, each in ((self._of_keys, key), (self._of_users, user)):
-                counter[each] -= 1
-                if not counter[each]:
-                    del counter[each]
+            for counter, holder_id in ((self._of_keys, key), (self._of_users, user)):
+                counter[holder_id] -= 1
+                if not counter[holder_id]:
+                    del counter[holder_id]
 
         return release
 
 
 class EventStream(StreamingResponse):
-    """A stream that counts against the limits until either side ends it."""
+    """An event stream that counts toward the caller's limits until it is closed."""
 
     def __init__(self, request: Request, caller: Caller, lines: AsyncIterator[str]) -> None:
         streams: StreamLimiter = request.app.state.streams
@@ -86,32 +95,32 @@ class EventStream(StreamingResponse):
 
 
 async def until_unavailable(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Ends the stream if the database becomes unavailable; readers reconnect and resume after their
-    last event."""
+    """Ends the stream if the database becomes unavailable. Clients reconnect and resume after the
+    last event that they received."""
     try:
-        async for each in lines:
-            yield each
+        async for line in lines:
+            yield line
     except Unavailable as error:
         logger.log(
-            log_level_of(error), "event stream ended, database unavailable: %s", error.message
+            log_level_of(error), "event stream closed, database unavailable: %s", error.message
         )
 
 
 async def until_stop(lines: AsyncIterator[str], stopping: asyncio.Event) -> AsyncIterator[str]:
-    """Ends the stream when the control plane stops, and tells readers to reconnect soon."""
+    """Ends the stream when the control plane stops, with an event that makes clients reconnect."""
     stop = asyncio.ensure_future(stopping.wait())
     try:
         while not stopping.is_set():
-            following = asyncio.ensure_future(anext(lines, None))
+            next_line = asyncio.ensure_future(anext(lines, None))
             try:
-                await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({next_line, stop}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                if not following.done():
-                    following.cancel()
-                    await asyncio.wait({following})
-            if following.cancelled():
+                if not next_line.done():
+                    next_line.cancel()
+                    await asyncio.wait({next_line})
+            if next_line.cancelled():
                 break
-            line = following.result()
+            line = next_line.result()
             if line is None:
                 return
             yield line
@@ -121,7 +130,7 @@ async def until_stop(lines: AsyncIterator[str], stopping: asyncio.Event) -> Asyn
 
 
 class StreamKeyCheck:
-    """Checks every few seconds whether the key that opened a stream, or the sign-in, is still valid."""
+    """Checks every few seconds whether the key or session that opened a stream is still valid."""
 
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
