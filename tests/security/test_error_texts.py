@@ -88,8 +88,8 @@ async def test_why_names_no_worker_and_no_fleet(effect_setup: EffectSetup) -> No
     async with effect_setup.fleet_setup.worker("gpu-7") as worker:
         await worker.job()
         runs = (await ada.get(f"ai-jobs/{job_id}/why"))["why"]
-    assert waits == "Nobody can run it at the moment; it waits until somebody can."
-    assert runs == "It is being prepared."
+    assert waits == "No worker can run the job at the moment. It waits until one can."
+    assert runs == "The job is being prepared."
 
 
 @pytest.mark.parametrize(

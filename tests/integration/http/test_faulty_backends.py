@@ -41,7 +41,7 @@ async def test_a_worker_with_a_problem_gets_no_job_until_it_polls_without_one(
         assert (await worker.poll(backend_problem="down"))["job"] is None
         why = (await fleet_setup.job(job_id))["why"]
         assert why == (
-            "No worker of fleet gpu/production can work (w1: its ComfyUI doesn't answer)."
+            "No worker of fleet gpu/production can run jobs (w1: its ComfyUI doesn't answer)."
         )
         job = await worker.job()
         assert job["job_id"] == str(job_id)

@@ -55,7 +55,7 @@ async def test_a_capability_is_missing(fleet_setup: FleetSetup) -> None:
 async def test_all_workers_drain(fleet_setup: FleetSetup) -> None:
     await fleet_setup.register()
     await fleet_setup.act("workers/w1/drain")
-    assert await why(fleet_setup) == "All workers of fleet gpu/production drain."
+    assert await why(fleet_setup) == "All workers of fleet gpu/production are draining."
 
 
 async def test_all_workers_are_offline(fleet_setup: FleetSetup) -> None:
@@ -73,7 +73,7 @@ async def test_a_node_is_missing(fleet_setup: FleetSetup) -> None:
 async def test_it_is_bound_to_a_worker_that_is_not_there(fleet_setup: FleetSetup) -> None:
     await fleet_setup.register()
     said = await why(fleet_setup, backend_affinity="worker:w9")
-    assert said.startswith("It is bound to worker:w9, which is not there")
+    assert said.startswith("The job is bound to worker:w9, which doesn't exist")
 
 
 async def test_it_is_bound_to_a_worker_that_lacks_a_node_which_others_have(
@@ -83,7 +83,7 @@ async def test_it_is_bound_to_a_worker_that_lacks_a_node_which_others_have(
     await fleet_setup.register(backend={"node_types": ["LoadImage", "SaveImage"]})
     said = await why(fleet_setup, backend_affinity="worker:w1")
     assert said == (
-        "It is bound to worker:w1, which can't run workflow invert: missing node ImageInvert."
+        "The job is bound to worker:w1, which can't run workflow invert: missing node ImageInvert."
     )
 
 
@@ -92,7 +92,7 @@ async def test_it_is_bound_to_a_worker_that_drains(fleet_setup: FleetSetup) -> N
     await fleet_setup.register()
     await fleet_setup.act("workers/w1/drain")
     said = await why(fleet_setup, backend_affinity="worker:w1")
-    assert said == "It is bound to worker:w1, which drains or is not approved."
+    assert said == "The job is bound to worker:w1, which is draining or not approved."
 
 
 async def test_others_are_ahead(fleet_setup: FleetSetup) -> None:
@@ -105,15 +105,15 @@ async def test_others_are_ahead(fleet_setup: FleetSetup) -> None:
 async def test_it_is_next_and_then_it_runs(fleet_setup: FleetSetup) -> None:
     assert (await fleet_setup.register("w0")).status_code == 200
     job_id = await fleet_setup.submit()
-    assert (await fleet_setup.job(job_id))["why"].startswith("It is next in line")
+    assert (await fleet_setup.job(job_id))["why"].startswith("The job is next in the queue")
     async with fleet_setup.worker() as worker:
         job = await worker.job()
         assert (await fleet_setup.job(job_id))[
             "why"
-        ] == "Worker w1 has it and prepares it (attempt 1)."
+        ] == "Worker w1 is preparing the job (attempt 1)."
         progress = {"percent": 40, "node": "2"}
         await worker.call_for(job, "heartbeat", started=True, progress=progress)
-        assert (await fleet_setup.job(job_id))["why"] == "Worker w1 runs it (attempt 1)."
+        assert (await fleet_setup.job(job_id))["why"] == "Worker w1 is running the job (attempt 1)."
         assert (await fleet_setup.job(job_id))["progress"]["percent"] == 40
 
 

@@ -1,4 +1,4 @@
-"""Decides which metadata is removed from a job's files, and how they are marked as made by AI."""
+"""Decides which metadata to remove from a job's files, and how to mark them as AI-generated."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ from comfyfleet.server.jobs.model import Job, JobSpec
 from comfyfleet.server.notifications.service import find_audit_entries, record_audit
 
 log = logging.getLogger(__name__)
-# Node classes that load media, including those of node packs such as VHS_LoadVideo.
+# Matches node classes that load media, including classes from node packs, such as VHS_LoadVideo.
 _MEDIA_LOADER = re.compile(r"Load_?(Image|Video|Audio)", re.IGNORECASE)
 FIXED: Mapping[AiMark, SourceType] = {
     "generated": SourceType.GENERATED,
@@ -25,37 +25,37 @@ LOST_MANIFEST = "remove_manifest"
 
 
 class DeliveryRules(NamedTuple):
-    strips: bool  # prompts and workflows are removed
-    mark: SourceType | None  # added to files without a mark
+    strips: bool  # whether prompts and workflows are removed
+    mark: SourceType | None  # the AI mark that is added to files without one
 
 
-def delivery_rules(asked: JobSpec, terms: RunTerms) -> DeliveryRules | None:
-    """Returns the rules for a job's outputs. Returns None if outputs are delivered unchanged, as
-    for operators' jobs and for jobs from the gateway.
+def delivery_rules(spec: JobSpec, terms: RunTerms) -> DeliveryRules | None:
+    """Returns the rules for a job's outputs. Returns None for operators' jobs, gateway jobs and
+    other jobs whose outputs are delivered unchanged.
     """
-    if asked.user_id is None or asked.gateway is not None:
+    if spec.user_id is None or spec.gateway is not None:
         return None
-    rules = DeliveryRules(not terms.keeps_metadata, mark_of(asked, terms.ai_mark))
+    rules = DeliveryRules(not terms.keeps_metadata, mark_of(spec, terms.ai_mark))
     return rules if rules.strips or rules.mark else None
 
 
-def mark_of(asked: JobSpec, ai_mark: AiMark) -> SourceType | None:
+def mark_of(spec: JobSpec, ai_mark: AiMark) -> SourceType | None:
     if ai_mark != "auto":
         return FIXED.get(ai_mark)
-    if not generative_models(asked.prompt):
+    if not generative_models(spec.prompt):
         return None
-    return SourceType.EDITED if has_media_input(asked) else SourceType.GENERATED
+    return SourceType.EDITED if has_media_input(spec) else SourceType.GENERATED
 
 
-def has_media_input(asked: JobSpec) -> bool:
-    return bool(asked.assets) or any(map(_loads_media, asked.prompt.values()))
+def has_media_input(spec: JobSpec) -> bool:
+    return bool(spec.assets) or any(map(_loads_media, spec.prompt.values()))
 
 
 def _loads_media(node: Mapping[str, Any]) -> bool:
     return _MEDIA_LOADER.search(str(node.get("class_type", ""))) is not None
 
 
-# Loaders of models that analyze media or move pixels, but don't generate anything.
+# Matches loaders of models that analyze or transform media but don't generate it.
 ANALYSIS_CLASSES = re.compile(
     r"sam\d?(?![a-z])|segm|depth|yolo|ultralytics|detect|rembg|remove.?b|birefnet|matting|face|"
     r"interrogat|caption|tagger|florence|blip|onnx|pose|rife|interpolat|upscale|clip",
@@ -91,11 +91,11 @@ async def warn_of_lost_manifest(context: JobContext, job: Job) -> None:
                 tx, "system", LOST_MANIFEST, subject, context.clock(), job=str(job.id)
             )
     except FleetError as error:
-        seen.discard(slug)  # retried with the next result
-        log.info("the warning about %s could not be stored: %s", slug, error.message)
+        seen.discard(slug)  # the next result retries the warning
+        log.info("the C2PA warning for workflow %s could not be stored: %s", slug, error.message)
         return
     log.warning(
-        "results of workflow %s contain a prompt or workflow and a C2PA manifest: both are removed for customers; "
-        "to deliver them unchanged, set keep_metadata on its effects",
+        "the embedded workflow and the C2PA manifest are removed from results of workflow %s; "
+        "to deliver its results unchanged, set keep_metadata on its effects",
         slug,
     )

@@ -1,4 +1,4 @@
-"""Creates batches of up to a thousand jobs of one effect, and admits held jobs to the queue."""
+"""Creates batches of up to a thousand jobs for an effect, and admits held jobs to the queue."""
 
 import asyncio
 from collections import Counter
@@ -41,8 +41,8 @@ class CreatedBatch(NamedTuple):
 
 
 async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
-    """Adds the batch. If the idempotency key was used before, returns the first batch, or raises
-    Conflict if the request body differs.
+    """Adds the batch. If the idempotency key was used before, returns the earlier batch, or raises
+    Conflict if its request body was different.
     """
     if await store.add_batch(tx, batch):
         return CreatedBatch(batch, is_new=True)
@@ -55,27 +55,27 @@ async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
 async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch:
     batch = await store.get_batch(tx, tenant_id, user_id, batch_id)
     if batch is None:
-        raise NotFound(f"there is no batch {batch_id}")
+        raise NotFound(f"batch {batch_id} was not found")
     return batch
 
 
 async def mark_batch_cancelled(
     tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, *, now: datetime
 ) -> JobBatch:
-    """Marks the batch as cancelled, once; the caller cancels its jobs."""
+    """Marks the batch as cancelled if it isn't already. The caller cancels its jobs."""
     await store.cancel_batch(tx, tenant_id, user_id, batch_id, now)
     return await get_batch(tx, tenant_id, user_id, batch_id)
 
 
 USERS_PER_PASS_MAX = 500
-# Jobs of one full batch that already has enough jobs in the queue must not hide the held jobs of
-# others. So more jobs are read than one batch can have.
+# Maximum number of held jobs that are read for a user. It is larger than a batch, so that a batch
+# that already has enough queued jobs doesn't hide the held jobs of other batches.
 HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
 
 
 async def admit_after_end(context: JobContext, pool: Database, job: Job) -> None:
-    """Admits held jobs of the user after a job has ended. If this is interrupted, the sweep does it
-    later.
+    """Admits the user's held jobs after a job has ended. If this is interrupted, a later sweep
+    admits them.
     """
     if job.asked.user_id:
         await admit(context, pool, job.tenant_id, job.asked.user_id)
@@ -89,13 +89,13 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
         held = await store.held_of(tx, tenant_id, user_id, limit=HELD_READ_MAX)
         at_once = await store.active_by_batch(tx, tenant_id, user_id)
         first = choose_admitted(held, context.active_max.of_user, at_once)
-        # Locks the jobs before the wallet, in the same order as a job that ends. Otherwise, two
-        # transactions could deadlock.
+        # The jobs are locked before the wallet, in the same order as when a job ends. Otherwise,
+        # the two transactions could deadlock.
         await store.lock(tx, tenant_id, first)
         await ledger.lock_wallet(tx, tenant_id, user_id, now=context.clock())
         room = await service.active_room(tx, tenant_id, user_id, context.active_max)
-        few = first[: max(0, room)]
-        admitted = await store.admit(tx, tenant_id, few) if few else []
+        chosen = first[: max(0, room)]
+        admitted = await store.admit(tx, tenant_id, chosen) if chosen else []
         outbox_ids = await store.add_outbox(tx, admitted, now=context.clock()) if admitted else []
     if admitted:
         await flush(context, pool, admitted, outbox_ids)
@@ -103,20 +103,20 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
 
 
 def choose_admitted(held: Sequence[HeldJob], room: int, at_once: Mapping[UUID, int]) -> list[UUID]:
-    """Chooses the oldest held jobs that fit into `room`. Each batch has a limit, so that it does
-    not crowd out other batches.
+    """Chooses up to `room` held jobs, the oldest first. Each batch has a limit, so that a large
+    batch doesn't crowd out the others.
     """
     counts = Counter(at_once)
-    few: list[UUID] = []
+    chosen: list[UUID] = []
     for job in held:
-        if len(few) >= room:
+        if len(chosen) >= room:
             break
         if job.batch_id is not None:
             if counts[job.batch_id] >= ADMITTED_AT_ONCE_MAX:
                 continue
             counts[job.batch_id] += 1
-        few.append(job.id)
-    return few
+        chosen.append(job.id)
+    return chosen
 
 
 def as_batch_job(job: Job) -> BatchJob:
@@ -124,7 +124,9 @@ def as_batch_job(job: Job) -> BatchJob:
 
 
 async def admit_all(context: JobContext) -> None:
-    await for_each_pool(context.pools, partial(_admit_of_pool, context), "held jobs wait")
+    await for_each_pool(
+        context.pools, partial(_admit_of_pool, context), "held jobs are not admitted"
+    )
 
 
 async def _admit_of_pool(context: JobContext, pool: Database) -> None:
@@ -136,8 +138,8 @@ async def _admit_of_pool(context: JobContext, pool: Database) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request for one job per set of properties. If the effect takes a media item, `video_ids`
-    names one for each set.
+    """A request that submits one job for each set of properties. If the effect processes a media
+    item, `video_ids` contains one id for each set.
     """
 
     effect_id: UUID
@@ -152,62 +154,62 @@ class BatchRequest:
 
 
 async def submit_batch(
-    context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
+    context: JobContext, tenant_id: UUID, user_id: UUID, request: BatchRequest
 ) -> tuple[JobBatch, bool]:
-    """Submits either all jobs of a batch or none. The batch is refused if the tokens don't suffice
-    for all jobs.
+    """Submits either all jobs of a batch or none. Refuses the batch if the user doesn't have enough
+    tokens for all of its jobs.
     """
-    before = await _find_repeated(context, tenant_id, user_id, wanted)
-    if before:
-        return before, False
+    earlier_batch = await _find_repeated(context, tenant_id, user_id, request)
+    if earlier_batch:
+        return earlier_batch, False
     async with context.central.read() as tx:
-        offered = await resolve_effect(tx, wanted.effect_id)
+        offered = await resolve_effect(tx, request.effect_id)
     batch = JobBatch(
         id=context.new_id(),
         tenant_id=tenant_id,
         user_id=user_id,
-        effect_id=wanted.effect_id,
-        total=len(wanted.sets),
-        idempotency_key=wanted.idempotency_key,
-        request_hash=wanted.request_hash,
+        effect_id=request.effect_id,
+        total=len(request.sets),
+        idempotency_key=request.idempotency_key,
+        request_hash=request.request_hash,
         created_at=context.clock(),
     )
     specs: dict[UUID, JobSpec] = {}
-    for position in range(len(wanted.sets)):
-        spec = await _build_spec(context, batch, offered, wanted, position)
+    for position in range(len(request.sets)):
+        spec = await _build_spec(context, batch, offered, request, position)
         specs[uuid5(batch.id, str(position))] = spec
-        await asyncio.sleep(0)  # yields to other tasks, because a thousand jobs take long
+        await asyncio.sleep(0)  # lets other tasks run, because a thousand jobs take long
     return await _write(context, batch, specs)
 
 
 async def _find_repeated(
-    context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
+    context: JobContext, tenant_id: UUID, user_id: UUID, request: BatchRequest
 ) -> JobBatch | None:
-    """Returns the batch of an earlier request with this key. It is called before validation,
-    because the effect may have changed since that request.
+    """Returns the batch of an earlier request with the same key. This is called before the request
+    is validated, because the effect may have changed in the meantime.
     """
-    if wanted.idempotency_key is None:
+    if request.idempotency_key is None:
         return None
     async with context.tenant(tenant_id) as tx:
-        batch = await store.batch_by_key(tx, tenant_id, user_id, wanted.idempotency_key)
-    return batch and require_same_request(batch, wanted.request_hash)
+        batch = await store.batch_by_key(tx, tenant_id, user_id, request.idempotency_key)
+    return batch and require_same_request(batch, request.request_hash)
 
 
 async def _build_spec(
     context: JobContext,
     batch: JobBatch,
     offered: EffectWorkflow,
-    wanted: BatchRequest,
+    request: BatchRequest,
     position: int,
 ) -> JobSpec:
-    one = JobRequest(
-        effect_id=wanted.effect_id,
-        values=wanted.sets[position],
-        video_id=wanted.video_ids[position] if wanted.video_ids else None,
+    job_request = JobRequest(
+        effect_id=request.effect_id,
+        values=request.sets[position],
+        video_id=request.video_ids[position] if request.video_ids else None,
         user_id=batch.user_id,
     )
     try:
-        spec = await resolve_request(context, batch.tenant_id, one, offered)
+        spec = await resolve_request(context, batch.tenant_id, job_request, offered)
     except FleetError as error:
         error.message = f"set {position + 1}: {error.message}"
         raise
@@ -220,9 +222,9 @@ async def _build_spec(
 
 
 async def _write(
-    context: JobContext, batch: JobBatch, asked: dict[UUID, JobSpec]
+    context: JobContext, batch: JobBatch, specs: dict[UUID, JobSpec]
 ) -> tuple[JobBatch, bool]:
-    clamped = await submit.check_admission(context, batch.tenant_id, asked)
+    clamped = await submit.check_admission(context, batch.tenant_id, specs)
     pool = await context.pool_of(batch.tenant_id)
     kept_since = None
     if reuse.asks_for_reuse(clamped):
@@ -255,11 +257,13 @@ async def read_batch(
 async def cancel_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
 ) -> JobBatch:
-    """Cancels the held jobs first; otherwise each job that ends would let one of them in."""
+    """Cancels a batch, starting with its held jobs. Otherwise, each cancelled job would admit a
+    held job to the queue.
+    """
     async with context.tenant_transaction(tenant_id) as tx:
         batch = await mark_batch_cancelled(tx, tenant_id, user_id, batch_id, now=context.clock())
         jobs = await store.list_of_batch(tx, tenant_id, batch_id)
-    for job in sorted(jobs, key=lambda each: not each.asked.is_held):
+    for job in sorted(jobs, key=lambda candidate: not candidate.asked.is_held):
         if job.status.is_active:
             await submit.cancel_job(context, tenant_id, job.id)
     return batch

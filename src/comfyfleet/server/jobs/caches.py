@@ -1,5 +1,5 @@
-"""In-memory caches for documents, converted prompts, values that may be seconds old, and queue
-depths.
+"""In-memory caches for documents, converted prompts, queue depths and values that may be a few
+seconds old.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class TtlCache(Generic[Value]):
 
 class PromptCache:
     """Caches converted prompts by workflow. A prompt that depends on the date or on random values
-    is converted for each job.
+    is converted again for each job.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,8 @@ def _convert_if_constant(
     convert: Callable[[RandomSource], Mapping[str, Any]],
 ) -> Mapping[str, Any] | None:
     observed = _ObservedRandom()
-    # This random source has no date, so date placeholders stay in the prompt and can be found.
+    # Without a date, the conversion leaves date placeholders in the prompt, where they can be
+    # found.
     prompt = convert(RandomSource(None, observed))
     return None if observed.was_used or DATE_PLACEHOLDER in repr(prompt) else prompt
 
@@ -108,13 +109,13 @@ QUEUE_DEPTH_TTL = timedelta(seconds=2)
 
 
 class ActiveJobLimits(NamedTuple):
-    """How many jobs may be queued or running at once."""
+    """The maximum numbers of queued and running jobs of a user and of a tenant."""
 
     of_user: int
     of_tenant: int
 
 
-# For callers that rely on the queue's own limits.
+# Used by callers that rely on the queue's own limits instead.
 UNLIMITED = ActiveJobLimits(1_000_000, 1_000_000)
 
 
@@ -126,8 +127,8 @@ class _Count:
 
 @dataclass
 class QueueDepthCache:
-    """Caches counts of queued jobs. They may be a few seconds old, but a refusal is always based on
-    a fresh count.
+    """Caches counts of queued jobs, which may be a few seconds old. Before a job is refused, the
+    jobs are counted again.
     """
 
     _counts: dict[UUID | None, _Count] = field(default_factory=dict)
@@ -158,20 +159,20 @@ KINDS_PER_USER_MAX, USERS_KEPT_MAX = 50, 2_000
 
 
 class RunSeconds:
-    """Records how long a user's runs of similar prompts took. Similar prompts have the same
-    workflow, node types and models. Other users' runs don't count, so that nobody can change what
-    another user must reserve.
+    """Records how long a user's runs of similar prompts took. Prompts are similar if they have the
+    same workflow, node types and models. Other users' runs don't count, so that users can't change
+    the reservations of others.
     """
 
     def __init__(self) -> None:
         self._runs: OrderedDict[Hashable, OrderedDict[str, deque[float]]] = OrderedDict()
 
-    def note(self, tenant_id: UUID, asked: JobSpec, seconds: float) -> None:
+    def note(self, tenant_id: UUID, spec: JobSpec, seconds: float) -> None:
         if not math.isfinite(seconds):
             return
-        of_user = self._runs.setdefault((tenant_id, asked.user_id), OrderedDict())
-        self._runs.move_to_end((tenant_id, asked.user_id))
-        key = _run_key(asked)
+        of_user = self._runs.setdefault((tenant_id, spec.user_id), OrderedDict())
+        self._runs.move_to_end((tenant_id, spec.user_id))
+        key = _run_key(spec)
         of_user.setdefault(key, deque(maxlen=RUNS_KEPT_MAX)).append(seconds)
         of_user.move_to_end(key)
         if len(of_user) > KINDS_PER_USER_MAX:
@@ -179,15 +180,17 @@ class RunSeconds:
         if len(self._runs) > USERS_KEPT_MAX:
             self._runs.popitem(last=False)
 
-    def longest(self, tenant_id: UUID, asked: JobSpec) -> float | None:
-        """Returns the longest of the last runs in seconds, or None if there was no run yet."""
-        of_user = self._runs.get((tenant_id, asked.user_id))
-        return max(of_user.get(_run_key(asked), ()), default=None) if of_user else None
+    def longest(self, tenant_id: UUID, spec: JobSpec) -> float | None:
+        """Returns the duration of the longest recent run in seconds, or None without a recent
+        run.
+        """
+        of_user = self._runs.get((tenant_id, spec.user_id))
+        return max(of_user.get(_run_key(spec), ()), default=None) if of_user else None
 
 
-def _run_key(asked: JobSpec) -> str:
-    types = sorted({str(node.get("class_type")) for node in asked.prompt.values()})
-    content = json.dumps([asked.workflow_id, types, asked.model_set])
+def _run_key(spec: JobSpec) -> str:
+    types = sorted({str(node.get("class_type")) for node in spec.prompt.values()})
+    content = json.dumps([spec.workflow_id, types, spec.model_set])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -199,7 +202,9 @@ RUN_TERMS_TTL = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class JobCaches:
-    """The caches of one process. Everything in them can be read again."""
+    """This process's caches. They can be cleared at any time, because all values can be read
+    again.
+    """
 
     queue_depth: QueueDepthCache = field(default_factory=QueueDepthCache)
     documents: DocumentCache = field(default_factory=DocumentCache)
@@ -207,30 +212,31 @@ class JobCaches:
     progress: ProgressCache = field(default_factory=ProgressCache)
     eligibility: EligibilityCache = field(default_factory=EligibilityCache)
     object_infos: ObjectInfoCache = field(default_factory=ObjectInfoCache)
-    # Caches of the gateway, which is a higher layer than this package.
+    # Caches of the gateway, whose types this package must not import, because it is a lower layer.
     gateway: dict[str, Any] = field(default_factory=dict)
     run_seconds: RunSeconds = field(default_factory=RunSeconds)
-    # Workflows whose operators were warned that a C2PA manifest is removed.
+    # Slugs of workflows for which operators were warned that results lose their C2PA manifest.
     lost_manifests: set[str] = field(default_factory=set)
     effect_slugs: dict[UUID, str] = field(default_factory=dict)  # a slug never changes
-    # Why no worker can run jobs of a kind, or None if a worker can.
+    # The reason why no worker can run a kind of job, or None if a worker can.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
-    # Run terms by workflow and effect. A job that was leased before a change keeps its old terms,
-    # and a delivery reads the current ones, so old values do no harm.
+    # Run terms by workflow and effect. Values that are a few seconds old do no harm: a leased job
+    # keeps its terms anyway, and a delivery reads the current ones from the database.
     run_terms: TtlCache[RunTerms] = field(default_factory=lambda: TtlCache(RUN_TERMS_TTL))
 
 
 @dataclass(frozen=True)
 class PollLimits:
-    """Limits of the workers' polls that wait in this process."""
+    """The limits and caches for workers' polls that wait in this process."""
 
-    # All waiting polls may be woken at once. This limits how many of them read the database at the
-    # same time.
+    # Limits how many polls read the database at the same time. All waiting polls may wake at the
+    # same moment.
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
     waiting: Counter[str] = field(default_factory=Counter)  # number of waiting polls by worker
-    # Up to two live workers that could run jobs of the given lanes, or all live workers.
+    # Up to two live workers for each set of lanes. Two are enough to tell whether a worker is
+    # alone.
     live_workers: TtlCache[frozenset[str]] = field(
         default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
     )
-    # Whether maintenance is on. It explains polls that end without a job.
+    # Whether maintenance mode is on. If so, polls return that reason instead of a job.
     maintenance: TtlCache[bool] = field(default_factory=lambda: TtlCache(timedelta(seconds=1)))

@@ -1,6 +1,6 @@
-"""JobContext: the databases, the queue and the in-process services that jobs need.
+"""Defines JobContext: the databases, the queue and the in-process services that jobs need.
 
-This module also reads and writes the state that all control planes share in the central database:
+It also reads and writes the state that all control planes share in the central database:
 maintenance mode, sweep positions and the last outage.
 """
 
@@ -40,21 +40,22 @@ T = TypeVar("T")
 
 
 class JobNotifier:
-    """Wakes tasks of this process that wait for a change of a job. A wake-up is only a hint, so the
-    tasks then read the database.
+    """Wakes tasks in this process that wait for a job to change. A wake-up is only a hint: the
+    tasks then read the job from the database.
     """
 
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
-        # notifies other control planes
+        # called to notify other control planes of a user's change
         self.on_user: Callable[[UUID, UserChange], None] | None = None
-        self.on_change: list[Callable[[UUID], None]] = []  # forget what was cached for the user
-        # forget everything that was cached, because notifications may have been lost
+        # called to drop the values that are cached for a user
+        self.on_change: list[Callable[[UUID], None]] = []
+        # called to drop all cached values, because notifications may have been lost
         self.on_missed: list[Callable[[], None]] = []
         self.hears: Callable[[], bool] = lambda: True
-        self.is_stopping = False  # new waits return at once
+        self.is_stopping = False  # if true, new waits return immediately
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
@@ -74,15 +75,15 @@ class JobNotifier:
             forget()
 
     def tell_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
-        """Reports that a gateway prompt of the user has changed, or that its run has logged a
-        message.
+        """Notifies listeners here and at other control planes that one of the user's gateway
+        prompts has changed or that its run has logged a message.
         """
         self.wake_user(user_id, change)
         if self.on_user is not None:
             self.on_user(user_id, change)
 
     def wake_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
-        """Invalidates caches and wakes the listeners for the user's prompts in this process."""
+        """Invalidates this process's caches of the user's prompts and wakes the listeners."""
         if change.is_shown:
             self.forget_user(user_id)
         if change.is_told:
@@ -101,15 +102,15 @@ class JobNotifier:
         return unsubscribe
 
     def stop(self) -> None:
-        """Ends all waits for changes. Later waits return at once."""
+        """Ends all waits for changes. Later waits return immediately."""
         self.is_stopping = True
         for events in self._following.values():
             for event in events:
                 event.set()
 
     def notify_run(self, kind: str) -> None:
-        """Wakes the listeners for this kind of run. It is called when a job of such a run has ended
-        and the outbox has a row for it.
+        """Wakes the listeners for a kind of run. This is called when a job of such a run has ended
+        and its outbox row has been added.
         """
         for listener in self._listeners.get(kind, ()):
             listener()
@@ -118,12 +119,12 @@ class JobNotifier:
         self._listeners[kind].append(listener)
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
-        """Waits for a change of the job. Returns False after a timeout."""
+        """Waits until the job changes. Returns False after a timeout."""
         return await self.any_changed([job_id], seconds)
 
     async def any_changed(self, ids: Iterable[UUID], seconds: float) -> bool:
-        """Waits for a change of one of these jobs, or of any job of these users. Returns False
-        after a timeout.
+        """Waits until one of these jobs, or any job of these users, changes. Returns False after a
+        timeout.
         """
         if self.is_stopping:
             return False
@@ -145,19 +146,20 @@ class JobNotifier:
 
 
 log = logging.getLogger(__name__)
+# Seconds for which deferred writes are collected before they are written together.
 DELAY_SECONDS = 0.25
-# by job and lease number; the first report of a lease counts
+# Attempts by job and lease number. Only the first report of a lease is stored.
 Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]
 
 
 class DeferredWrites:
-    """Collects writes that no caller waits for. They are written `DELAY_SECONDS` after the first
-    one, in one transaction per database.
+    """Collects writes that no caller waits for, and writes them together `DELAY_SECONDS` after the
+    first one, in one transaction per database.
     """
 
     def __init__(self) -> None:
         self._outbox_ids: defaultdict[Database, list[int]] = defaultdict(list)
-        # central databases that the outbox rows were delivered to
+        # central databases to which the outbox rows were delivered
         self._delivered_to: set[Database] = set()
         self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
@@ -166,16 +168,16 @@ class DeferredWrites:
         self._writing: set[asyncio.Task[None]] = set()
 
     def delete_outbox(self, pool: Database, outbox_ids: Sequence[int], central: Database) -> None:
-        """Deletes delivered outbox rows as soon as their changes in the central database are on the
-        disk.
-        """
+        """Deletes delivered outbox rows once their changes in the central database are on disk."""
         if outbox_ids:
             self._outbox_ids[pool] += outbox_ids
             self._delivered_to.add(central)
             self._start()
 
     def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
-        """Records what was sent to a backend. Only the first report of a lease counts."""
+        """Records the prompt that was sent to a backend. Only the first report of a lease is
+        stored.
+        """
         self._attempts[pool].setdefault((attempt.job_id, attempt.lease_number), attempt)
         self._start()
 
@@ -190,7 +192,7 @@ class DeferredWrites:
             self._start()
 
     async def flush(self) -> None:
-        """Writes everything that was collected and returns when it is stored."""
+        """Writes all collected data and returns when it is stored."""
         if self._timer is not None:
             self._timer.cancel()
             self._begin()
@@ -215,21 +217,21 @@ class DeferredWrites:
         objects, self._objects = self._objects, defaultdict(list)
         delivered_to, self._delivered_to = self._delivered_to, set()
         for pool in dict.fromkeys([*outbox_ids, *attempts]):
-            forgotten, noted = outbox_ids.get(pool, []), [*attempts.get(pool, {}).values()]
+            delivered, noted = outbox_ids.get(pool, []), [*attempts.get(pool, {}).values()]
             with _logged(
-                f"{len(forgotten)} outbox rows are left to the sweep, "
-                f"and {len(noted)} attempts are not noted"
+                f"{len(delivered)} outbox rows are left to the sweep, "
+                f"and {len(noted)} attempts were not recorded"
             ):
-                await asyncio.gather(*(each.persist() for each in delivered_to))
-                await _write_to(pool, forgotten, noted)
+                await asyncio.gather(*(database.persist() for database in delivered_to))
+                await _write_to(pool, delivered, noted)
         # Sorted by effect, so that two control planes never wait for each other's rows.
-        for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
-            with _logged(f"a duration of effect {effect_id} is not noted"):
+        for (central, effect_id), seconds in sorted(durations.items(), key=lambda item: item[0][1]):
+            with _logged(f"durations of effect {effect_id} were not recorded"):
                 async with central.transaction() as tx:
                     await catalog.note_durations(tx, effect_id, seconds)
-        for each, keys in objects.items():
-            with _logged(f"{len(keys)} objects are left to the sweep of leftovers"):
-                await each.delete(*keys)
+        for object_store, keys in objects.items():
+            with _logged(f"{len(keys)} objects are left to the sweep of leftover files"):
+                await object_store.delete(*keys)
 
 
 async def _write_to(
@@ -247,21 +249,21 @@ async def _write_to(
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Logs an exception and suppresses it, so that one failed write does not stop the others."""
+    """Logs and suppresses an exception, so that one failed write doesn't stop the others."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 — logged, whatever it is
+    except Exception as error:  # noqa: BLE001 — any error is logged
         log_failure(log, error, "%s", what)
 
 
-# Seconds that a worker waits for the payload of a job. Reads take longer only if the database hangs
-# or is overloaded.
+# Maximum time in seconds that a worker waits for a job's payload. Reads only take longer if the
+# database hangs or is overloaded.
 PAYLOAD_SECONDS_MAX = 2.0
 
 
 class PayloadReads:
-    """Limits how long workers wait for the tenants' databases. While a read in a pool takes too
-    long, the pool's other jobs are not read, so that a pool that hangs blocks one worker at most.
+    """Limits how long workers wait for tenants' databases. While a read from a pool takes too long,
+    no other jobs are read from that pool, so a pool that hangs blocks at most one worker.
     """
 
     def __init__(self) -> None:
@@ -271,18 +273,18 @@ class PayloadReads:
     async def run(self, pool: Database, read: Coroutine[Any, Any, T]) -> T:
         """Returns the result of a read, or raises Unavailable if it takes too long. In that case,
         the read continues in the background, because a canceled read would look like a lost
-        connection. When it ends, the pool responds again.
+        connection. The pool counts as slow until that read finishes.
         """
-        if pool.is_sqlite:  # a local file can't hang like a server
+        if pool.is_sqlite:  # reads of a local file don't hang like a server
             return await read
         if pool in self._slow and self._reading[pool]:
             read.close()
-            raise _slow_pool("a worker already waits for the tenant's slow database")
+            raise _slow_pool("another worker is already waiting for the tenant's slow database")
         self._reading[pool] += 1
         reading = asyncio.create_task(read)
         reading.add_done_callback(partial(self._ended, pool))
-        # Waits in two halves. If this process was suspended or busy, the first wait may time out
-        # before the loop has handled responses that have already arrived.
+        # The wait is split in two. If this process was suspended or busy, the first wait may time
+        # out before the event loop has handled responses that have already arrived.
         for _ in range(2):
             if not reading.done():
                 await asyncio.wait({reading}, timeout=PAYLOAD_SECONDS_MAX / 2)
@@ -290,7 +292,7 @@ class PayloadReads:
             return reading.result()
         if pool not in self._slow:
             self._slow.add(pool)
-            log.warning("database %s is slow: its jobs are delayed", pool.name)
+            log.warning("database %s is slow, so its jobs are delayed", pool.name)
         raise _slow_pool(f"the tenant's database did not respond in {PAYLOAD_SECONDS_MAX:g} s")
 
     def _ended(self, pool: Database, reading: "asyncio.Task[Any]") -> None:
@@ -310,8 +312,8 @@ def _slow_pool(message: str) -> Unavailable:
 
 @dataclass(frozen=True)
 class JobContext:
-    """The central database, the tenants' databases and everything else that operations on jobs
-    need. No transaction spans two databases or a network call.
+    """The databases and services that operations on jobs need. No transaction spans two databases
+    or a network call.
     """
 
     central: Database
@@ -328,7 +330,7 @@ class JobContext:
     caches: JobCaches = field(default_factory=JobCaches)
     polls: PollLimits = field(default_factory=PollLimits)
     payload_reads: PayloadReads = field(default_factory=PayloadReads)
-    # Pool names by tenant. A tenant never moves, so its pool is looked up only once.
+    # Pool names by tenant. A tenant never moves to another pool, so each is looked up only once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
     partner_keys: PartnerKeys = field(init=False)
 
@@ -339,10 +341,10 @@ class JobContext:
         self.queue.hearers.append(keys.heard)
 
     async def _needs_of(self, dispatch_id: int) -> WorkflowRequirements | None:
-        """Reads the requirements of a job that this process has not enqueued itself, or enqueued
-        before a restart.
+        """Reads the requirements of a job that another process enqueued, or that was enqueued
+        before this process started.
 
-        Raises Unavailable if they can't be read now.
+        Raises Unavailable if the database can't be read.
         """
         try:
             async with self.central.read() as tx:
@@ -352,7 +354,9 @@ class JobContext:
         except Unavailable:
             raise
         except FleetError as error:
-            log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
+            log.warning(
+                "the requirements of dispatch %d could not be read: %s", dispatch_id, error.message
+            )
             return None
         return None if job is None else job.asked.needs
 
@@ -364,7 +368,7 @@ class JobContext:
 
     @asynccontextmanager
     async def tenant(self, tenant_id: UUID) -> AsyncIterator[Tx]:
-        """Opens a read transaction in the tenant's database."""
+        """Opens a read transaction on the tenant's database."""
         async with (await self.pool_of(tenant_id)).read() as tx:
             yield tx
 
@@ -376,7 +380,7 @@ class JobContext:
     async def audit(
         self, actor: str, action: str, subject: str, tenant_id: UUID | None, **details: object
     ) -> None:
-        """Writes an audit entry in a transaction of its own."""
+        """Writes an audit entry in a separate transaction."""
         async with self.central.transaction() as tx:
             await record_audit(tx, actor, action, subject, self.clock(), tenant_id, **details)
 
@@ -417,7 +421,7 @@ async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
 
 
 async def last_expiry(tx: Tx) -> datetime | None:
-    """Returns when any control plane last checked for expired leases."""
+    """Returns the time at which any control plane last checked for expired leases."""
     stored = await read_state(tx, LAST_EXPIRY)
     return datetime.fromisoformat(stored) if stored else None
 
@@ -427,7 +431,7 @@ async def set_last_expiry(tx: Tx, now: datetime) -> None:
 
 
 async def reconcile_cursor(tx: Tx) -> str | None:
-    """Returns the position at which the next pass of the reconcile sweep continues on any control
+    """Returns the cursor at which the next pass of the reconcile sweep continues, on any control
     plane.
     """
     return await read_state(tx, RECONCILED) or None
@@ -439,8 +443,8 @@ async def set_reconcile_cursor(tx: Tx, place: str | None) -> None:
 
 
 async def is_recovering(tx: Tx, now: datetime) -> bool:
-    """Whether an outage of the control plane has just ended, so that workers may not have been able
-    to call yet.
+    """Whether an outage of the control plane has just ended. Workers may not have had time to
+    reconnect.
     """
     until = await read_state(tx, RECOVERING_UNTIL)
     return bool(until) and now < datetime.fromisoformat(until)
@@ -451,26 +455,28 @@ async def recover_until(tx: Tx, moment: datetime) -> None:
 
 
 def is_outage(last_pass: datetime, now: datetime, settings: Settings) -> bool:
-    """Whether the sweep of expired leases paused for so long that workers missed heartbeats."""
+    """Whether the sweep of expired leases was paused for so long that workers couldn't send
+    heartbeats.
+    """
     pause = (now - last_pass).total_seconds()
     return pause > min(settings.outage_seconds, settings.sweep_seconds + settings.heartbeat_seconds)
 
 
 async def note_outage(tx: Tx, began: datetime, ended: datetime) -> None:
-    """Stores the last outage of all control planes."""
+    """Stores the start and end of the last outage of all control planes."""
     await write_state(tx, LAST_OUTAGE, f"{began.isoformat()} {ended.isoformat()}")
 
 
 async def online_since(tx: Tx, now: datetime, settings: Settings) -> datetime:
-    """Returns the time since which a worker must have been seen to count as online.
+    """Returns the earliest time at which a worker must have been seen to count as online.
 
-    After an outage of the control plane, workers that were online when it began have time to
+    After an outage of the control plane, workers that were online when it began get time to
     reconnect.
     """
     usual = timedelta(seconds=settings.offline_after_seconds)
     last_pass = await last_expiry(tx)
     if last_pass and is_outage(last_pass, now, settings):
-        return last_pass - usual  # the sweep has not noted this outage yet
+        return last_pass - usual  # the sweep hasn't recorded this outage yet
     noted = await read_state(tx, LAST_OUTAGE)
     if noted:
         began, ended = map(datetime.fromisoformat, noted.split())

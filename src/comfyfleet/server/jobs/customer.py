@@ -1,4 +1,6 @@
-"""Reads, lists, awaits, cancels and retries a customer's own jobs, and explains why a job waits."""
+"""Reads, lists, awaits, cancels and retries a customer's jobs, and explains why a job is
+waiting.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,8 @@ WAIT_SECONDS_MAX = 60
 RECHECK_SECONDS = 1.0
 PAGE_MAX = 200
 TITLE_CHARACTERS_MAX = 100
-HELD = "It is held until others of yours have ended."
-ON_ITS_WAY = "It is on its way to the queue."
+HELD = "This job is held until some of your other jobs have ended."
+ON_ITS_WAY = "This job is being added to the queue."
 
 
 async def get_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
@@ -36,7 +38,7 @@ async def get_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: U
 async def _get_own(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
     job = await service.get(tx, tenant_id, job_id)
     if job.asked.user_id != user_id:
-        raise NotFound(f"there is no job {job_id}")
+        raise NotFound(f"job {job_id} was not found")
     return job
 
 
@@ -59,19 +61,19 @@ async def list_jobs(
 
 async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
     """Cancels a job. A repeated call returns the cancelled job. Raises JobEnded if the job has
-    ended for another reason.
+    completed or failed.
     """
     job = await get_job(context, tenant_id, user_id, job_id)
     is_running = job.asked.gateway is not None and job.shown_status == JobStatus.PROCESSING
-    # A running prompt ends when its backend reports the end, because it may have shown results by
-    # then.
+    # A running prompt is only cancelled when its backend reports the end of the run, because
+    # results may already have been shown.
     if is_running and await submit.interrupt_job(context, tenant_id, job_id):
         return job
     ended = await submit.cancel_job(context, tenant_id, job_id)
     if ended.status != JobStatus.CANCELLED:
         raise JobEnded(
-            f"the job has ended ({ended.status}), so it can't be cancelled. Its results are unchanged: "
-            "cancelling never deletes results.",
+            f"the job has already ended ({ended.status}) and can't be cancelled. "
+            "Its results are unchanged, because cancelling never deletes results.",
             status=ended.status,
         )
     return ended
@@ -80,18 +82,18 @@ async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id
 async def retry_job(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
 ) -> tuple[Job, bool]:
-    """Runs a failed job again as a new job at the current price. A second call returns the same
-    retry.
+    """Submits a failed job again as a new job at the current price. A second call returns the same
+    new job.
     """
     failed = await get_job(context, tenant_id, user_id, job_id)
     if failed.status != JobStatus.FAILED:
-        raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
+        raise Conflict(f"only failed jobs can be retried, and this job is {failed.status}")
     if failed.asked.gateway is not None:
-        # The fleet may have other prices and terms now.
-        raise Conflict("a prompt of a ComfyUI client is not retried: submit it again")
+        # The fleet's prices and terms may have changed since the prompt was submitted.
+        raise Conflict("a prompt from a ComfyUI client can't be retried; submit it again instead")
     new_id = retry_job_id(failed)
-    asked = replace(retry_spec(failed), price_tokens=await _current_price(context, failed))
-    added = await submit.submit_many(context, tenant_id, {new_id: asked})
+    spec = replace(retry_spec(failed), price_tokens=await _current_price(context, failed))
+    added = await submit.submit_many(context, tenant_id, {new_id: spec})
     if added:
         return added[0], True
     return await get_job(context, tenant_id, user_id, new_id), False
@@ -107,7 +109,7 @@ async def _current_price(context: JobContext, job: Job) -> int:
 async def explain_job(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
 ) -> WaitExplanation:
-    """Explains why a job is not running, and whether only a person can help."""
+    """Explains why a job is not running, and whether it needs a person's help."""
     job = await get_job(context, tenant_id, user_id, job_id)
     if job.asked.is_held and job.status == JobStatus.QUEUED:
         return WaitExplanation(HELD)
@@ -119,7 +121,7 @@ async def explain_job(
 
 
 class FormerSettings(NamedTuple):
-    """The settings of a job, as far as they can be submitted again. `problems` explains the rest."""
+    """The settings of a job that can be submitted again. `problems` explains why others can't."""
 
     offer: ResolvedEffect | None
     video_id: UUID | None
@@ -130,8 +132,8 @@ class FormerSettings(NamedTuple):
 async def former_settings(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
 ) -> FormerSettings:
-    """Returns the values of an effect's job that the customer may submit today, and why others
-    can't be used.
+    """Returns the values of an earlier job that the customer may submit again for its effect, and
+    explains why other values can't be used.
     """
     job = await get_job(context, tenant_id, user_id, job_id)
     offer = await _offer_of(context, job)
@@ -142,14 +144,16 @@ async def former_settings(
         video = await _kept_media(tx, tenant_id, user_id, job.asked.video_id)
         ids = {file_id for prop, value in values if prop.is_media and (file_id := _as_id(value))}
         uploaded = await media.media_of_files(tx, tenant_id, user_id, ids)
-    problems = [] if video or offer.takes is None else ["The media has expired: choose another."]
+    problems = (
+        [] if video or offer.takes is None else ["The media item has expired. Choose another one."]
+    )
     properties: dict[str, Any] = {}
     for prop, value in values:
         if prop.is_primary_input or value is None:
             continue
         current = uploaded.get(_as_id(value) or job.id) if prop.is_media else value
         if current is None or not _is_valid(prop, current):
-            problems.append(f"{prop.label or prop.name} can't be taken over: choose again.")
+            problems.append(f"{prop.label or prop.name} can't be reused. Choose a new value.")
         else:
             properties[prop.name] = str(current) if prop.is_media else current
     return FormerSettings(offer, video, properties, tuple(problems))
@@ -180,9 +184,9 @@ def _as_id(value: Any) -> UUID | None:
         return None
 
 
-def _is_valid(each: Property, value: Any) -> bool:
+def _is_valid(prop: Property, value: Any) -> bool:
     try:
-        check_value(each, value)
+        check_value(prop, value)
     except InvalidValue:
         return False
     return True
@@ -192,21 +196,21 @@ JOBS_FOLLOWED_MAX = 100
 
 
 async def read_media_jobs(context: JobContext, tenant_id: UUID, media_id: UUID) -> list[WaitingJob]:
-    """Returns the jobs of a media item that its owner waits for: the latest one and all active
+    """Returns the jobs of a media item that its owner is waiting for: the latest one and all active
     ones.
     """
     async with context.tenant(tenant_id) as tx:
         jobs = await store_followed.waiting_of_media(
             tx, tenant_id, media_id, limit=JOBS_FOLLOWED_MAX
         )
-    return [each for place, each in enumerate(jobs) if not place or each.status.is_active]
+    return [job for place, job in enumerate(jobs) if not place or job.status.is_active]
 
 
 async def read_active_jobs(
     context: JobContext, tenant_id: UUID, user_id: UUID, *, ended_since: datetime | None = None
 ) -> list[WaitingJob]:
-    """Returns the user's active jobs of effects, and jobs that ended after `ended_since` if it is
-    set.
+    """Returns the user's active jobs that were submitted for effects. If `ended_since` is set, also
+    returns the jobs that have ended since then.
     """
     async with context.tenant(tenant_id) as tx:
         active = await store_followed.active_of_user(
@@ -228,7 +232,7 @@ async def read_waiting(
 
 
 async def explain_waiting(context: JobContext, job: WaitingJob) -> str:
-    """Explains why a job that its owner follows is not running."""
+    """Explains to a job's owner why it is not running."""
     if job.is_held and job.status == JobStatus.QUEUED:
         return HELD
     async with context.central.read() as tx:
@@ -237,7 +241,7 @@ async def explain_waiting(context: JobContext, job: WaitingJob) -> str:
 
 
 async def node_titles(context: JobContext, tenant_id: UUID, job_id: UUID) -> dict[str, str]:
-    """Returns the titles that the author of a job's prompt gave to its nodes."""
+    """Returns the titles of the nodes in a job's prompt, as their author named them."""
     async with context.tenant(tenant_id) as tx:
         job = await store.get(tx, tenant_id, job_id)
     prompt: Mapping[str, Any] = job.asked.prompt if job else {}
@@ -251,8 +255,8 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 async def wait_for_end(context: JobContext, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:
-    """Returns the job when it has ended. After the timeout, or if this process stops, returns it
-    unfinished.
+    """Waits until the job has ended, and returns it. After the timeout, or when this process stops,
+    returns the unfinished job.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + min(seconds, WAIT_SECONDS_MAX)

@@ -1,5 +1,5 @@
-"""Explains why a job is not running: what it requires, which workers could run it, and the first
-obstacle in one sentence. Also builds the timeline of a job's attempts.
+"""Explains in one sentence why a job is not running, from its requirements and the available
+workers. Also builds the timeline of a job's attempts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,21 +37,22 @@ class JobRequirements:
 
 @dataclass(frozen=True)
 class Availability:
-    """The fleets and workers that exist for a job at one moment."""
+    """The fleets and workers that are assigned to a job's workflow at a given moment."""
 
     wanted: JobRequirements
     fleets: Sequence[str]
     workers: Sequence[FleetWorker]
     offline_before: datetime
-    missing: Mapping[str, MissingRequirements] = field(
-        default_factory=dict
-    )  # by worker, if it lacks a requirement
+    # missing requirements by worker, for workers that lack some
+    missing: Mapping[str, MissingRequirements] = field(default_factory=dict)
 
     def is_online(self, worker: FleetWorker) -> bool:
         return worker.last_seen_at >= self.offline_before
 
     def can_run(self, worker: FleetWorker) -> bool:
-        """Whether the worker can run the job, provided that it is online and accepts jobs."""
+        """Whether the worker can run the job. Does not check whether it is online and accepts
+        jobs.
+        """
         return (
             self.wanted.lane.provider in worker.providers
             and self.wanted.workflow.required_capabilities <= worker.capabilities
@@ -62,8 +63,8 @@ class Availability:
 async def requirements_of_job(
     tx: Tx, lane: QueueLane, needs: WorkflowRequirements, version: int | None = None
 ) -> JobRequirements:
-    """Returns the requirements of a job: its own models, and the node types of its workflow. The
-    node types of an open workflow come from the job's prompt.
+    """Returns the requirements of a job: the models of its prompt and the node types of its
+    workflow. For an open workflow, the node types also come from the prompt.
     """
     workflow = await catalog.get_workflow(tx, lane.workflow_id)
     types: Sequence[str] = needs.node_types
@@ -79,14 +80,19 @@ def requirements_of_workflow(
     return JobRequirements(workflow, lane, version.node_types, version.models)
 
 
-async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements) -> Availability:
-    now, lane = context.clock(), wanted.lane
+async def read_availability(
+    tx: Tx, context: JobContext, requirements: JobRequirements
+) -> Availability:
+    now, lane = context.clock(), requirements.lane
     workers = await fleets.workers_for(tx, lane.workflow_id, stage=lane.stage)
     offers = await context.caches.eligibility.offers(tx, workers, now=now)
-    lacks = {name: offer.lacks(wanted.node_types, wanted.models) for name, offer in offers.items()}
+    lacks = {
+        name: offer.lacks(requirements.node_types, requirements.models)
+        for name, offer in offers.items()
+    }
     named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
     return Availability(
-        wanted,
+        requirements,
         [fleet.name for fleet in named],
         workers,
         now - timedelta(seconds=context.settings.offline_after_seconds),
@@ -94,13 +100,17 @@ async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements
     )
 
 
-async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:
-    """Returns why no worker can run the job, or None if a worker can, as far as is known."""
-    return find_shortage(await read_availability(tx, context, wanted))
+async def read_shortage(
+    tx: Tx, context: JobContext, requirements: JobRequirements
+) -> Shortage | None:
+    """Returns the reason why no worker can run the job, or None if a worker should be able to."""
+    return find_shortage(await read_availability(tx, context, requirements))
 
 
 def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | None:
-    """Returns why no worker can run a job. `bound` is the worker or fleet that must run it, if any."""
+    """Returns the reason why no worker can run a job, or None. `bound` is the worker or fleet that
+    must run the job, if any.
+    """
     message = (
         why_nobody_may_run(ground) or _why_bound_cannot(ground, bound) or why_nobody_can_run(ground)
     )
@@ -109,12 +119,14 @@ def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | 
 
 def customer_message(workflow: RegisteredWorkflow) -> str:
     needed = join_names(sorted(workflow.required_capabilities))
-    which = f" (it needs {needed})" if needed else ""
+    which = f" (it requires {needed})" if needed else ""
     return f"No backend can run workflow {workflow.slug}{which} at the moment."
 
 
 def why_nobody_may_run(ground: Availability) -> str | None:
-    """Returns why the job may not run at all, regardless of the workers' state."""
+    """Returns the reason why no worker is allowed to run the job, even if all of them were
+    online.
+    """
     slug, lane = ground.wanted.workflow.slug, ground.wanted.lane
     names = join_names(ground.fleets)
     if not ground.fleets:
@@ -136,19 +148,21 @@ def _why_bound_cannot(ground: Availability, bound: str | None) -> str | None:
     named = [worker for worker in ground.workers if bound in worker.affinities]
     online = [worker for worker in named if ground.is_online(worker)]
     if not named:
-        return f"It is bound to {bound}, which is not there or can't run workflow {slug}."
+        return f"The job is bound to {bound}, which doesn't exist or can't run workflow {slug}."
     if not online:
-        return f"It is bound to {bound}, which is offline."
+        return f"The job is bound to {bound}, which is offline."
     if not any(worker.takes_jobs for worker in online):
         problem = next((worker.problem for worker in online if worker.problem), None)
         if problem is not None:
-            return f"It is bound to {bound}, and {problem}."
-        return f"It is bound to {bound}, which drains or is not approved."
+            return f"The job is bound to {bound}, and {problem}."
+        return f"The job is bound to {bound}, which is draining or not approved."
     if any(ground.can_run(worker) for worker in online):
         return None
-    lacks = [ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing]
+    lacks = [
+        ground.missing[worker.worker_id] for worker in online if worker.worker_id in ground.missing
+    ]
     what = f": missing {lacks[0].in_words()}" if lacks else ""
-    return f"It is bound to {bound}, which can't run workflow {slug}{what}."
+    return f"The job is bound to {bound}, which can't run workflow {slug}{what}."
 
 
 def why_nobody_can_run(ground: Availability) -> str | None:
@@ -157,25 +171,28 @@ def why_nobody_can_run(ground: Availability) -> str | None:
     if not online:
         return f"All workers of fleet {names} are offline."
     if all(worker.is_draining for worker in online):
-        return f"All workers of fleet {names} drain."
+        return f"All workers of fleet {names} are draining."
     if not any(worker.takes_jobs for worker in online):
         faulty = [worker for worker in online if worker.problem]
         if faulty:
             problems = join_names(
-                [f"{each.worker_id}: {each.problem}" for each in faulty[:NAMED_MAX]]
+                [f"{worker.worker_id}: {worker.problem}" for worker in faulty[:NAMED_MAX]]
             )
-            return f"No worker of fleet {names} can work ({problems})."
+            return f"No worker of fleet {names} can run jobs ({problems})."
         return f"No worker of fleet {names} is approved."
     if any(ground.can_run(worker) for worker in online):
         return None
-    lacks = [ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing]
+    lacks = [
+        ground.missing[worker.worker_id] for worker in online if worker.worker_id in ground.missing
+    ]
     if not lacks:
-        return f"No worker of fleet {names} that is online has what {ground.wanted.workflow.slug} asks for."
-    nearest = min(lacks, key=lambda each: len(each.node_types) + len(each.models))
+        slug = ground.wanted.workflow.slug
+        return f"No online worker of fleet {names} meets the requirements of workflow {slug}."
+    nearest = min(lacks, key=lambda missing: len(missing.node_types) + len(missing.models))
     return f"Missing {nearest.in_words()} on fleet {names}."
 
 
-# How many workers with a problem a message names.
+# Maximum number of faulty workers that a message names.
 NAMED_MAX = 3
 
 
@@ -184,12 +201,12 @@ def join_names(names: Sequence[str]) -> str:
 
 
 SOON = timedelta(minutes=1)
-_MAINTENANCE = "Maintenance mode is on: running jobs end, and none begins."
+_MAINTENANCE = "Maintenance mode is on. Running jobs continue, but no new jobs start."
 
 
 @dataclass(frozen=True)
 class WaitSituation:
-    """Everything that bears on a queued dispatch at one moment."""
+    """All facts that decide whether a queued dispatch can run at a given moment."""
 
     dispatch: Dispatch
     ground: Availability
@@ -213,8 +230,8 @@ async def why(context: JobContext, row: Dispatch) -> str:
 
 def _leased(row: Dispatch) -> str:
     if row.started_at is None:
-        return f"Worker {row.worker_id} has it and prepares it (attempt {row.attempts})."
-    return f"Worker {row.worker_id} runs it (attempt {row.attempts})."
+        return f"Worker {row.worker_id} is preparing the job (attempt {row.attempts})."
+    return f"Worker {row.worker_id} is running the job (attempt {row.attempts})."
 
 
 async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
@@ -224,10 +241,10 @@ async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
     needs = WorkflowRequirements() if job is None else job.asked.needs
     version = None if job is None else job.asked.workflow_version
     async with context.central.read() as tx:
-        wanted = await requirements_of_job(tx, lane, needs, version)
+        requirements = await requirements_of_job(tx, lane, needs, version)
         return WaitSituation(
             dispatch=row,
-            ground=await read_availability(tx, context, wanted),
+            ground=await read_availability(tx, context, requirements),
             ahead=await dispatch.count_ahead(tx, row),
             typical_seconds=await dispatch.typical_seconds(tx, lane.workflow_id),
             maintenance=await in_maintenance(tx),
@@ -240,14 +257,12 @@ async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
     if row.status in ENDED:
         return f"The job has ended: {row.status}."
     if row.status == DispatchStatus.LEASED:
-        return "It is being prepared." if row.started_at is None else "It is being run."
+        return "The job is being prepared." if row.started_at is None else "The job is running."
     return explain_situation_to_customer(await _read_situation(context, row))
 
 
 class HelpNeeded(NamedTuple):
-    """The help that a job needs from a person: after how many seconds of waiting, and what the
-    person must do.
-    """
+    """The action that a person must take if a job is still waiting after `after_seconds`."""
 
     after_seconds: float
     action: str
@@ -255,20 +270,20 @@ class HelpNeeded(NamedTuple):
 
 class WaitExplanation(NamedTuple):
     why: str
-    # None means that the job needs no help or that the obstacle will pass
+    # None if the job needs no help because the obstacle will disappear without any action
     help_needed: HelpNeeded | None = None
 
 
 _OFFER_AGAIN = "Ask the operator to offer the workflow again, or use another one."
-_RESUME = "Ask the operator to resume the workflow; the job then runs by itself."
+_RESUME = "Ask the operator to resume the workflow. The job then runs automatically."
 _START_WORKER = (
     "Start a worker that can run it, or ask the operator to start one or to assign the workflow to "
-    "a fleet that has one; the job then runs by itself."
+    "a fleet that has one. The job then runs automatically."
 )
 
 
 async def explain_wait(context: JobContext, row: Dispatch) -> WaitExplanation:
-    """Explains a wait to a customer, and whether it can only end with a person's help."""
+    """Explains to a customer why a job is waiting, and whether it needs a person's help."""
     if row.status in ENDED or row.status == DispatchStatus.LEASED:
         return WaitExplanation(await explain_to_customer(context, row))
     seen = await _read_situation(context, row)
@@ -292,13 +307,13 @@ def explain_situation_to_customer(seen: WaitSituation) -> str:
     if seen.maintenance:
         return _MAINTENANCE
     if _held_back(seen) or find_shortage(seen.ground, seen.dispatch.backend_affinity):
-        return "Nobody can run it at the moment; it waits until somebody can."
+        return "No worker can run the job at the moment. It waits until one can."
     return _queue_position_text(seen)
 
 
 def explain_situation(seen: WaitSituation) -> str:
-    """Returns the first obstacle. The whole system is checked first, and the job's place in the
-    queue last.
+    """Returns the first obstacle. System-wide obstacles are checked first, and the job's position
+    in the queue last.
     """
     short = find_shortage(seen.ground, seen.dispatch.backend_affinity)
     return _held_back(seen) or (short.message if short else _queue_position_text(seen))
@@ -313,13 +328,14 @@ def _held_back(seen: WaitSituation) -> str | None:
     if seen.workflow.is_paused:
         return f"Workflow {slug} is paused by an operator."
     if row.not_before and row.not_before > seen.now:
-        return f"It is put off until {row.not_before:%Y-%m-%d %H:%M:%S} UTC: {row.last_error or 'no reason given'}."
+        reason = row.last_error or "no reason given"
+        return f"The job is delayed until {row.not_before:%Y-%m-%d %H:%M:%S} UTC: {reason}."
     return None
 
 
 def _queue_position_text(seen: WaitSituation) -> str:
     if seen.ahead == 0:
-        return "It is next in line; a worker takes it as soon as one is free."
+        return "The job is next in the queue and runs as soon as a worker is free."
     jobs = "1 job" if seen.ahead == 1 else f"{seen.ahead} jobs"
     if seen.typical_seconds is None:
         return f"{jobs} ahead."
@@ -342,7 +358,7 @@ def _duration_text(seconds: float) -> str:
     return f"{round(minutes / 60)} hours"
 
 
-# The outcome of an attempt by the action of the audit entry that ends it.
+# Outcomes of attempts by the action of the audit entry that ends them.
 OUTCOMES = {
     "complete": "completed",
     "fail": "failed",
@@ -355,7 +371,9 @@ WORKER = "worker:"
 
 @dataclass(frozen=True, slots=True)
 class TimelineAttempt:
-    """One lease of a job. What is not known, or has not happened, is None."""
+    """One lease of a job. Unknown values, and times of events that haven't happened yet, are
+    None.
+    """
 
     attempt: int
     lease_number: int
@@ -371,10 +389,11 @@ class TimelineAttempt:
 def build_timeline(
     entries: Iterable[AuditEntry], sent: Sequence[JobAttempt], row: Dispatch | None
 ) -> list[TimelineAttempt]:
-    """Builds the attempts from the audit entries of a dispatch, which start with the oldest.
+    """Builds a job's attempts from the audit entries of its dispatch, which are ordered from the
+    oldest to the newest.
 
-    `sent` contains the time at which each prompt was sent to its backend. For the current lease,
-    the dispatch contains it as well.
+    `sent` contains the time at which each attempt's prompt was sent to a backend. For the current
+    lease, the dispatch also contains that time.
     """
     started_at_by_lease = {attempt.lease_number: attempt.started_at for attempt in sent}
     if row is not None and row.started_at is not None:
@@ -409,8 +428,8 @@ def _leased_attempt(entry: AuditEntry, queued_at: datetime | None) -> TimelineAt
 
 
 def _ended_attempt(attempt: TimelineAttempt, entry: AuditEntry) -> TimelineAttempt:
-    """Adds the end of an attempt. Only its first end counts. Entries that follow an expired lease
-    only update the message, with what happened to the job.
+    """Adds the end of an attempt. If the attempt already has an end, only its message is updated,
+    for example when the job is requeued after its lease has expired.
     """
     message = _message(entry.details) or attempt.message
     if attempt.ended_at is not None:

@@ -1,11 +1,11 @@
-"""Files of jobs: confirms uploads, and stores the outputs that workers deliver.
+"""Confirms uploaded input files, and stores the outputs that workers deliver.
 
-Both are moved to keys that no upload URL refers to, so that nobody can change them afterwards.
+Both are moved to keys for which no upload URL exists, so that they can't be changed afterwards.
 Embedded prompts and workflows are removed from outputs unless the effect keeps them.
 
-For a gateway prompt without a price, the files of finished nodes are stored and reported to its
-client during the run. Their rows exist from then on. When the job is completed, they become its
-result. The files of a failed or cancelled run remain under the names that were reported.
+For a gateway prompt without a price, the files of finished nodes are stored and reported to the
+client during the run. When the job completes, they become its result. The files of a failed or
+cancelled run are kept under the names that were reported to the client.
 """
 
 import asyncio
@@ -71,13 +71,13 @@ ANNOUNCED_SIZE = "announced_size"
 # Key in an output's metadata that names the lease that delivered it.
 MADE_BY = "made_by"
 _RESUMED = re.compile(r"(?:\d+-)?([0-9a-f]{8})-(.+)")
-# Errors which mean that a file can't be used.
+# Errors that mean that a file can't be used.
 REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
 
 
 async def confirm_upload(context: JobContext, pool: Database, file: File) -> File:
-    """Checks an upload and moves it to its final key. A confirmed file is returned unchanged. No
-    transaction is open during the check and the copy.
+    """Checks an upload and moves it to its final key. Returns a confirmed file unchanged. No
+    transaction is open while the file is checked and copied.
     """
     if not file.is_announced:
         return file
@@ -112,11 +112,12 @@ async def _take_upload(context: JobContext, pool: Database, file: File) -> File:
                 path=key,
             )
     except (NotFound, *REFUSALS):
-        # After any other error, it is unknown whether the row was committed. The sweep of leftover
-        # files decides then.
+        # After any other error, it is unknown whether the row was committed. In that case, the
+        # sweep of leftover files deletes the copy if no row refers to it.
         await context.store.delete(key)
         raise
-    # A concurrent request that was faster has its own copy.
+    # Delete the upload, or this copy if a concurrent request has already confirmed the file with
+    # its own copy.
     await context.store.delete(file.path if confirmed.path == key else key)
     return confirmed
 
@@ -127,7 +128,8 @@ def suffix_of(filename: str, media_type: str) -> str:
     return extension_of(media_type) or (f"{dot}{ending}" if stem else "")
 
 
-# A browser or a desktop executes these types, with access to everything that its user can read.
+# Browsers and desktops execute files of these types, with access to everything that the user can
+# read.
 _RUN_TYPES = frozenset(
     {"application/hta", "application/xhtml+xml", "message/rfc822", "multipart/related", "text/html"}
 )
@@ -146,8 +148,8 @@ def harmless(filename: str, media_type: str) -> tuple[str, str]:
 
 
 def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operators: bool) -> str:
-    """Returns the media type that the first bytes confirm. Operators may upload files that aren't
-    media.
+    """Returns the media type, which must match the first bytes of the file. Operators may also
+    upload files that aren't media.
     """
     start = first[:SNIFF_BYTES]
     if is_operators and kind_of(claimed) is None:
@@ -159,14 +161,16 @@ def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operato
 
 
 async def _inspect_upload(context: JobContext, file: File) -> File:
-    """Reads the size, the type and, unless the file is very large, the hash of its content."""
+    """Reads the size, the type and the content hash of an upload. Very large files aren't
+    hashed.
+    """
     facts = await context.store.head(file.path)
     if facts is None:
         raise _not_uploaded()
     announced = file.metadata.get(ANNOUNCED_SIZE, facts.size)
     if facts.size != announced:
         raise Refused(
-            f"the file has {facts.size:,} bytes, and {announced:,} were announced", field="file_id"
+            f"the file has {facts.size:,} bytes, but {announced:,} were announced", field="file_id"
         )
     return replace(
         file,
@@ -223,21 +227,21 @@ class LeaseKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredOutput:
-    """A stored output. `source` is the key of the worker's upload, or None if the content came with
-    the report. `is_known` means that the output was stored earlier.
+    """A stored output. `source` is the key of the worker's upload, or None if the report contained
+    the file. `is_known` means that the output had already been stored.
     """
 
     source: str | None
     file: File
     is_known: bool = False
-    lost_manifest: bool = False  # the C2PA manifest was removed with the embedded prompt
+    lost_manifest: bool = False  # whether the C2PA manifest was removed with the embedded prompt
 
 
 async def store_outputs(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> list[StoredOutput]:
-    """Stores the outputs of a job. Each one must have been uploaded to its URL with the announced
-    size, unless the report contains it.
+    """Stores the outputs of a job. Each output must have the announced size, and must have been
+    uploaded to its URL unless the report contains it.
     """
     names = [output.name for output in outputs]
     if len(set(names)) < len(names):
@@ -254,24 +258,26 @@ async def store_outputs(
     return stored
 
 
-async def discard_outputs(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """Deletes stored outputs that no row refers to, because the job was completed before or has
-    ended for another reason.
+async def discard_outputs(context: JobContext, outputs: Sequence[StoredOutput]) -> None:
+    """Deletes stored outputs that no row refers to, because the job had already completed or
+    ended.
     """
-    if taken:
-        await context.store.delete(*(output.file.path for output in taken))
+    if outputs:
+        await context.store.delete(*(output.file.path for output in outputs))
 
 
-def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """Deletes the worker's uploads after rows refer to the stored copies."""
-    keys = [output.source for output in taken if output.source is not None]
+def delete_sources(context: JobContext, outputs: Sequence[StoredOutput]) -> None:
+    """Deletes the worker's uploads. Must be called after rows refer to the stored copies."""
+    keys = [output.source for output in outputs if output.source is not None]
     context.deferred.delete_objects(context.store, keys)
 
 
 async def _rules_of(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> DeliveryRules | None:
-    """Returns the rules for outputs that the worker has not prepared itself."""
+    """Returns the delivery rules for outputs, or None if no output must be changed. Outputs that
+    the worker has already stripped need no rules.
+    """
     if all(output.is_stripped for output in outputs):
         return None
     async with context.tenant(key.tenant_id) as tx:
@@ -332,21 +338,23 @@ async def _put_content(
     key: str,
     output: DeliveredOutput,
     rules: DeliveryRules | None,
-    made: "PreparedObject",
+    prepared: "PreparedObject",
 ) -> "PreparedObject":
-    """Stores a file that came with the report."""
+    """Stores a file that was sent inside the report."""
     data = _content_of(output)
     if rules is not None:
-        data, made = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
+        data, prepared = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
     await context.store.put(key, data, output.content_type)
-    return made
+    return prepared
 
 
 def _content_of(output: DeliveredOutput) -> bytes:
     try:
         data = b64decode(output.content or "", validate=True)
     except ValueError:
-        raise InvalidInput(f"output {output.name!r} is not base64", field="outputs") from None
+        raise InvalidInput(
+            f"the content of output {output.name!r} is not valid base64", field="outputs"
+        ) from None
     if len(data) != output.size:
         raise _wrong_size(output, len(data))
     return data
@@ -365,7 +373,7 @@ async def _copy(context: JobContext, source: str, key: str, output: DeliveredOut
     except NotFound:
         raise _output_missing(output) from None
     await _require_size(context, source, output)
-    raise Unavailable(f"output {output.name!r} was replaced while it was taken")
+    raise Unavailable(f"output {output.name!r} was replaced while it was being stored")
 
 
 async def _require_size(context: JobContext, source: str, output: DeliveredOutput) -> None:
@@ -378,7 +386,7 @@ async def _require_size(context: JobContext, source: str, output: DeliveredOutpu
 
 def _output_missing(output: DeliveredOutput) -> InvalidInput:
     return InvalidInput(
-        f"output {output.name!r} was never uploaded: PUT it first, to the URL that came with that name",
+        f"output {output.name!r} was not uploaded. PUT the file to that output's URL first.",
         field="outputs",
     )
 
@@ -426,14 +434,14 @@ def _path_hash(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TakenOutputs:
-    """Delivered outputs and their files. `aliases` maps the name of an output to the name under
-    which the same content was stored earlier.
+    """Delivered outputs and their files. `aliases` maps an output's name to the name under which
+    the same file was stored earlier.
     """
 
     outputs: Sequence[DeliveredOutput] = ()
     stored: Sequence[StoredOutput] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    may_be_known: bool = False  # some may have been stored earlier
+    may_be_known: bool = False  # whether some outputs may have been stored during the run
 
     @property
     def new(self) -> list[StoredOutput]:
@@ -444,8 +452,8 @@ class TakenOutputs:
         return [output.file for output in self.stored]
 
     def named(self, *, is_result: bool = False) -> RunFiles:
-        """Returns the outputs as the run log names them. With `is_result`, the file ids are left
-        out, because the job's result contains them.
+        """Returns the outputs in the form that the run log needs. With `is_result`, the file ids
+        are left out, because the job's result contains them.
         """
         pairs = zip(self.outputs, self.stored, strict=bool(self.stored))
         file_ids = (
@@ -462,8 +470,8 @@ async def take_outputs(
     outputs: Sequence[DeliveredOutput],
     known: Mapping[str, File] | None = None,
 ) -> TakenOutputs:
-    """Stores the outputs that are not among the known ones, which were stored while the job ran.
-    None means that no output can be known.
+    """Stores the outputs, except for those in `known`, which were already stored during the run. If
+    `known` is None, nothing was stored during the run.
     """
     aliases: dict[str, str] = {}
     before = known or {}
@@ -483,10 +491,10 @@ async def take_outputs(
 
 
 def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
-    """Names the lease and, if the worker was restarted during it, the process that delivers the
-    output.
+    """Returns an id of the lease and, if the worker was restarted during the lease, of the process
+    that delivers the output.
 
-    A restarted worker puts the same eight hexadecimal digits in front of every file name.
+    A restarted worker adds the same eight hexadecimal digits to the start of all its output names.
     """
     folder = str(output_folder_of(key.token, key.job_id))
     match = _RESUMED.fullmatch(output.name)
@@ -497,10 +505,11 @@ def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
 def _find_same(
     output: DeliveredOutput, known: Mapping[str, File], aliases: Mapping[str, str], *, maker: str
 ) -> str | None:
-    """Returns the name under which the same file was stored earlier, if it was.
+    """Returns the name under which the same file was stored earlier, or None if it wasn't stored.
 
-    A restarted worker delivers the same file under another name. But files that one worker delivers
-    under several names are separate files, even if their content is the same.
+    A restarted worker delivers the same file again under another name. However, files that one
+    worker process delivers under several names are separate files, even if they have the same
+    content.
     """
     if output.content_hash is None:
         return None
@@ -515,7 +524,7 @@ def _find_same(
 
 
 async def known_outputs(tx: Tx, tenant_id: UUID, job_id: UUID) -> dict[str, File]:
-    """Returns the outputs that were stored while the job ran, by name."""
+    """Returns the outputs that were stored during the job's run, by name."""
     names = await run_log.live_files_of_job(tx, tenant_id, job_id)
     ids = {name.output: name.file_id for name in names if name.output and name.file_id}
     files_by_id = await media.find_existing(tx, tenant_id, [*ids.values()]) if ids else {}
@@ -532,12 +541,12 @@ async def report_live(
     *,
     report: int | None = None,
 ) -> None:
-    """Logs messages of a run that continues, and stores the files that they name if the job's
-    client sees results during the run.
+    """Logs the messages of a run that is still in progress. If the job's client sees results during
+    the run, also stores the files that the messages mention.
 
-    A repeated report, which has the same number, changes nothing.
+    A repeated report has the same number as the first one, and changes nothing.
     """
-    pool, taken = await context.pool_of(key.tenant_id), TakenOutputs()
+    pool, delivered = await context.pool_of(key.tenant_id), TakenOutputs()
     if outputs:
         async with pool.read() as tx:
             job = await store.get(tx, key.tenant_id, key.job_id)
@@ -546,21 +555,23 @@ async def report_live(
                 return
             known = await known_outputs(tx, key.tenant_id, key.job_id)
         if tells_results_live(job.asked):
-            taken = await take_outputs(context, key, outputs, known)
+            delivered = await take_outputs(context, key, outputs, known)
     try:
         async with pool.transaction() as tx:
-            logged, replaced = await _log(tx, context, key, events, taken, report)
+            logged, replaced = await _log(tx, context, key, events, delivered, report)
     except (NotFound, *REFUSALS):
-        await discard_outputs(context, taken.new)
+        await discard_outputs(context, delivered.new)
         raise
     used = {output.file.id for output in logged.taken.new} if logged else set()
-    await discard_outputs(context, [output for output in taken.new if output.file.id not in used])
+    await discard_outputs(
+        context, [output for output in delivered.new if output.file.id not in used]
+    )
     if logged is None:
         return
     run = logged.run
-    delete_sources(context, taken.stored)
+    delete_sources(context, delivered.stored)
     context.deferred.delete_objects(context.store, [output.path for output in replaced])
-    # The first report of a run also changes the queue, which shows the prompt as running.
+    # The first report of a run also changes the queue that clients see: the prompt is now running.
     is_start = run.start_id == 0
     context.notifier.tell_user(run.user_id, ALL_CHANGED if is_start else ONLY_TOLD)
 
@@ -575,11 +586,11 @@ async def _log(
     context: JobContext,
     key: LeaseKey,
     events: Sequence[RunEvent],
-    taken: TakenOutputs,
+    delivered: TakenOutputs,
     report: int | None,
 ) -> tuple[LoggedReport | None, list[File]]:
-    """Logs the report if its lease is held and the report is new. Returns it, or None, and the
-    files that it replaced.
+    """Logs the report if its lease is still held and the report is new. Returns the logged report,
+    or None, and the files that it replaced.
     """
     job = await store.get(tx, key.tenant_id, key.job_id)
     run = logged_run(job, key.token, report)
@@ -590,71 +601,75 @@ async def _log(
         return None, []
     if not tells_results_live(job.asked):
         events = without_results(events)
-    taken = await _with_current_files(tx, key, taken)
+    delivered = await _with_current_files(tx, key, delivered)
     if asks_for_previews(job.asked) and any(kind == "execution_start" for kind, _ in events):
         events = [*events, (PREVIEWS, {})]
-    await add_files(tx, job, taken)
+    await add_files(tx, job, delivered)
     old_ids = await run_log.log_live(
-        tx, run, events, taken.named(), state=state, now=context.clock()
+        tx, run, events, delivered.named(), state=state, now=context.clock()
     )
-    logged = LoggedReport(run.in_attempt(state), taken)
+    logged = LoggedReport(run.in_attempt(state), delivered)
     return logged, await remove_files(tx, key.tenant_id, old_ids)
 
 
-async def _with_current_files(tx: Tx, key: LeaseKey, taken: TakenOutputs) -> TakenOutputs:
-    """Returns the outputs with the files that are stored for them now, under the lock of the run.
+async def _with_current_files(tx: Tx, key: LeaseKey, delivered: TakenOutputs) -> TakenOutputs:
+    """Returns the outputs with their stored files, which are read again while the run is locked.
 
-    The same report may have been logged since the check without the lock. Its files are used,
-    because clients may already know them.
+    The same report may have been logged since the earlier check, which didn't lock the run. Its
+    files are used, because clients may already know them.
     """
-    if not taken.outputs:
-        return taken
+    if not delivered.outputs:
+        return delivered
     known = await known_outputs(tx, key.tenant_id, key.job_id)
     aliases: dict[str, str] = {}
     stored: list[StoredOutput] = []
-    for output, stored_output in zip(taken.outputs, taken.stored, strict=True):
+    for output, stored_output in zip(delivered.outputs, delivered.stored, strict=True):
         name = _find_same(output, known, aliases, maker=_maker_of(key, output))
         if name is not None:
             aliases[output.name] = name
             stored.append(StoredOutput(stored_output.source, known[name], is_known=True))
         elif stored_output.is_known:
-            raise Unavailable(f"output {output.name!r} was replaced while it was taken")
+            raise Unavailable(f"output {output.name!r} was replaced while it was being stored")
         else:
             stored.append(stored_output)
-    return TakenOutputs(taken.outputs, stored, aliases, taken.may_be_known)
+    return TakenOutputs(delivered.outputs, stored, aliases, delivered.may_be_known)
 
 
-async def add_files(tx: Tx, job: Job, taken: TakenOutputs) -> None:
-    for output in taken.new:
+async def add_files(tx: Tx, job: Job, delivered: TakenOutputs) -> None:
+    for output in delivered.new:
         await media.add_file(tx, replace(output.file, user_id=job.asked.user_id))
 
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Sequence[UUID]) -> list[File]:
-    """Deletes the rows of replaced files and returns them. The caller deletes the objects after the
-    commit.
+    """Deletes the rows of replaced files and returns the files. The caller deletes the objects
+    after the commit.
     """
     files_by_id = await media.find_existing(tx, tenant_id, file_ids) if file_ids else {}
     return [await media.delete_file(tx, tenant_id, file_id) for file_id in files_by_id]
 
 
-async def settle(tx: Tx, job: Job, taken: TakenOutputs) -> list[File]:
-    """Makes the delivered outputs the result of the completed job. Deletes and returns files of
-    earlier runs that are not part of the result.
+async def settle(tx: Tx, job: Job, delivered: TakenOutputs) -> list[File]:
+    """Makes the delivered outputs the result of the completed job. Deletes and returns files that
+    were stored during its runs and are not part of the result.
     """
-    if not taken.may_be_known:
+    if not delivered.may_be_known:
         return []
-    names = {taken.aliases.get(each.name, each.name): each.name for each in taken.outputs}
+    names = {
+        delivered.aliases.get(output.name, output.name): output.name for output in delivered.outputs
+    }
     before = await run_log.settle_outputs(tx, job.tenant_id, job.id, names)
-    result_ids = {each.id for each in taken.files}
+    result_ids = {file.id for file in delivered.files}
     return await remove_files(
-        tx, job.tenant_id, [each for each in before if each not in result_ids]
+        tx, job.tenant_id, [file_id for file_id in before if file_id not in result_ids]
     )
 
 
 async def lock_run(tx: Tx, run: LoggedRun, token: UUID) -> LoggedState | None:
-    """Locks the run for a report of this lease. Returns None if the lease is no longer held.
+    """Locks the run for a report and returns its state. Returns None if the report's lease is no
+    longer held.
 
-    If two equal reports arrive at once, the second one waits here and then sees the first.
+    If the same report arrives twice at the same time, the second one waits here and then finds that
+    the first one is already logged.
     """
     state = await run_log.lock_run(tx, run.tenant_id, run.user_id, run.job_id, report=run.report)
     return state if state is not None and state.holds(token) else None

@@ -1,4 +1,6 @@
-"""Ends leases: complete, fail, requeue. The tenant's database first, guarded by the lease token."""
+"""Ends leases by completing, failing or requeuing jobs. The tenant's database is written first,
+guarded by the lease token.
+"""
 
 import json
 import logging
@@ -70,15 +72,15 @@ log = logging.getLogger(__name__)
 async def require_lease(
     context: JobContext, dispatch_id: int, token: UUID, worker_id: str | None = None
 ) -> Dispatch:
-    """Returns the dispatch of this lease token, whether the lease is held or has ended.
+    """Returns the dispatch of a lease that is held or has ended.
 
-    Raises LeaseLost for another token, and if another worker holds the lease. A row without a
-    worker was requeued with this token, and is returned.
+    Raises LeaseLost if the token differs or another worker holds the lease. A row without a worker
+    was requeued with this token, so it is returned.
     """
     async with context.central.read() as tx:
         row = await dispatch.get(tx, dispatch_id)
     if row.lease_token != token or worker_id not in {None, row.worker_id or worker_id}:
-        raise LeaseLost("the lease is no longer held; nothing was changed")
+        raise LeaseLost("the lease is no longer held, so nothing was changed")
     return row
 
 
@@ -89,21 +91,21 @@ async def _log_end(
     token: UUID,
     message: Complete | wire.Fail | None,
     error: str | None = None,
-    taken: TakenOutputs | None = None,
+    delivered: TakenOutputs | None = None,
 ) -> list[File]:
-    """Logs the end in the transaction in which the job ends. Returns files that others have
-    replaced.
+    """Logs the end of a run in the transaction in which the job ends. Returns files that were
+    replaced and must be deleted.
 
-    Logs nothing if the lease is no longer held. That includes repeated reports.
+    Logs nothing if the lease is no longer held, which is also the case for repeated reports.
     """
     unheard = message.unheard if message else None
-    # `unheard` is an earlier report whose response the worker never received. The state is read for
-    # its number.
+    # `unheard` is an earlier report whose response the worker never received. Its number is passed
+    # on to find out whether that report was logged.
     run = logged_run(job, token, unheard.number if unheard else None)
     state = await lock_run(tx, run, token) if run else None
     if run is None or state is None or job is None:
         return []
-    taken = taken or TakenOutputs()
+    delivered = delivered or TakenOutputs()
     done = message if isinstance(message, Complete) else None
     events = message.events if message else ()
     if unheard is not None and not state.is_reported:
@@ -115,13 +117,13 @@ async def _log_end(
         RunEnd(_end_status(message), job.asked.prompt, error),
         events if is_shown else without_results(events),
         state=state,
-        files=taken.named(is_result=done is not None),
+        files=delivered.named(is_result=done is not None),
         history=done.history if done else None,
         now=context.clock(),
     )
     if done is not None:
-        return await settle(tx, job, taken)
-    await add_files(tx, job, taken)
+        return await settle(tx, job, delivered)
+    await add_files(tx, job, delivered)
     return await remove_files(tx, job.tenant_id, old_ids)
 
 
@@ -136,8 +138,8 @@ def _end_status(message: Complete | wire.Fail | None) -> str:
 async def lease_kept(
     context: JobContext, message: Complete | wire.Fail, worker_id: str
 ) -> AsyncIterator[None]:
-    """Extends the lease if a final report can't be stored, because the tenant's database or the
-    object store is unavailable. The worker repeats the report, and sends no heartbeats in the
+    """Extends the lease if a final report can't be stored because the tenant's database or the
+    object store is unavailable. The worker will repeat the report, and sends no heartbeats in the
     meantime.
     """
     try:
@@ -158,31 +160,33 @@ async def complete(
     fleet_id: int | None = None,
     lease: Dispatch | None = None,
 ) -> Job:
-    """Completes the job. `lease` is the dispatch, if the caller has just read it for this report."""
+    """Completes the job. `lease` is the dispatch, if the caller has already read it for this
+    report.
+    """
     row = lease or await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     message = await with_unreported_output(context, pool, row, message)
-    taken = await _take_outputs(context, pool, row, message)
+    delivered = await _take_outputs(context, pool, row, message)
     try:
-        ended = await _complete_job(context, pool, row, message, taken)
+        ended = await _complete_job(context, pool, row, message, delivered)
     except (NotFound, *REFUSALS) as error:
-        # After any other error, it is unknown whether the job was committed. The sweep of leftover
-        # files decides then.
-        await files.discard_outputs(context, taken.new)
+        # After any other error, it is unknown whether the job was committed. In that case, the
+        # sweep of leftover files deletes the outputs if no row refers to them.
+        await files.discard_outputs(context, delivered.new)
         if isinstance(error, LeaseLost):
             await _end_if_cancelled(context, pool, row, message.lease_token)
         raise
     job = ended.job
     notify(context, job)
     await _complete_dispatch(context, row, message, job)
-    if any(output.lost_manifest for output in taken.new):
+    if any(output.lost_manifest for output in delivered.new):
         await warn_of_lost_manifest(context, job)
     if ended.outbox_ids and fleet_id is not None:
         _note_run(context, row, message, fleet_id)
     if ended.outbox_ids:
-        files.delete_sources(context, taken.stored)
-    else:  # a repeated report: no row refers to these copies
-        await files.discard_outputs(context, taken.new)
+        files.delete_sources(context, delivered.stored)
+    else:  # a repeated report, so no row refers to these copies
+        await files.discard_outputs(context, delivered.new)
     await _after_end(context, pool, ended, message.lease_token)
     return job
 
@@ -210,22 +214,25 @@ async def _take_outputs(
     except (InvalidInput, NotFound):
         async with pool.read() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-        # The report is repeated because its response was lost. The uploads have been moved since.
+        # The worker repeats the report, because the response was lost. Its uploads have already
+        # been moved.
         if job and job.status == JobStatus.COMPLETED and job.lease_token == message.lease_token:
             return TakenOutputs()
         raise
 
 
 async def _complete_job(
-    context: JobContext, pool: Database, row: Dispatch, message: Complete, taken: TakenOutputs
+    context: JobContext, pool: Database, row: Dispatch, message: Complete, delivered: TakenOutputs
 ) -> FinishedJob:
-    values = {**_result(message, taken.files), "run_seconds": _seconds(context, row, message)}
+    values = {**_result(message, delivered.files), "run_seconds": _seconds(context, row, message)}
     one = (row.tenant_id, row.job_id, message.lease_token, values)
-    stored = [file.file for file in taken.new]
+    stored = [file.file for file in delivered.new]
     if message.events or message.unheard or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-            replaced = await _log_end(tx, context, job, message.lease_token, message, taken=taken)
+            replaced = await _log_end(
+                tx, context, job, message.lease_token, message, taken=delivered
+            )
             is_fixed = job is None or not is_metered(job.asked)
             ended = await _complete_in(tx, context, one, stored, is_fixed=is_fixed)
         context.deferred.delete_objects(context.store, [file.path for file in replaced])
@@ -251,8 +258,8 @@ async def _complete_in(
     *,
     is_fixed: bool,
 ) -> FinishedJob:
-    """Completes the job in the caller's transaction. `is_fixed` means that the price is not
-    metered, so that one statement can do everything.
+    """Completes the job in the caller's transaction. `is_fixed` means that the price isn't metered,
+    so a single statement can make all changes.
     """
     now = context.clock()
     if is_fixed and not is_sqlite(tx):
@@ -263,8 +270,8 @@ async def _complete_in(
 
 
 def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
-    """Returns the worker's measurement, or the time since the start of the run if there is none. If
-    the start was not reported, the time since the lease is returned.
+    """Returns the duration of the run in seconds as measured by the worker. Without a measurement,
+    returns the time since the run was started or, if its start was not reported, leased.
     """
     if message.execution_seconds is not None:
         return message.execution_seconds
@@ -272,13 +279,13 @@ def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
     return (context.clock() - started).total_seconds() if started else 0.0
 
 
-RUN_LIMIT = "run_limit"  # the worker's code for a run that it stopped at its limit
+RUN_LIMIT = "run_limit"  # the worker's error code for a run that exceeded its time limit
 
 
 def _seconds_to_pay(context: JobContext, row: Dispatch, message: wire.Fail | None) -> float | None:
-    """Returns the seconds of a run that was interrupted, stopped at its limit, or failed because of
-    one of its own nodes, which a metered job pays for. None means that it failed for another reason,
-    or never started.
+    """Returns the seconds that a metered job must pay for although its run didn't succeed: the run
+    was interrupted, stopped at its time limit, or failed in one of its nodes. Returns None if the
+    run failed for another reason or never started.
     """
     if message is None or not (
         message.interrupted or _is_at_limit(message) or _is_own_failure(message)
@@ -294,8 +301,9 @@ def _is_at_limit(message: wire.Fail) -> bool:
 
 
 def _is_own_failure(message: wire.Fail) -> bool:
-    """Checks whether a node of the prompt raised an error. The backend's node cache keeps the results
-    of the nodes before it, so if such a run were free, a second one would get them for nothing.
+    """Checks whether a node of the prompt raised an error. Such a run must be paid for, because the
+    backend caches the results of earlier nodes, and a second run would otherwise get them free of
+    charge.
     """
     error = message.error
     if not isinstance(error, dict) or error.get("code") != RunFailed.code:
@@ -311,7 +319,7 @@ async def _complete_dispatch(
     try:
         await context.queue.complete(row.id, message.lease_token, duration=duration)
     except LeaseLost:
-        # A sweep took the lease while the tenant's database was updated. That database decides.
+        # A sweep has ended the lease in the meantime. The tenant's database decides the outcome.
         await sync_dispatches(context, [job])
     else:
         if job.asked.effect_id and duration is not None:
@@ -321,8 +329,8 @@ async def _complete_dispatch(
 async def _end_if_cancelled(
     context: JobContext, pool: Database, row: Dispatch, token: UUID
 ) -> None:
-    """Ends the dispatch of a cancelled job after a refused final report, because no heartbeat will
-    follow that could end it.
+    """Ends the dispatch of a cancelled job after its final report was refused. No heartbeat follows
+    that could end it.
     """
     async with pool.read() as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
@@ -336,7 +344,7 @@ async def _end_if_cancelled(
 
 
 def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: int) -> None:
-    """Records the run time, from which the cost of model switches is estimated."""
+    """Records the duration of a run, from which the costs of model switches are estimated."""
     if row.model_key and message.model_change and message.execution_seconds is not None:
         kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
         run = TimedRun(kind, ModelChange(message.model_change), message.execution_seconds)
@@ -345,8 +353,8 @@ def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: i
 
 def _result(message: Complete, stored: Sequence[File]) -> dict[str, Any]:
     outputs = tuple(
-        JobOutput(each.name, file.id, each.node_id, each.kind, each.width, each.height)
-        for each, file in zip(message.outputs, stored, strict=bool(stored))
+        JobOutput(output.name, file.id, output.node_id, output.kind, output.width, output.height)
+        for output, file in zip(message.outputs, stored, strict=bool(stored))
     )
     result = JobResult(outputs, message.execution_seconds, message.values)
     return {
@@ -365,12 +373,12 @@ async def fail(
     worker_id: str | None = None,
     message: wire.Fail | None = None,
 ) -> Job:
-    """Fails the job at once, regardless of remaining attempts: the job itself is the cause."""
+    """Fails the job, regardless of remaining attempts, because the job itself is the cause."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
-    taken = await _take_partial(context, pool, row, message)
+    delivered = await _take_partial(context, pool, row, message)
     if message is not None and message.interrupted and row.cancel_requested:
-        return await _end_interrupted(context, pool, row, message, taken)
+        return await _end_interrupted(context, pool, row, message, delivered)
     try:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
@@ -385,7 +393,7 @@ async def fail(
                     now=context.clock(),
                 )
             else:
-                await _log_end(tx, context, job, token, message, why.message, taken)
+                await _log_end(tx, context, job, token, message, why.message, delivered)
                 ended = await service.fail(
                     tx,
                     row.tenant_id,
@@ -397,18 +405,18 @@ async def fail(
                     now=context.clock(),
                 )
     except LeaseLost:
-        await files.discard_outputs(context, taken.new)
+        await files.discard_outputs(context, delivered.new)
         await _end_if_cancelled(context, pool, row, token)
         raise
     notify(context, ended.job)
-    files.delete_sources(context, taken.stored)
+    files.delete_sources(context, delivered.stored)
     await _fail_dispatch(context, row, token, ended.job, why)
     await _after_end(context, pool, ended, token)
     return ended.job
 
 
 def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
-    """Whether the first backend that received the prompt has refused it."""
+    """Whether the backend refused the prompt, and was the first to receive it."""
     error = message.error if message else None
     is_refused = isinstance(error, dict) and error.get("code") == PROMPT_REFUSED
     return is_refused and row.lease_number == 1
@@ -417,7 +425,9 @@ def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
 async def _take_partial(
     context: JobContext, pool: Database, row: Dispatch, message: wire.Fail | None
 ) -> TakenOutputs:
-    """Stores the outputs of a run that failed or was interrupted, if its results are shown live."""
+    """Stores the outputs of a run that failed or was interrupted, if its results are shown during
+    the run.
+    """
     if message is None or not message.outputs:
         return TakenOutputs()
     async with pool.read() as tx:
@@ -429,18 +439,20 @@ async def _take_partial(
     try:
         return await _take_outputs(context, pool, row, message)
     except (NotFound, *REFUSALS) as error:
-        log.warning("outputs of a run that failed are lost: %s", error.message)
+        log.warning("outputs of a failed run could not be stored: %s", error.message)
         return TakenOutputs()
 
 
 async def _end_interrupted(
-    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail, taken: TakenOutputs
+    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail, delivered: TakenOutputs
 ) -> Job:
-    """Ends a run that was interrupted at its client's request. The job is cancelled, not failed."""
+    """Ends a run that was interrupted at the client's request. Its job counts as cancelled, not as
+    failed.
+    """
     now, token = context.clock(), message.lease_token
     async with pool.transaction() as tx:
         running = await store.get(tx, row.tenant_id, row.job_id)
-        await _log_end(tx, context, running, token, message, taken=taken)
+        await _log_end(tx, context, running, token, message, taken=delivered)
         job, outbox_ids = await service.cancel(
             tx,
             row.tenant_id,
@@ -450,7 +462,7 @@ async def _end_interrupted(
             now=now,
         )
     notify(context, job)
-    files.delete_sources(context, taken.stored)
+    files.delete_sources(context, delivered.stored)
     await _end_if_cancelled(context, pool, row, token)
     await _after_end(context, pool, FinishedJob(job, outbox_ids, False), token)
     return job
@@ -477,11 +489,11 @@ async def requeue(
     detail: str | None = None,
     worker_id: str | None = None,
 ) -> None:
-    """Returns a dispatch to the queue, or fails its job if no attempts remain or it was requeued
-    too often.
+    """Returns a dispatch to the queue. Fails its job instead if no attempts remain or it was
+    requeued too often.
 
-    The central database is written first. If a new lease follows at once, it is newer than this one
-    and wins in the tenant's database as well.
+    The central database is written first. If the dispatch is leased again immediately, the new
+    lease has a higher number, so it takes precedence in the tenant's database as well.
     """
     async with context.central.transaction() as tx:
         if worker_id is not None:
@@ -509,7 +521,9 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 
 
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
-    """Sets the tenant's row to queued. If this is interrupted, the next lease corrects the row."""
+    """Sets the job's row in the tenant's database to queued. If this is interrupted, the next lease
+    corrects the row.
+    """
     context.caches.progress.forget(token)
     context.previews.withdraw(row.job_id)
     try:
@@ -519,12 +533,16 @@ async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
             )
         notify(context, waiting)
     except LeaseLost as error:
-        # The next lease, or the end of the job, has already updated the tenant's row.
-        log.debug("job %s was leased or ended while it was put back: %s", row.job_id, error.message)
+        # The job has been leased again or has ended, so the tenant's row is already up to date.
+        log.debug(
+            "job %s was leased or ended while it was being requeued: %s", row.job_id, error.message
+        )
 
 
 async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueReason) -> int:
-    """Requeues all jobs of a worker that is offline or no longer trusted. Returns their number."""
+    """Requeues all jobs of a worker that is offline or no longer trusted. Returns the number of
+    requeued jobs.
+    """
     async with context.central.read() as tx:
         rows = await dispatch.held_by(tx, worker_id)
     requeued = 0
@@ -535,7 +553,7 @@ async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueRea
             await requeue(context, row.id, row.lease_token, reason)
             requeued += 1
         except LeaseLost:
-            log.info("dispatch %s ended while it was given back", row.id)
+            log.info("dispatch %s ended while it was being requeued", row.id)
     return requeued
 
 
@@ -546,8 +564,8 @@ NOT_AVAILABLE_MESSAGE = "This is not available at the moment."
 async def requeue_elsewhere(
     context: JobContext, worker: FleetWorker, message: wire.Requeue
 ) -> None:
-    """Records what the worker lacks, so that it gets no more such jobs. Requeues this job, or fails
-    it if no other worker could run it.
+    """Records the requirements that a worker lacks, so that it gets no more such jobs. Requeues the
+    job, or fails it if no other worker could run it.
     """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker.worker_id)
     if row.status == DispatchStatus.QUEUED:
@@ -572,8 +590,8 @@ async def requeue_elsewhere(
 
 
 async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWorker) -> bool:
-    """Whether another worker could run the job. An offline or busy worker counts, because it may
-    return. A revoked worker doesn't.
+    """Whether another worker could run the job. Offline and busy workers count, because they may
+    become available again. Revoked workers don't count.
     """
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)

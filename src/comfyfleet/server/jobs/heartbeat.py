@@ -1,5 +1,5 @@
-"""Handles a worker's heartbeat, which extends the lease, renews file URLs and returns orders, and
-records what each attempt sent to the backend.
+"""Handles worker heartbeats, which extend a lease, renew file URLs and return orders, and records
+the prompt that each attempt sent to its backend.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from comfyfleet.server.queue.model import Dispatch, DispatchStatus, ExtendedLeas
 
 VALUE_CHARACTERS_MAX = 2000
 FILLED_IN_CHARACTERS_MAX = 64_000
-# Each input has at least seven characters: two quotes, a colon, a value, a comma and two spaces. So
-# more inputs would always exceed the limit.
+# Every input takes at least seven characters of JSON (two quotes, a colon, a value, a comma and two
+# spaces), so more inputs than this always exceed the limit.
 FILLED_IN_INPUTS_MAX = FILLED_IN_CHARACTERS_MAX // 7
 LEFT_OUT = "(left out)"
 
@@ -37,8 +37,8 @@ LEFT_OUT = "(left out)"
 async def record_attempt(
     context: JobContext, message: Heartbeat | Complete | Fail, lease: Dispatch | ExtendedLease
 ) -> None:
-    """Records what was sent to the backend. Only the first report of a lease counts. The write is
-    deferred, because no caller waits for it.
+    """Records the prompt that was sent to the backend. Only the first report of a lease is stored.
+    The write is deferred, because no caller waits for it.
     """
     if message.filled_in is None:
         return
@@ -58,7 +58,7 @@ async def note_last(
     context: JobContext, message: Complete | Fail, *, worker_id: str
 ) -> Dispatch | None:
     """Records the attempt from the final report, in case the job ended before its first heartbeat.
-    Returns the dispatch if it was read.
+    Returns the dispatch, or None if there was nothing to record.
     """
     if message.filled_in is None:
         return None
@@ -68,7 +68,7 @@ async def note_last(
 
 
 def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
-    """Removes secrets from URLs and limits the size."""
+    """Removes secrets from URLs in a prompt's inputs, and limits the size of the values."""
     if sum(map(len, filled_in.values())) > FILLED_IN_INPUTS_MAX:
         return {}
     sanitized = {
@@ -88,7 +88,7 @@ def _sanitize_value(value: Any) -> Any:
 
 
 def strip_url_secrets(text: str) -> str:
-    """Removes the query, user and password of a URL, which may grant access."""
+    """Removes the query, user name and password from a URL, because they may grant access."""
     if "://" not in text:
         return text
     try:
@@ -100,8 +100,8 @@ def strip_url_secrets(text: str) -> str:
 
 
 def sent_prompt(job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
-    """Returns the prompt as it was sent to the backend. Returns None if it was deleted because the
-    job ended long ago.
+    """Returns the prompt as it was sent to the backend, or None if it was deleted after its
+    retention time.
     """
     if not job.asked.prompt or attempt.filled_in is None:
         return None
@@ -118,8 +118,8 @@ CANCELLED = HeartbeatAnswer(cancelled=True)
 async def heartbeat(
     context: JobContext, message: Heartbeat, *, worker: FleetWorker | None = None
 ) -> HeartbeatAnswer:
-    """Extends a lease and returns orders. Without `worker`, any caller with the lease token is
-    accepted.
+    """Extends a lease and returns orders for its worker. Without `worker`, any caller with the
+    lease token is accepted.
     """
     with context.queue.heartbeat_waiters.waiting(
         message.dispatch_id, worker.worker_id if worker else ""
@@ -160,8 +160,8 @@ async def _extend(
         await report_live(context, key, message.events, message.outputs, report=message.report)
     is_watched = context.previews.is_watched(beat.job_id)
     if is_watched and (picture := preview_in(message)) is not None:
-        # Stored after the messages of the same heartbeat, so that watchers are notified of both
-        # together.
+        # The preview is stored after the messages of the same heartbeat, so that watchers are
+        # notified of both together.
         context.previews.put(beat.tenant_id, beat.job_id, picture)
     if message.progress:
         context.caches.progress.note(message.lease_token, message.progress)
@@ -189,8 +189,8 @@ async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> N
 
 
 async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
-    """Whether the job continues until its backend has reported how the run ended. Only gateway jobs
-    do, because ComfyUI's clients expect that report.
+    """Whether a cancelled job continues until its backend has reported how the run ended. Only
+    gateway jobs do, because ComfyUI clients expect that report.
     """
     async with context.tenant(beat.tenant_id) as tx:
         job = await service.find(tx, beat.tenant_id, beat.job_id)
@@ -198,9 +198,7 @@ async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) -> HeartbeatAnswer:
-    """Ends the cancelled dispatch, because the worker learns of the cancellation from this
-    response.
-    """
+    """Ends the cancelled dispatch, because the response to this heartbeat notifies the worker."""
     context.caches.progress.forget(message.lease_token)
     context.previews.forget(job_id)
     async with context.central.transaction() as tx:
@@ -217,12 +215,12 @@ async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) 
 async def _cancelled_before(
     context: JobContext, message: Heartbeat, worker_id: str | None
 ) -> HeartbeatAnswer:
-    """Responds to a repeated heartbeat of a cancelled dispatch, because the first response may have
-    been lost. Raises LeaseLost in all other cases.
+    """Responds to a repeated heartbeat of a cancelled dispatch, whose first response may have been
+    lost. Raises LeaseLost in all other cases.
     """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     if row.status != DispatchStatus.CANCELLED:
-        raise LeaseLost("the lease is no longer held; nothing was changed")
+        raise LeaseLost("the lease is no longer held, so nothing was changed")
     return CANCELLED
 
 

@@ -1,5 +1,5 @@
-"""Idempotency keys: a repeated request returns the first result, and a different request with the
-same key is a conflict.
+"""Checks idempotency keys: a repeated request returns the result of the first one, and a different
+request with the same key is a conflict.
 """
 
 import hashlib
@@ -20,20 +20,22 @@ Keyed = TypeVar("Keyed", bound=KeyedRequest)
 
 
 def hash_request(*parts: object) -> str:
-    """Hashes everything that matters in a request. The hashes are stored, so the same request must
-    have the same hash in all versions.
+    """Hashes the relevant parts of a request. The hashes are stored, so a request must have the
+    same hash in all versions of comfyfleet.
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def require_same_request(found: Keyed | None, request_hash: str | None) -> Keyed:
-    """Returns the result of an earlier request with this key. Raises Conflict if that was a
-    different request.
+def require_same_request(earlier: Keyed | None, request_hash: str | None) -> Keyed:
+    """Returns the result of an earlier request with the same key. Raises Conflict if that request
+    was different.
     """
-    if found is None or found.request_hash != request_hash:
+    if earlier is None or earlier.request_hash != request_hash:
         raise key_conflict()
-    return found
+    return earlier
 
 
 def key_conflict() -> Conflict:
-    return Conflict("idempotency_key was used for another request", field="idempotency_key")
+    return Conflict(
+        "idempotency_key was already used for a different request", field="idempotency_key"
+    )

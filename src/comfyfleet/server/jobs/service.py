@@ -569,7 +569,7 @@ async def _require_repeated(
     """Accepts a repeated request with the same token and status; raises LeaseLost for anything else."""
     job = await store.get(tx, tenant_id, job_id)
     if job is None or job.lease_token != token or job.status != status:
-        raise LeaseLost("the lease is no longer held; nothing was changed")
+        raise LeaseLost("the lease is no longer held, so nothing was changed")
     return job
 
 

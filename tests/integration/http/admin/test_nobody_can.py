@@ -144,8 +144,10 @@ async def test_submitting_to_a_worker_that_lacks_something_says_what(
     can_not = "which can't run workflow invert: missing node ImageInvert."
     assert said == {
         "good": [],
-        "bad": [f"It is bound to worker:bad, {can_not}"],
-        "gone": ["It is bound to worker:gone, which is not there or can't run workflow invert."],
+        "bad": [f"The job is bound to worker:bad, {can_not}"],
+        "gone": [
+            "The job is bound to worker:gone, which doesn't exist or can't run workflow invert."
+        ],
     }
 
 

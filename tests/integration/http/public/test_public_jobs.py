@@ -281,7 +281,7 @@ async def test_jobs_are_listed_page_by_page(effect_setup: EffectSetup, ada: Cust
 
 async def test_why_a_job_waits_is_told(effect_setup: EffectSetup, ada: Customer) -> None:
     job_id = await ada.job(effect_setup.draw, properties={"width": 32})
-    assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("Nobody can run it")
+    assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("No worker can run the job")
 
 
 class Hurried:

@@ -178,7 +178,7 @@ async def test_a_job_is_run_again_with_its_settings(
     await effect_setup.fleet_setup.register_workflow("form", document=DRAWN, properties=narrower)
     found = await ada.get(f"ai-jobs/{job_id}/again")
     assert (found["properties"], found["price_tokens"]) == ({"prefix": "b"}, 7)
-    assert found["problems"] == ["width can't be taken over: choose again."]
+    assert found["problems"] == ["width can't be reused. Choose a new value."]
     body = {"effect_id": found["effect_id"], "properties": found["properties"]}
     assert (await ada.client.post("/api/ai-jobs", json=body)).status_code == 201
     await effect_setup.change(effect, is_published=False)

@@ -78,7 +78,7 @@ async def test_a_job_goes_through_four_stages(effect_setup: EffectSetup, ada: Cu
     path = f"ai-jobs/{job_id}/progress"
     waiting = await ada.get(path)
     assert (waiting["stage"], waiting["status"]) == ("waiting", "queued")
-    assert waiting["why"] == "Nobody can run it at the moment; it waits until somebody can."
+    assert waiting["why"] == "No worker can run the job at the moment. It waits until one can."
     assert (waiting["effect_slug"], waiting["effect_title"]) == ("titled", "With a title")
     assert [each["name"] for each in waiting["stages"]] == [
         "checked", "waiting", "making", "finishing",
