@@ -27,7 +27,14 @@ from comfyfleet.server.app import open_control_plane
 from comfyfleet.server.catalog.service import ENGINE_FILE
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.errors import STATUS_OF
-from comfyfleet.settings import COMFYUI_VARIABLES, KNOWN_BEFORE, Settings, remarks, variable_of
+from comfyfleet.settings import (
+    COMFYUI_VARIABLES,
+    KNOWN_BEFORE,
+    OTHER_VARIABLES,
+    Settings,
+    remarks,
+    variable_of,
+)
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -66,10 +73,15 @@ def settings_page() -> str:
     ]
     return "\n".join(
         [
-            "# Settings of the control plane",
+            "# Settings",
             "",
             MADE.format(source="settings.py"),
-            "Read from the environment by `comfyfleet serve`, `up` and `db`. Units are in the names.",
+            "All settings are environment variables. A command-line option takes precedence over its variable.",
+            "AWS credentials come from the usual sources (`AWS_…`, a profile, or a role).",
+            "",
+            "## Control plane",
+            "",
+            "`comfyfleet serve`, `up` and `db` read these variables. Units are in the names.",
             "",
             "| variable | default | what it is |",
             "|---|---|---|",
@@ -77,14 +89,24 @@ def settings_page() -> str:
             "",
             "## ComfyUI",
             "",
-            "A value that makes no sense is an error at the start of the command. An option of a command counts more than its variable.",
+            "An invalid value is reported when the command starts.",
             "",
-            "| variable | default | what it is | read by |",
-            "|---|---|---|---|",
-            *(f"| `{name}` | {' | '.join(cells)} |" for name, *cells in COMFYUI_VARIABLES),
+            *_variable_table(COMFYUI_VARIABLES),
+            "",
+            "## Workers, commands and proxies",
+            "",
+            *_variable_table(OTHER_VARIABLES),
             "",
         ]
     )
+
+
+def _variable_table(variables: tuple[tuple[str, ...], ...]) -> list[str]:
+    return [
+        "| variable | default | what it is | read by |",
+        "|---|---|---|---|",
+        *(f"| `{name}` | {' | '.join(cells)} |" for name, *cells in variables),
+    ]
 
 
 def _remark(name: str) -> str:

@@ -76,6 +76,60 @@ COMFYUI_VARIABLES = (
         "`up`, `worker`",
     ),
 )
+# Variables that other commands read: the variable, its default, its meaning, and its readers.
+OTHER_VARIABLES = (
+    (
+        "COMFYFLEET_URL",
+        "http://127.0.0.1:8000",
+        "address of the control plane",
+        "`admin`, `effects`, `jobs`, `graph`, `pipeline` and other commands that call a control plane",
+    ),
+    (
+        "COMFYFLEET_KEY",
+        "–",
+        "your API key (`cf_…`), or an operator's key for `admin`. Other commands need no key on the machine of `up`, on Linux",
+        "the same commands",
+    ),
+    ("COMFYFLEET_FLEET_SECRET", "–", "the fleet's secret, with which a worker joins", "`worker`"),
+    ("COMFYFLEET_WORKER_ID", "host name and port", "the worker's name in its fleet", "`worker`"),
+    (
+        "COMFYFLEET_MAX_CONCURRENCY",
+        "1",
+        "number of concurrent prompts of a worker. A ComfyUI runs one prompt at a time; Comfy Cloud may run more",
+        "`up`, `worker`",
+    ),
+    (
+        "COMFYFLEET_COMFYUI_FOLDER",
+        "–",
+        "ComfyUI's folder on this machine. With it, a job's files are deleted after delivery, and uploads benefit from the node cache",
+        "`up`, `worker`",
+    ),
+    ("COMFY_CLOUD_API_KEY", "–", "key for Comfy Cloud", "`run --cloud`, `worker --cloud`"),
+    (
+        "COMFY_CLOUD_BASE_URL",
+        "https://cloud.comfy.org",
+        "address of Comfy Cloud",
+        "`run --cloud`, `worker --cloud`",
+    ),
+    (
+        "COMFYFLEET_ENGINE_MEMORY_BYTES",
+        "half of the machine's memory, at most 8 GiB",
+        "memory that the built-in engine may use for a prompt (Linux only)",
+        "`engine`, `up`, `run`",
+    ),
+    (
+        "FORWARDED_ALLOW_IPS",
+        "127.0.0.1",
+        "addresses or networks of trusted proxies, comma-separated. `X-Forwarded-For` counts only if it comes from them",
+        "`up`, `serve`",
+    ),
+    (
+        "COMFYFLEET_CONTROL",
+        "–",
+        "address of the control plane in `deploy/systemd`; `COMFYFLEET_FLEET`, `COMFYFLEET_STAGE` and `COMFYFLEET_MACHINE` are the worker's fleet, stage and machine name there",
+        "the units in `deploy/systemd`",
+    ),
+)
 EVERYBODY = "*"
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _HOST_PORT = re.compile(r"(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\]):(?P<port>[0-9]{1,5})")
@@ -92,10 +146,10 @@ class Settings:
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
     central_database_direct_url: str = ""  # PostgreSQL itself, if the URL above is a pooler
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3
-    tenant_database_direct_urls: str = ""  # name=url,…; PostgreSQL itself, for pools
-    storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
+    tenant_database_direct_urls: str = ""  # name=url,…; PostgreSQL itself, as above
+    storage_url: str = ""  # file:///dir or s3://bucket/prefix?region=…; default: the data folder
     public_url: str = "http://127.0.0.1:8000"  # public URL; default: the listening address
-    cors_origins: str = ""  # origins of front ends that may call the customers' API, with commas
+    cors_origins: str = ""  # origins of front ends that may call the API, comma-separated
     webhook_private_hosts: str = ""  # private host:port,… that webhooks may call
     web: bool = True  # whether the web pages are served
     public_catalogue: bool = False  # show effects without a sign-in; up: only on its machine
@@ -110,7 +164,7 @@ class Settings:
     max_active_jobs_per_tenant: int = 1000  # approximate limit for all users of a tenant
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, including announced uploads
     max_graphs_per_user: int = 10_000  # stored graphs of a user, without deleted ones
-    max_queued_per_graph_run: int = 5  # queued jobs of a graph run; the others are held
+    max_queued_per_graph_run: int = 5  # queued jobs of a graph run; more are held
     max_executions_per_graph_run: int = 100_000  # nodes of a run, per item and round
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # retention of job events, to resume streams; 0 means forever
@@ -131,9 +185,9 @@ class Settings:
     tenant_calls_per_second: float = 200.0  # API calls of a tenant's users, on average
     tenant_calls_at_once: int = 1000  # burst of API calls of a tenant
     gateway_calls_per_second: float = 100.0  # calls of a user to ComfyUI's API, on average
-    gateway_calls_at_once: int = 1000  # burst of calls of a user to ComfyUI's API
+    gateway_calls_at_once: int = 1000  # a user's burst of calls to ComfyUI's API
     gateway_tenant_calls_per_second: float = 1000.0  # the same for all of a tenant's users
-    gateway_tenant_calls_at_once: int = 5000  # burst of calls of a tenant to ComfyUI's API
+    gateway_tenant_calls_at_once: int = 5000  # a tenant's burst of calls to ComfyUI's API
     session_hours: int = 168  # how long a browser stays signed in as a customer
     operator_session_hours: int = 12  # how long a browser stays signed in as an operator
     oidc_issuer: str = ""  # identity provider for browser sign-ins, if any
@@ -141,38 +195,38 @@ class Settings:
     oidc_client_secret: str = ""  # our client secret; empty for a public client
     oidc_name: str = "single sign-on"  # name of the identity provider on the sign-in page
     oidc_scopes: str = "openid email profile"  # scopes requested from the identity provider
-    oidc_tenants: str = ""  # claim:value=tenant id,… for users; *=ID matches everyone
+    oidc_tenants: str = ""  # claim:value=tenant id,… for users; *=ID matches all
     oidc_roles: str = ""  # claim:value=role,… for operators, such as groups:ops=viewer
     max_sockets_per_user: int = 100  # open websockets of a user's ComfyUI clients
     max_streams_per_key: int = 50  # open event streams of an API key
-    max_streams_per_user: int = 100  # open event streams of all keys of a user
+    max_streams_per_user: int = 100  # open event streams of a user, over all keys
     max_body_bytes: int = 8 * 1024**2  # size of a customer's request body; files are sent by URL
     max_connections: int = 20_000  # open connections; each worker and each stream uses one
-    affinity_max_wait_seconds: int = 60  # maximum delay of a job by jobs for loaded models
+    affinity_max_wait_seconds: int = 60  # how long jobs for loaded models may delay other jobs
     prefetch_after_seconds: float = 0.1  # how long a new job is reserved for idle workers
     avoid_worker_seconds: int = 60  # how long a job avoids a worker whose backend failed it
-    missed_heartbeats_max: int = 3  # heartbeats after which a worker's jobs are requeued
+    missed_heartbeats_max: int = 3  # missed heartbeats until a worker's jobs are requeued
     max_lost_leases: int = 5  # a job that loses its worker this often before it starts is poisoned
     show_backends: bool = False  # customers see machine names, tracebacks and devices; on in up
     no_backend_seconds: int = 60  # how long a run's job waits if no worker can run it
     offline_after_seconds: int = 90  # time without contact until a worker is offline
     remove_worker_after_seconds: int = 600  # time without contact until a worker is removed
-    outage_seconds: int = 60  # after a longer pause of the sweeps, no lease ends for a while
+    outage_seconds: int = 60  # if the sweeps pause for longer, all leases are extended first
     sweep_seconds: float = 5.0  # seconds between passes of the queue sweeps
     reading_keep_hours: int = 24  # retention of machine metrics of workers; 0 means forever
     validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
     metrics_key: str = ""  # bearer key for /metrics; if empty, /metrics is open
     cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics, if any
     cloudwatch_seconds: int = 60  # seconds between CloudWatch updates
-    scale_target_seconds: int = 300  # within which all queued jobs should start, for WantedWorkers
+    scale_target_seconds: int = 300  # target time to start all queued jobs, for WantedWorkers
     comfyui_timeout: float = 300.0  # seconds for a job of a pipeline step without a timeout
     comfyui_submit_interval: float = 10.0  # seconds between checks of pipeline runs
     comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of pipeline runs
     abandoned_job_hours: int = 24  # a run's job without a report for this long fails
     pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without its own limit
-    pipeline_max_bytes: int = 50 * 1024**3  # size of all files of a run; at the limit it is paused
+    pipeline_max_bytes: int = 50 * 1024**3  # total size of a run's files; then it is paused
     pipeline_alert_failures: int = 5  # number of failed jobs of a run that raises an alert
-    pipeline_alert_seconds: int = 600  # if they fail within this time
+    pipeline_alert_seconds: int = 600  # period in which these failures are counted
     pipeline_keep_days: int = 90  # retention of a run's files after its last activity
 
     @property
