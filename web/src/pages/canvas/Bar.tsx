@@ -9,7 +9,7 @@ import { words } from "@/words/en/canvas"
 
 interface BarProps {
   name: ReactNode
-  told: ReactNode
+  status: ReactNode
   /** Null until the graph is first saved. */
   graphId: string | null
   view: "edit" | "run" | "runs"
@@ -17,7 +17,7 @@ interface BarProps {
   children?: ReactNode
 }
 
-export function Bar({ name, told, graphId, view, runId, children }: BarProps) {
+export function Bar({ name, status, graphId, view, runId, children }: BarProps) {
   const places = [
     { key: "edit", href: `/graphs/${graphId}`, label: words.modes.edit },
     ...(runId ? [{ key: "run", href: `/graphs/${graphId}/runs/${runId}`, label: words.modes.run }] : []),
@@ -30,13 +30,13 @@ export function Bar({ name, told, graphId, view, runId, children }: BarProps) {
       </Link>
       <div className="canvas-name">
         {name}
-        <span className="badge">{told}</span>
+        <span className="badge">{status}</span>
       </div>
       {graphId && (
         <nav className="canvas-views" aria-label={words.views}>
-          {places.map((each) => (
-            <Link key={each.key} href={each.href} aria-current={each.key === view ? "page" : undefined}>
-              {each.label}
+          {places.map((place) => (
+            <Link key={place.key} href={place.href} aria-current={place.key === view ? "page" : undefined}>
+              {place.label}
             </Link>
           ))}
         </nav>

@@ -11,7 +11,7 @@ import { bodyOf, setAt, valueAt } from "./names"
 import { type NodePanelProps, useSet, wrongAt } from "./PanelParts"
 import { MEDIA } from "./types"
 
-type Named = Readonly<Record<string, unknown>>
+type GraphReference = Readonly<Record<string, unknown>>
 
 interface BodyFieldsProps extends NodePanelProps {
   /** Names defined inside the node, such as item. */
@@ -29,11 +29,11 @@ export function BodyFields(props: BodyFieldsProps) {
     ...(kind === "nodes" ? [{ value: "nodes", label: words.does.nodes }] : []),
   ]
   const pick = ({ offer, ...work }: PickedWork) => {
-    const first = offer?.properties.find((each) => MEDIA.has(each.type))
+    const first = offer?.properties.find((property) => MEDIA.has(property.type))
     const isItem = node.type === "map" && first && types.itemIs(node, first.type)
     set({ do: { ...work, ...(isItem ? { properties: { [first.name]: "{{ item }}" } } : {}) } })
   }
-  const offer = offers.find((each) => each.name === body[each.kind])
+  const offer = offers.find((offer) => offer.name === body[offer.kind])
   return (
     <>
       <Choices
@@ -81,7 +81,7 @@ interface PickedWork {
 
 interface WorkSelectProps extends NodePanelProps {
   label: string
-  work: Named
+  work: GraphReference
   wrong: string | undefined
   onPick: (work: PickedWork) => void
 }
@@ -89,20 +89,21 @@ interface WorkSelectProps extends NodePanelProps {
 /** Selects an effect or a workflow. */
 export function WorkSelect({ label, work, wrong, offers, onPick }: WorkSelectProps) {
   const now = work.effect ? `effect:${String(work.effect)}` : `workflow:${String(work.workflow ?? "")}`
-  const known = offers.map((each) => ({
-    value: `${each.kind}:${each.name}`,
-    label: each.kind === "effect" ? words.effectNamed(each.name) : each.name,
+  const options = offers.map((offer) => ({
+    value: `${offer.kind}:${offer.name}`,
+    label: offer.kind === "effect" ? words.effectNamed(offer.name) : offer.name,
   }))
   const none = now === "workflow:" ? [{ value: now, label: words.choose }] : []
-  const other = !none.length && !known.some((each) => each.value === now) ? [{ value: now, label: now }] : []
+  const other =
+    !none.length && !options.some((option) => option.value === now) ? [{ value: now, label: now }] : []
   return (
     <Select
       label={label}
-      options={[...none, ...other, ...known]}
+      options={[...none, ...other, ...options]}
       value={now}
       error={wrong}
       onChange={(value) => {
-        const offer = offers.find((each) => `${each.kind}:${each.name}` === value)
+        const offer = offers.find((offer) => `${offer.kind}:${offer.name}` === value)
         if (offer) onPick({ [offer.kind]: offer.name, offer })
       }}
     />
@@ -119,18 +120,18 @@ export function PropertyFields({ properties, ...props }: PropertyFieldsProps) {
     required || MEDIA.has(type) || valueAt(props.node, name) !== undefined
   // A property that gets a value while the panel is open keeps its position.
   const [first, setFirst] = useState<{ of: string; names: readonly string[] }>({ of: "", names: [] })
-  const of = properties.map((each) => each.name).join(" ")
-  if (first.of !== of) setFirst({ of, names: properties.filter(isFirst).map((each) => each.name) })
-  const shown = properties.filter((each) => first.names.includes(each.name))
-  const rest = properties.filter((each) => !first.names.includes(each.name))
-  const one = (each: OfferedProperty) => (
+  const of = properties.map((property) => property.name).join(" ")
+  if (first.of !== of) setFirst({ of, names: properties.filter(isFirst).map((property) => property.name) })
+  const shown = properties.filter((property) => first.names.includes(property.name))
+  const rest = properties.filter((property) => !first.names.includes(property.name))
+  const one = (property: OfferedProperty) => (
     <ValueField
-      key={each.name}
+      key={property.name}
       {...props}
-      name={each.name}
-      type={each.type}
-      hint={each.description || undefined}
-      usual={each.default}
+      name={property.name}
+      type={property.type}
+      hint={property.description || undefined}
+      preset={property.default}
     />
   )
   return (
@@ -150,12 +151,16 @@ interface ValueFieldProps extends BodyFieldsProps {
   name: string
   type: string
   hint?: string
-  usual?: unknown
+  preset?: unknown
 }
 
-function ValueField({ name, type, hint, usual, inner, ...props }: ValueFieldProps) {
+function ValueField({ name, type, hint, preset, inner, ...props }: ValueFieldProps) {
   const { document, node, types, onChange } = props
-  const placeholder = MEDIA.has(type) ? `{{ ${inner[0] ?? "photo"} }}` : usual != null ? String(usual) : type
+  const placeholder = MEDIA.has(type)
+    ? `{{ ${inner[0] ?? "photo"} }}`
+    : preset != null
+      ? String(preset)
+      : type
   return (
     <TemplateField
       label={name}
@@ -171,7 +176,7 @@ function ValueField({ name, type, hint, usual, inner, ...props }: ValueFieldProp
 }
 
 interface GraphPickProps extends NodePanelProps {
-  named: Named
+  named: GraphReference
   onPick: (picked: { graph: string; version: number }) => void
   onVersion: (version: number) => void
 }
@@ -179,46 +184,46 @@ interface GraphPickProps extends NodePanelProps {
 /** Selects a stored graph and one of its versions. */
 export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps) {
   const graphs = useGraphs()
-  const found =
-    graphs.find((each) => each.id === named.graph) ?? graphs.find((each) => each.name === named.graph)
+  const graph =
+    graphs.find((item) => item.id === named.graph) ?? graphs.find((item) => item.name === named.graph)
   const version = typeof named.version === "number" ? named.version : 1
-  const newest = Math.max(version, found?.version ?? 1)
+  const newest = Math.max(version, graph?.version ?? 1)
   const none = { value: "", label: words.choose }
-  const told = String(named.graph ?? "")
-  const other = told && !found ? [{ value: told, label: told }] : []
+  const nameOrId = String(named.graph ?? "")
+  const other = nameOrId && !graph ? [{ value: nameOrId, label: nameOrId }] : []
   return (
     <div className="canvas-two is-top">
       <Select
         label={words.graphInside}
         options={[
-          ...(told ? [] : [none]),
+          ...(nameOrId ? [] : [none]),
           ...other,
-          ...graphs.map((each) => ({ value: each.id, label: each.name })),
+          ...graphs.map((item) => ({ value: item.id, label: item.name })),
         ]}
-        value={found?.id ?? told}
+        value={graph?.id ?? nameOrId}
         error={wrongAt(props, "graph")}
         aside={
-          found && (
+          graph && (
             <a
-              href={`/graphs/${found.id}`}
+              href={`/graphs/${graph.id}`}
               target="_blank"
               rel="noreferrer"
-              aria-label={words.openInside(found.name)}
+              aria-label={words.openInside(graph.name)}
             >
               {words.openShort}
             </a>
           )
         }
         onChange={(id) => {
-          const picked = graphs.find((each) => each.id === id)
+          const picked = graphs.find((item) => item.id === id)
           if (picked) onPick({ graph: nameFor(picked, graphs), version: picked.version })
         }}
       />
       <Select
         label={words.versionInside}
-        options={Array.from({ length: newest }, (_, at) => String(newest - at)).map((each) => ({
-          value: each,
-          label: each,
+        options={Array.from({ length: newest }, (_, at) => String(newest - at)).map((version) => ({
+          value: version,
+          label: version,
         }))}
         value={String(version)}
         error={wrongAt(props, "version")}
@@ -230,11 +235,11 @@ export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps
 
 /** Returns the graph's name, or its id if another graph has the same name. */
 function nameFor(picked: GraphSummary, graphs: readonly GraphSummary[]): string {
-  return graphs.filter((each) => each.name === picked.name).length > 1 ? picked.id : picked.name
+  return graphs.filter((graph) => graph.name === picked.name).length > 1 ? picked.id : picked.name
 }
 
 interface InputFieldsProps extends BodyFieldsProps {
-  named: Named
+  named: GraphReference
 }
 
 export function InputFields({ named, ...props }: InputFieldsProps) {
@@ -242,8 +247,8 @@ export function InputFields({ named, ...props }: InputFieldsProps) {
   if (!named.graph) return null
   return (
     <>
-      {ports?.inputs.map((each) => (
-        <ValueField key={each.name} {...props} name={each.name} type={each.type} />
+      {ports?.inputs.map((port) => (
+        <ValueField key={port.name} {...props} name={port.name} type={port.type} />
       ))}
       {ports?.inputs.length === 0 && <p className="faint">{words.inputsNone}</p>}
     </>

@@ -115,7 +115,7 @@ function Whole({ id, data, selected }: NodeProps<FlowNode>) {
   const state = run && runState(run)
   const inputs = shownInputs(data, selected)
   const update = useUpdateNodeInternals()
-  const names = [...inputs, ...ports.outputs].map((each) => each.name).join(" ")
+  const names = [...inputs, ...ports.outputs].map((port) => port.name).join(" ")
   const measured = useRef(names)
   useEffect(() => {
     if (measured.current === names) return
@@ -132,16 +132,16 @@ function Whole({ id, data, selected }: NodeProps<FlowNode>) {
       {hasPicture(node) && <Picture data={data} />}
       <div className="canvas-ports">
         <div>
-          {inputs.map((each) => (
-            <InPort key={each.name} node={id} port={each} data={data} />
+          {inputs.map((port) => (
+            <InPort key={port.name} node={id} port={port} data={data} />
           ))}
           {inputs.length < ports.inputs.length && (
             <span className="canvas-rest">{words.hidden(ports.inputs.length - inputs.length)}</span>
           )}
         </div>
         <div>
-          {ports.outputs.map((each) => (
-            <OutPort key={each.name} node={id} port={each} isTaken={run?.way === each.name} />
+          {ports.outputs.map((port) => (
+            <OutPort key={port.name} node={id} port={port} isTaken={run?.way === port.name} />
           ))}
         </div>
       </div>
@@ -154,8 +154,8 @@ function Picture({ data: { run, example } }: { data: NodeFacts }) {
   const shown = run ? run.pictures.slice(0, PICTURES_SHOWN_MAX) : example ? [example] : []
   return (
     <div className="canvas-picture">
-      {shown.map((each) => (
-        <img key={each} src={each} alt="" draggable={false} loading="lazy" decoding="async" />
+      {shown.map((picture) => (
+        <img key={picture} src={picture} alt="" draggable={false} loading="lazy" decoding="async" />
       ))}
       {run && shown.length === 0 && run.progress !== null && (
         <svg className="canvas-made" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">
@@ -168,16 +168,16 @@ function Picture({ data: { run, example } }: { data: NodeFacts }) {
 }
 
 function InPort({ node, port, data }: { node: string; port: Port; data: NodeFacts }) {
-  const wrong = data.problems.find((each) => each.port === port.name)
+  const wrong = data.problems.find((problem) => problem.port === port.name)
   const value = shownValue(data, port)
-  const told = useFit(node, port.name, "target")
+  const fit = useFit(node, port.name, "target")
   return (
     <span className={`canvas-port${wrong ? " is-wrong" : ""}`} title={wrong?.message ?? port.type.name}>
       <Handle
         type="target"
         position={Position.Left}
         id={port.name}
-        className={`canvas-handle${told}${wrong ? " is-wrong" : ""}`}
+        className={`canvas-handle${fit}${wrong ? " is-wrong" : ""}`}
       />
       <span className="canvas-port-name">{port.name}</span>
       {value === undefined ? <i>{port.type.name}</i> : <b className="cut-text">{shortly(value)}</b>}
@@ -193,12 +193,12 @@ function shownValue({ node, wired }: NodeFacts, { name }: Port): unknown {
 }
 
 function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: boolean }) {
-  const told = useFit(node, port.name, "source")
+  const fit = useFit(node, port.name, "source")
   return (
     <span className={`canvas-port canvas-port-out${isTaken ? " is-taken" : ""}`} title={port.type.name}>
       <i>{port.type.name}</i>
       <span className="canvas-port-name">{port.name}</span>
-      <Handle type="source" position={Position.Right} id={port.name} className={`canvas-handle${told}`} />
+      <Handle type="source" position={Position.Right} id={port.name} className={`canvas-handle${fit}`} />
     </span>
   )
 }
@@ -206,11 +206,11 @@ function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: b
 /** While the user draws a connection, marks the ports where it may end. */
 function useFit(node: string, port: string, type: "source" | "target"): string {
   const isFitting = useContext(Fitting)
-  const begun = useConnection((state) =>
+  const start = useConnection((state) =>
     state.inProgress ? `${state.fromHandle.type} ${state.fromHandle.nodeId}.${state.fromHandle.id}` : null,
   )
-  if (begun === null) return ""
-  const [from = "", other = ""] = begun.split(" ")
+  if (start === null) return ""
+  const [from = "", other = ""] = start.split(" ")
   if (from === type) return other === `${node}.${port}` ? "" : " is-off"
   const here = `${node}.${port}`
   const fits = type === "target" ? isFitting(other, here) : isFitting(here, other)
@@ -224,9 +224,9 @@ function shortly(value: unknown): string {
 
 function Foot({ data }: { data: NodeFacts }) {
   const { run, problems } = data
-  const told = footOf(data)
-  if (!told) return null
-  const [left, right] = told
+  const texts = footOf(data)
+  if (!texts) return null
+  const [left, right] = texts
   return (
     <footer className={!run && problems.length > 0 ? "is-failed" : run?.error ? "is-failed" : undefined}>
       <span className="cut-text">{left}</span>

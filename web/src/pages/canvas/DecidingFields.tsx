@@ -28,29 +28,29 @@ function withPort(document: GraphDocument, id: string, before: string, after: st
     from === old || from.startsWith(`${old}.`) ? now + from.slice(old.length) : from
   return {
     ...document,
-    connections: document.connections.map((each) => ({ ...each, from: moved(each.from) })),
+    connections: document.connections.map((connection) => ({ ...connection, from: moved(connection.from) })),
   }
 }
 
-function freeName(names: readonly string[], wanted: string): string {
+function freeName(names: readonly string[], base: string): string {
   let number = names.length + 1
-  while (names.includes(`${wanted}_${number}`)) number += 1
-  return names.includes(wanted) ? `${wanted}_${number}` : wanted
+  while (names.includes(`${base}_${number}`)) number += 1
+  return names.includes(base) ? `${base}_${number}` : base
 }
 
 interface NameFieldProps {
   label: string
   name: string
-  taken: readonly string[]
+  usedNames: readonly string[]
   onRename: (name: string) => void
   onRemove?: () => void
 }
 
 /** Applies a name when the field loses focus, because each typed letter would create another
  * port. */
-function NameField({ label, name, taken, onRename, onRemove }: NameFieldProps) {
+function NameField({ label, name, usedNames, onRename, onRemove }: NameFieldProps) {
   const [text, setText] = useState(name)
-  const isTaken = text !== name && taken.includes(text)
+  const isTaken = text !== name && usedNames.includes(text)
   const wrong = !ID_PATTERN.test(text) ? words.idWrong : isTaken ? words.nameTaken : null
   const keep = () => {
     if (!wrong && text !== name) onRename(text)
@@ -90,10 +90,10 @@ function NamedValues({ field, prefix, nameLabel, add, ...props }: RowsProps) {
     onChange(setFields(document, node.id, { [field]: Object.keys(next).length > 0 ? next : undefined }), tag)
   const rename = (before: string, after: string) => {
     const next = Object.fromEntries(
-      Object.entries(values).map(([name, each]) => [name === before ? after : name, each]),
+      Object.entries(values).map(([name, value]) => [name === before ? after : name, value]),
     )
-    const made = setFields(document, node.id, { [field]: next })
-    onChange(field === "values" ? withPort(made, node.id, before, after) : made, null)
+    const changed = setFields(document, node.id, { [field]: next })
+    onChange(field === "values" ? withPort(changed, node.id, before, after) : changed, null)
   }
   return (
     <>
@@ -105,11 +105,11 @@ function NamedValues({ field, prefix, nameLabel, add, ...props }: RowsProps) {
             key={name}
             label={nameLabel}
             name={name}
-            taken={names}
+            usedNames={names}
             onRename={(after) => rename(name, after)}
             onRemove={
               names.length > least
-                ? () => put(Object.fromEntries(Object.entries(values).filter(([each]) => each !== name)))
+                ? () => put(Object.fromEntries(Object.entries(values).filter(([other]) => other !== name)))
                 : undefined
             }
           />
@@ -154,8 +154,8 @@ interface Case {
 
 function casesOf(node: GraphNode): Case[] {
   const rows = Array.isArray(node.cases) ? node.cases : []
-  return rows.map((each) => {
-    const { name, when } = recordOf(each)
+  return rows.map((row) => {
+    const { name, when } = recordOf(row)
     return { name: String(name ?? ""), when: String(when ?? "") }
   })
 }
@@ -163,12 +163,12 @@ function casesOf(node: GraphNode): Case[] {
 function SwitchFields(props: NodePanelProps) {
   const { document, node, types, onChange } = props
   const cases = casesOf(node)
-  const names = cases.map((each) => each.name)
-  const fields = types.fieldsGiven(node).map((each) => `output.${each}`)
+  const names = cases.map((branch) => branch.name)
+  const fields = types.fieldsGiven(node).map((field) => `output.${field}`)
   const put = (next: readonly Case[], tag: string | null = null) =>
     onChange(setFields(document, node.id, { cases: next }), tag)
   const rename = (at: number, after: string) => {
-    const next = cases.map((each, place) => (place === at ? { ...each, name: after } : each))
+    const next = cases.map((branch, place) => (place === at ? { ...branch, name: after } : branch))
     onChange(withPort(setFields(document, node.id, { cases: next }), node.id, names[at] ?? "", after), null)
   }
   const wrong = wrongAt(props, "cases")
@@ -184,7 +184,7 @@ function SwitchFields(props: NodePanelProps) {
             key={name}
             label={words.way(at + 1)}
             name={name}
-            taken={[...names, "default"]}
+            usedNames={[...names, "default"]}
             onRename={(after) => rename(at, after)}
             onRemove={cases.length > 1 ? () => put(cases.filter((_, place) => place !== at)) : undefined}
           />
@@ -195,7 +195,7 @@ function SwitchFields(props: NodePanelProps) {
             names={fields}
             onChange={(text) =>
               put(
-                cases.map((each, place) => (place === at ? { ...each, when: text } : each)),
+                cases.map((branch, place) => (place === at ? { ...branch, when: text } : branch)),
                 `${node.id}.cases.${at}`,
               )
             }
@@ -225,7 +225,7 @@ const UNITS = [
 function DeadlineFields(props: NodePanelProps) {
   const set = useSet(props)
   const seconds = typeof props.node.deadline === "number" ? props.node.deadline : null
-  const fitting = UNITS.find((each) => seconds !== null && seconds % Number(each.value) === 0)
+  const fitting = UNITS.find((unit) => seconds !== null && seconds % Number(unit.value) === 0)
   const [unit, setUnit] = useState(fitting?.value ?? "3600")
   const put = (count: string, of: string) =>
     set({ deadline: count === "" ? undefined : Math.round(Number(count) * Number(of)) })
@@ -294,7 +294,7 @@ function ApproveFields(props: NodePanelProps) {
 function OverField(props: NodePanelProps) {
   const { document, node, types, onChange } = props
   const list = `canvas-over-${node.id}`
-  const sources = types.sourcesFor(`${node.id}.over`).map((each) => nameOf(document, each))
+  const sources = types.sourcesFor(`${node.id}.over`).map((source) => nameOf(document, source))
   return (
     <>
       <Field
@@ -310,8 +310,8 @@ function OverField(props: NodePanelProps) {
         }
       />
       <datalist id={list}>
-        {sources.map((each) => (
-          <option key={each} value={each} />
+        {sources.map((source) => (
+          <option key={source} value={source} />
         ))}
       </datalist>
     </>
@@ -321,7 +321,7 @@ function OverField(props: NodePanelProps) {
 function MapFields(props: NodePanelProps) {
   const set = useSet(props)
   const { node, types } = props
-  const fields = types.fieldsOfItem(node).map((each) => `item.${each}`)
+  const fields = types.fieldsOfItem(node).map((field) => `item.${field}`)
   return (
     <>
       <OverField {...props} />
@@ -332,7 +332,7 @@ function MapFields(props: NodePanelProps) {
         checked={node.continue_on_error === true}
         onChange={(event) => set({ continue_on_error: event.target.checked || undefined })}
       />
-      <NumberField {...props} field="max_items" label={words.maxItems} usual={100} least={1} />
+      <NumberField {...props} field="max_items" label={words.maxItems} preset={100} least={1} />
     </>
   )
 }
@@ -340,9 +340,9 @@ function MapFields(props: NodePanelProps) {
 function LoopFields(props: NodePanelProps) {
   const set = useSet(props)
   const { node, types } = props
-  const given = [...new Set([...Object.keys(recordOf(node.start)), ...types.fieldsOfBody(node)])]
-  const previous = given.map((each) => `previous.${each}`)
-  const names = [...types.fieldsOfBody(node).map((each) => `output.${each}`), "round"]
+  const fields = [...new Set([...Object.keys(recordOf(node.start)), ...types.fieldsOfBody(node)])]
+  const previous = fields.map((field) => `previous.${field}`)
+  const names = [...types.fieldsOfBody(node).map((field) => `output.${field}`), "round"]
   return (
     <>
       <BodyFields {...props} inner={["round", "previous", ...previous]} />
@@ -437,7 +437,7 @@ function ScoreFields(props: NodePanelProps) {
       )}
       <NumberField {...props} field="keep" label={words.keepBest} least={1} />
       <NumberField {...props} field="at_once" label={words.atOnce} least={1} />
-      <NumberField {...props} field="max_items" label={words.maxItems} usual={100} least={1} />
+      <NumberField {...props} field="max_items" label={words.maxItems} preset={100} least={1} />
       {offers.length === 0 && <p className="faint">{words.noOffers}</p>}
     </>
   )
@@ -448,8 +448,8 @@ function JudgeFields(props: NodePanelProps) {
   const set = useSet(props)
   const { node, offers } = props
   const kind = typeof node.effect === "string" ? "effect" : "workflow"
-  const offer = offers.find((each) => each.kind === kind && each.name === (node.effect ?? node.workflow))
-  const media = offer?.properties.filter((each) => MEDIA.has(each.type)) ?? []
+  const offer = offers.find((offer) => offer.kind === kind && offer.name === (node.effect ?? node.workflow))
+  const media = offer?.properties.filter((property) => MEDIA.has(property.type)) ?? []
   const picture = String(node.property ?? "image")
   return (
     <>
@@ -458,11 +458,11 @@ function JudgeFields(props: NodePanelProps) {
         label={words.judge}
         work={node}
         wrong={wrongAt(props, "workflow") ?? wrongAt(props, "effect")}
-        onPick={(made) => {
-          const first = made.offer?.properties.find((each) => MEDIA.has(each.type))?.name
+        onPick={(work) => {
+          const first = work.offer?.properties.find((property) => MEDIA.has(property.type))?.name
           set({
-            workflow: made.workflow,
-            effect: made.effect,
+            workflow: work.workflow,
+            effect: work.effect,
             property: first === "image" ? undefined : first,
             properties: undefined,
           })
@@ -478,7 +478,7 @@ function JudgeFields(props: NodePanelProps) {
       )}
       <PropertyFields
         {...props}
-        properties={offer?.properties.filter((each) => each.name !== picture) ?? []}
+        properties={offer?.properties.filter((property) => property.name !== picture) ?? []}
         inner={["item", "index"]}
       />
       <ExpressionField

@@ -75,15 +75,15 @@ export function ExpressionField({ names, ...props }: ExpressionFieldProps) {
     <MarkedArea {...props}>
       {names.length > 0 && (
         <ul className="canvas-fields" aria-label={words.conditionFields}>
-          {names.map((each) => (
-            <li key={each}>
+          {names.map((name) => (
+            <li key={name}>
               <button
                 type="button"
                 className="chip mono"
-                aria-label={words.insert(each)}
-                onClick={() => onChange(`${text}${text && !text.endsWith(" ") ? " " : ""}${each}`)}
+                aria-label={words.insert(name)}
+                onClick={() => onChange(`${text}${text && !text.endsWith(" ") ? " " : ""}${name}`)}
               >
-                {each.replace(/^output\./, "")}
+                {name.replace(/^output\./, "")}
               </button>
             </li>
           ))}
@@ -132,7 +132,7 @@ export function TemplateField(props: TemplateFieldProps) {
           hideLabel
           options={[
             { value: "", label: words.insertValue },
-            ...names.map((each) => ({ value: each, label: each })),
+            ...names.map((name) => ({ value: name, label: name })),
           ]}
           value=""
           onChange={(name) => name && insert(name)}

@@ -46,7 +46,7 @@ import {
 } from "./document"
 import { drawnSize, type NodeFacts, type NodeRun, portOf, usesOf } from "./facts"
 import type { Sheet } from "./history"
-import { bodyOf, type Named, namesIn, unnamed, wired } from "./names"
+import { bodyOf, type NameReference, namesIn, unnamed, wired } from "./names"
 import type { GraphTypes, OfferOf } from "./types"
 
 export type Flow = ReactFlowInstance<FlowNode, Edge>
@@ -97,7 +97,7 @@ export default function CanvasFlow(props: CanvasFlowProps) {
   }, [])
   const isEditable = props.onChange !== undefined
   const isPlaced =
-    document.nodes.every((each) => own(places, each.id)) && (isEditable || document.nodes.length > 0)
+    document.nodes.every((node) => own(places, node.id)) && (isEditable || document.nodes.length > 0)
   const isDrawn = useRef(false)
   isDrawn.current ||= isPlaced && size !== null
   return (
@@ -122,9 +122,9 @@ function Board(props: BoardProps) {
   const [picked, setPicked] = useState<ReadonlySet<string>>(new Set())
   const edges = useEdges(sheet, facts, runs ?? null, props.problems, picked)
   const change = (changes: NodeChange<FlowNode>[]) => {
-    const kept = changes.filter(({ type }) => type !== "remove" && type !== "select")
-    if (kept.length > 0) setView((before) => applyNodeChanges(kept, before))
-    const chosen = changes.filter((each) => each.type === "select")
+    const shownChanges = changes.filter(({ type }) => type !== "remove" && type !== "select")
+    if (shownChanges.length > 0) setView((before) => applyNodeChanges(shownChanges, before))
+    const chosen = changes.filter((item) => item.type === "select")
     if (chosen.length > 0) onSelect(pickedAfter(selected, chosen))
     const places = placesAfter(sheet.places, changes)
     if (places && onChange) onChange({ ...sheet, places }, isDragging.current ? null : "move")
@@ -149,9 +149,9 @@ function Board(props: BoardProps) {
             nodeTypes={NODE_TYPES}
             onNodesChange={change}
             onEdgesChange={(changes) => setPicked((before) => pickedAfter(before, changes))}
-            onInit={(made) => {
-              flow.current = made
-              props.onReady?.(made)
+            onInit={(instance) => {
+              flow.current = instance
+              props.onReady?.(instance)
             }}
             isValidConnection={(wire) => isFitting(...endsOf(wire))}
             onConnect={(wire) => {
@@ -160,12 +160,12 @@ function Board(props: BoardProps) {
               if (begin) onChange?.({ ...sheet, document: wired(sheet.document, begin, to) }, null)
             }}
             onDelete={({ nodes, edges: wires }) => {
-              const ids = new Set(nodes.map((each) => each.id))
-              const ends = new Set(wires.map((each) => each.id))
-              const names = namesIn(sheet.document).filter((each) => ends.has(nameKey(each)))
+              const ids = new Set(nodes.map((node) => node.id))
+              const ends = new Set(wires.map((edge) => edge.id))
+              const names = namesIn(sheet.document).filter((reference) => ends.has(nameKey(reference)))
               const rest = remove(unnamed(sheet.document, names), ids, ends)
               onChange?.({ ...sheet, document: rest }, null)
-              onSelect(new Set([...selected].filter((each) => !ids.has(each))))
+              onSelect(new Set([...selected].filter((id) => !ids.has(id))))
             }}
             onMoveStart={() => board.current?.classList.add("is-moving")}
             onMoveEnd={() => board.current?.classList.remove("is-moving")}
@@ -270,10 +270,10 @@ function pickedAfter(
   changes: readonly (NodeChange<FlowNode> | EdgeChange)[],
 ): Set<string> {
   const after = new Set(before)
-  for (const each of changes) {
-    if (each.type !== "select") continue
-    if (each.selected) after.add(each.id)
-    else after.delete(each.id)
+  for (const change of changes) {
+    if (change.type !== "select") continue
+    if (change.selected) after.add(change.id)
+    else after.delete(change.id)
   }
   return after
 }
@@ -282,12 +282,12 @@ function pickedAfter(
 function placesAfter(before: Places, changes: NodeChange<FlowNode>[]): Places | null {
   const after: Record<string, Place> = { ...before }
   let isMoved = false
-  for (const each of changes) {
-    if (each.type !== "position" || each.dragging || !each.position) continue
-    const { x, y } = each.position
-    const old = own(before, each.id)
+  for (const change of changes) {
+    if (change.type !== "position" || change.dragging || !change.position) continue
+    const { x, y } = change.position
+    const old = own(before, change.id)
     if (old && Math.abs(old.x - x) < 0.5 && Math.abs(old.y - y) < 0.5) continue
-    after[each.id] = { x: Math.round(x), y: Math.round(y) }
+    after[change.id] = { x: Math.round(x), y: Math.round(y) }
     isMoved = true
   }
   return isMoved ? after : null
@@ -304,10 +304,10 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const { sheet, types, offerOf, problems, warnings = NONE, runs, exampleOf } = props
   const { document } = sheet
   const still = useMemo(() => {
-    const taken = new Map<string, string[]>()
+    const wiredPorts = new Map<string, string[]>()
     for (const { to } of [...document.connections, ...namesIn(document)]) {
       const { node, port } = targetOf(to)
-      taken.set(node, [...(taken.get(node) ?? []), port])
+      wiredPorts.set(node, [...(wiredPorts.get(node) ?? []), port])
     }
     return document.nodes.map((node): NodeFacts => {
       const offer = offerOf(node)
@@ -315,7 +315,7 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
         node,
         uses: usesOf(node),
         ports: types.ports(node),
-        wired: taken.get(node.id) ?? [],
+        wired: wiredPorts.get(node.id) ?? [],
         problems: ofNode(problems, node.id),
         warnings: ofNode(warnings, node.id),
         example: exampleOf?.(offer?.name ?? String(bodyOf(node).effect ?? "")) ?? null,
@@ -326,21 +326,21 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   }, [document, types, offerOf, problems, warnings, exampleOf])
   const before = useRef<ReadonlyMap<string, NodeFacts>>(new Map())
   return useMemo(() => {
-    const made = new Map<string, NodeFacts>()
-    for (const each of still) {
-      const { id } = each.node
-      const facts = { ...each, run: runs?.get(id) ?? null }
+    const factsById = new Map<string, NodeFacts>()
+    for (const nodeFacts of still) {
+      const { id } = nodeFacts.node
+      const facts = { ...nodeFacts, run: runs?.get(id) ?? null }
       const old = before.current.get(id)
-      made.set(id, old && isSameFacts(old, facts) ? old : facts)
+      factsById.set(id, old && isSameFacts(old, facts) ? old : facts)
     }
-    before.current = made
-    return made
+    before.current = factsById
+    return factsById
   }, [still, runs])
 }
 
 function ofNode(problems: readonly ProblemSeen[], id: string): readonly ProblemSeen[] {
-  const found = problems.filter((each) => outerOf(each.node) === id)
-  return found.length > 0 ? found.map((each) => ({ ...each, port: portOf(each) })) : NONE
+  const own = problems.filter((problem) => outerOf(problem.node) === id)
+  return own.length > 0 ? own.map((problem) => ({ ...problem, port: portOf(problem) })) : NONE
 }
 
 function isSameFacts(one: NodeFacts, other: NodeFacts): boolean {
@@ -365,29 +365,29 @@ function nodesOf(
   selected: ReadonlySet<string>,
   before: readonly FlowNode[],
 ): FlowNode[] {
-  const old = new Map(before.map((each) => [each.id, each]))
+  const old = new Map(before.map((node) => [node.id, node]))
   return sheet.document.nodes.flatMap((node) => {
     const data = facts.get(node.id)
     const place = own(sheet.places, node.id)
     if (!data || !place) return []
-    const known = old.get(node.id)
+    const shown = old.get(node.id)
     const isSelected = selected.has(node.id)
-    const position = known?.dragging ? known.position : place
+    const position = shown?.dragging ? shown.position : place
     if (
-      known &&
-      known.data === data &&
-      known.selected === isSelected &&
-      known.position.x === position.x &&
-      known.position.y === position.y
+      shown &&
+      shown.data === data &&
+      shown.selected === isSelected &&
+      shown.position.x === position.x &&
+      shown.position.y === position.y
     )
-      return [known]
+      return [shown]
     const kind = words.kinds[node.type] ?? node.type
     const state = data.run ? (words.nodeStatuses[data.run.status] ?? "") : problemWords(data)
     const ariaLabel = words.nodeLabel(node.id, kind, state)
     const { width, height, handles } = drawnSize(data, isSelected)
     return [
       {
-        ...known,
+        ...shown,
         id: node.id,
         type: "canvas" as const,
         data,
@@ -419,28 +419,28 @@ function useEdges(
   problems: readonly ProblemSeen[],
   picked: ReadonlySet<string>,
 ): Edge[] {
-  const known = useMemo(() => new Set(document.nodes.map((each) => each.id)), [document.nodes])
+  const nodeIds = useMemo(() => new Set(document.nodes.map((node) => node.id)), [document.nodes])
   const names = useNames(document, facts)
-  const told = [...(runs ?? [])]
-  const done = told
+  const entries = [...(runs ?? [])]
+  const done = entries
     .filter(([, run]) => run.done > 0)
     .map(([id]) => id)
     .join(" ")
-  const skipped = told
+  const skipped = entries
     .filter(([, run]) => run.status === "skipped")
     .map(([id]) => id)
     .join(" ")
   return useMemo(() => {
-    const from = new Set(done.split(" "))
-    const left = new Set(skipped.split(" "))
+    const doneIds = new Set(done.split(" "))
+    const skippedIds = new Set(skipped.split(" "))
     const lookOf = (source: string, target: string) => {
-      if (left.has(target)) return "is-skipped"
-      return from.has(source) ? "is-passed" : ""
+      if (skippedIds.has(target)) return "is-skipped"
+      return doneIds.has(source) ? "is-passed" : ""
     }
-    const edge = (id: string, each: { from: string; to: string }): Edge[] => {
-      const source = sourceOf(each.from)
-      const target = targetOf(each.to)
-      if (!known.has(source.node) || !known.has(target.node)) return []
+    const edge = (id: string, connection: { from: string; to: string }): Edge[] => {
+      const source = sourceOf(connection.from)
+      const target = targetOf(connection.to)
+      if (!nodeIds.has(source.node) || !nodeIds.has(target.node)) return []
       const isWrong = problems.some(({ node, port }) => node === target.node && port === target.port)
       return [
         {
@@ -451,36 +451,36 @@ function useEdges(
           targetHandle: target.port,
           label: source.path.join(".") || undefined,
           className: isWrong ? "is-wrong" : lookOf(source.node, target.node),
-          ariaLabel: `${each.from} → ${each.to}`,
+          ariaLabel: `${connection.from} → ${connection.to}`,
           selected: picked.has(id),
         },
       ]
     }
-    const named = names.flatMap((each) =>
-      edge(nameKey(each), each).map((made) => ({
-        ...made,
-        className: `is-named ${made.className}`,
-        deletable: each.isWhole,
+    const named = names.flatMap((reference) =>
+      edge(nameKey(reference), reference).map((drawn) => ({
+        ...drawn,
+        className: `is-named ${drawn.className}`,
+        deletable: reference.isWhole,
       })),
     )
-    return [...document.connections.flatMap((each) => edge(each.to, each)), ...named]
-  }, [document.connections, names, known, done, skipped, problems, picked])
+    return [...document.connections.flatMap((connection) => edge(connection.to, connection)), ...named]
+  }, [document.connections, names, nodeIds, done, skipped, problems, picked])
 }
 
 /** Returns the values that are read by name, if both nodes have matching ports. */
-function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly Named[] {
-  const found = useMemo(() => namesIn(document), [document])
-  const kept = useRef<readonly Named[]>([])
+function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly NameReference[] {
+  const names = useMemo(() => namesIn(document), [document])
+  const previous = useRef<readonly NameReference[]>([])
   return useMemo(() => {
     const has = (side: "inputs" | "outputs", id: string, port: string) =>
-      facts.get(id)?.ports[side].some((each) => each.name === port) ?? false
-    const drawn = found.filter(({ from, to }) => {
+      facts.get(id)?.ports[side].some((item) => item.name === port) ?? false
+    const drawn = names.filter(({ from, to }) => {
       const source = sourceOf(from)
       const target = targetOf(to)
       return has("outputs", source.node, source.port) && has("inputs", target.node, target.port)
     })
     // Returns the previous list if nothing has changed, so that the connections aren't drawn again.
-    if (!isAlike(drawn, kept.current)) kept.current = drawn
-    return kept.current
-  }, [found, facts])
+    if (!isAlike(drawn, previous.current)) previous.current = drawn
+    return previous.current
+  }, [names, facts])
 }

@@ -16,7 +16,7 @@ interface LibraryProps {
   searchRef: Ref<HTMLInputElement>
 }
 
-const CONTROL: readonly NodeKind[] = NODE_KINDS.filter((each) => each !== "workflow")
+const CONTROL: readonly NodeKind[] = NODE_KINDS.filter((kind) => kind !== "workflow")
 
 interface Entry {
   what: string
@@ -27,10 +27,10 @@ interface Entry {
 
 export function Library({ offers, backends, titleOf, onAdd, searchRef }: LibraryProps) {
   const [text, setText] = useState("")
-  const wanted = text.trim().toLowerCase()
-  const isWanted = ({ title, what }: Entry) => `${title} ${what}`.toLowerCase().includes(wanted)
+  const query = text.trim().toLowerCase()
+  const isWanted = ({ title, what }: Entry) => `${title} ${what}`.toLowerCase().includes(query)
   const ofKind = (kind: WorkflowOffer["kind"]) =>
-    offers.filter((each) => each.kind === kind).map((each) => entryOf(each, titleOf))
+    offers.filter((offer) => offer.kind === kind).map((offer) => entryOf(offer, titleOf))
   const control = CONTROL.map((kind) => ({
     what: kind,
     title: words.kinds[kind] ?? kind,
@@ -60,34 +60,34 @@ export function Library({ offers, backends, titleOf, onAdd, searchRef }: Library
           setText("")
         }}
       />
-      {offers.length === 0 && !wanted && <p className="faint">{words.noOffers}</p>}
+      {offers.length === 0 && !query && <p className="faint">{words.noOffers}</p>}
       {groups.length === 0 && <p className="faint">{words.nothingFound}</p>}
       {groups.map(({ title, entries }) => (
         <section key={title}>
           <h2>{title}</h2>
           <ul>
-            {entries.map((each) => (
-              <li key={each.what}>
+            {entries.map((entry) => (
+              <li key={entry.what}>
                 <button
                   type="button"
                   className="canvas-entry"
                   draggable
-                  title={each.hint || words.addNamed(each.title)}
+                  title={entry.hint || words.addNamed(entry.title)}
                   onDragStart={(event) => {
-                    event.dataTransfer.setData(DRAGGED, each.what)
+                    event.dataTransfer.setData(DRAGGED, entry.what)
                     event.dataTransfer.effectAllowed = "copy"
                   }}
-                  onClick={() => onAdd(each.what)}
+                  onClick={() => onAdd(entry.what)}
                 >
-                  <span className="cut-text">{each.title}</span>
-                  <span className="badge">{each.aside}</span>
+                  <span className="cut-text">{entry.title}</span>
+                  <span className="badge">{entry.aside}</span>
                 </button>
               </li>
             ))}
           </ul>
         </section>
       ))}
-      {backends.length > 0 && !wanted && <Backends backends={backends} />}
+      {backends.length > 0 && !query && <Backends backends={backends} />}
     </aside>
   )
 }
@@ -99,10 +99,12 @@ function Backends({ backends }: { backends: readonly WorkerSeen[] }) {
     <section>
       <h2>{words.backends}</h2>
       <ul>
-        {backends.slice(0, BACKENDS_MAX).map((each) => (
-          <li key={each.worker_id} className="canvas-backend">
-            <Status status={each.state === "pending" ? "unapproved" : each.state}>{each.worker_id}</Status>
-            <span className="badge">{words.workerStates[each.state] ?? each.state}</span>
+        {backends.slice(0, BACKENDS_MAX).map((worker) => (
+          <li key={worker.worker_id} className="canvas-backend">
+            <Status status={worker.state === "pending" ? "unapproved" : worker.state}>
+              {worker.worker_id}
+            </Status>
+            <span className="badge">{words.workerStates[worker.state] ?? worker.state}</span>
           </li>
         ))}
       </ul>
@@ -111,7 +113,7 @@ function Backends({ backends }: { backends: readonly WorkerSeen[] }) {
 }
 
 function entryOf(offer: WorkflowOffer, titleOf: (name: string) => string): Entry {
-  const ports = offer.properties.map((each) => `${each.name}: ${each.type}`).join(", ")
+  const ports = offer.properties.map((property) => `${property.name}: ${property.type}`).join(", ")
   return {
     what: `${offer.kind}:${offer.name}`,
     title: offer.kind === "effect" ? titleOf(offer.name) : offer.name,

@@ -58,7 +58,7 @@ export function NodePanel(props: NodePanelProps) {
 
 function IdField({ document, node, onRename }: NodePanelProps) {
   const [text, setText] = useState(node.id)
-  const isTaken = text !== node.id && document.nodes.some((each) => each.id === text)
+  const isTaken = text !== node.id && document.nodes.some((other) => other.id === text)
   const wrong = !ID_PATTERN.test(text) ? words.idWrong : isTaken ? words.idTaken : null
   const keep = () => {
     if (!wrong && text !== node.id) onRename(rename(document, node.id, text), node.id, text)
@@ -86,33 +86,35 @@ function KindFields(props: NodePanelProps) {
       {node.type === "fanout" && <FanOutFields {...props} />}
       {node.type === "merge" && <MergeFields {...props} />}
       <DecidingFields key={node.id} {...props} />
-      {(isByName(node) ? [] : ports).map((each) => (
-        <Wire key={each.name} {...props} port={each} label={`${words.wiredFrom}: ${each.name}`} />
+      {(isByName(node) ? [] : ports).map((port) => (
+        <Wire key={port.name} {...props} port={port} label={`${words.wiredFrom}: ${port.name}`} />
       ))}
     </>
   )
 }
 
-const TYPES = VALUE_TYPES.map((each) => ({ value: each as string, label: each as string }))
+const TYPES = VALUE_TYPES.map((type) => ({ value: type as string, label: type as string }))
 
 function InputFields(props: NodePanelProps) {
   const set = useSet(props)
   const type = String(props.node.value_type ?? "any")
   const isMedia = MEDIA.has(type.replace("[]", ""))
-  const told = props.node.default
-  const isRequired = props.node.required !== false && told === undefined
+  const preset = props.node.default
+  const isRequired = props.node.required !== false && preset === undefined
   return (
     <>
       <Select
         label={words.valueType}
-        options={TYPES.some((each) => each.value === type) ? TYPES : [...TYPES, { value: type, label: type }]}
+        options={
+          TYPES.some((option) => option.value === type) ? TYPES : [...TYPES, { value: type, label: type }]
+        }
         value={type}
         onChange={(value) => set({ value_type: value === "any" ? undefined : value, default: undefined })}
       />
       {!isMedia && (
         <Field
           label={words.default}
-          value={told === undefined ? "" : typeof told === "string" ? told : JSON.stringify(told)}
+          value={preset === undefined ? "" : typeof preset === "string" ? preset : JSON.stringify(preset)}
           onChange={(event) => set({ default: typedValue(event.target.value, type), required: undefined })}
         />
       )}
@@ -133,8 +135,8 @@ function ConditionField(props: NodePanelProps) {
       label={words.condition}
       hint={words.conditionHint}
       text={String(props.node.condition ?? "")}
-      wrong={props.problems.find((each) => each.port === "condition")?.message}
-      names={fields.map((each) => `output.${each}`)}
+      wrong={props.problems.find((problem) => problem.port === "condition")?.message}
+      names={fields.map((field) => `output.${field}`)}
       onChange={(condition) => set({ condition })}
     />
   )
@@ -165,10 +167,10 @@ function FanOutFields(props: NodePanelProps) {
         />
       )}
       {!node.per_item && (
-        <NumberField {...props} field="output_count" label={words.outputCount} usual={2} least={1} />
+        <NumberField {...props} field="output_count" label={words.outputCount} preset={2} least={1} />
       )}
       {mode === "distribute" && (
-        <NumberField {...props} field="max_items" label={words.maxItems} usual={100} least={1} />
+        <NumberField {...props} field="max_items" label={words.maxItems} preset={100} least={1} />
       )}
     </>
   )
@@ -177,7 +179,7 @@ function FanOutFields(props: NodePanelProps) {
 function MergeFields(props: NodePanelProps) {
   const set = useSet(props)
   const { node, document } = props
-  const fans = document.nodes.filter((each) => each.type === "fanout" && each.per_item === true)
+  const fans = document.nodes.filter((other) => other.type === "fanout" && other.per_item === true)
   return (
     <>
       <Choices
@@ -193,7 +195,7 @@ function MergeFields(props: NodePanelProps) {
         label={words.over}
         options={[
           { value: "", label: words.overNone },
-          ...fans.map((each) => ({ value: each.id, label: each.id })),
+          ...fans.map((fan) => ({ value: fan.id, label: fan.id })),
         ]}
         value={String(node.over ?? "")}
         onChange={(value) => set({ over: value || undefined })}
@@ -215,21 +217,21 @@ function WorkflowFields({ ports, ...props }: NodePanelProps & { ports: readonly 
   const strategy = (node.fallback_strategy ?? "none") as "none" | "ask_user" | "auto_select"
   return (
     <>
-      {ports.map((each) => (
-        <PropertyField key={each.name} {...props} port={each} property={propertyOf(offer, each.name)} />
+      {ports.map((port) => (
+        <PropertyField key={port.name} {...props} port={port} property={propertyOf(offer, port.name)} />
       ))}
       <Field
         label={words.runsOn}
         hint={words.runsOnHint}
-        error={problems.find((each) => each.port === "backend_affinity")?.message}
+        error={problems.find((problem) => problem.port === "backend_affinity")?.message}
         value={String(node.backend_affinity ?? "")}
         placeholder={words.anyWorker}
         list="canvas-affinities"
         onChange={(event) => set({ backend_affinity: event.target.value.trim() || undefined })}
       />
       <datalist id="canvas-affinities">
-        {affinitiesOf(backends).map((each) => (
-          <option key={each} value={each} />
+        {affinitiesOf(backends).map((affinity) => (
+          <option key={affinity} value={affinity} />
         ))}
       </datalist>
       <Choices
@@ -240,9 +242,9 @@ function WorkflowFields({ ports, ...props }: NodePanelProps & { ports: readonly 
       />
       <details className="canvas-more">
         <summary>{words.moreSettings}</summary>
-        <NumberField {...props} field="retries" label={words.retries} usual={0} least={0} />
+        <NumberField {...props} field="retries" label={words.retries} preset={0} least={0} />
         <NumberField {...props} field="timeout" label={words.timeout} least={1} />
-        <NumberField {...props} field="priority" label={words.priority} usual={0} least={-1000} />
+        <NumberField {...props} field="priority" label={words.priority} preset={0} least={-1000} />
         <Check
           label={words.continueOnError}
           checked={node.continue_on_error === true}
@@ -260,8 +262,8 @@ function WorkflowFields({ ports, ...props }: NodePanelProps & { ports: readonly 
 }
 
 function affinitiesOf(backends: readonly WorkerSeen[]): string[] {
-  const fleets = new Set(backends.map((each) => `fleet:${each.fleet}`))
-  return [...fleets, ...backends.map((each) => `worker:${each.worker_id}`)]
+  const fleets = new Set(backends.map((worker) => `fleet:${worker.fleet}`))
+  return [...fleets, ...backends.map((worker) => `worker:${worker.worker_id}`)]
 }
 
 interface PropertyFieldProps extends NodePanelProps {
@@ -272,8 +274,8 @@ interface PropertyFieldProps extends NodePanelProps {
 function PropertyField({ port, property, ...props }: PropertyFieldProps) {
   const { document, node, problems, onChange } = props
   const to = `${node.id}.${port.name}`
-  const isWired = document.connections.some((each) => each.to === to)
-  const wrong = problems.find((each) => each.port === port.name)?.message ?? null
+  const isWired = document.connections.some((connection) => connection.to === to)
+  const wrong = problems.find((problem) => problem.port === port.name)?.message ?? null
   const isMedia = MEDIA.has(port.type.name)
   const value = propertiesOf(node)[port.name]
   const isText = property?.type === "text" && !property.choices?.length
@@ -291,7 +293,7 @@ function PropertyField({ port, property, ...props }: PropertyFieldProps) {
           value={value}
           wrong={wrong ?? undefined}
           names={props.types.namesFor(node.id)}
-          onChange={(made) => onChange(setProperty(document, node.id, port.name, made), to)}
+          onChange={(template) => onChange(setProperty(document, node.id, port.name, template), to)}
         />
       )}
       {property && !isMedia && !isWired && !isTemplate && (
@@ -300,8 +302,8 @@ function PropertyField({ port, property, ...props }: PropertyFieldProps) {
           value={value ?? property.default ?? undefined}
           error={wrong}
           onChange={(value) => {
-            const given = value === property.default ? undefined : value
-            onChange(setProperty(document, node.id, port.name, given), to)
+            const changed = value === property.default ? undefined : value
+            onChange(setProperty(document, node.id, port.name, changed), to)
           }}
         />
       )}
@@ -353,11 +355,11 @@ const TEMPLATE = "by a template"
 /** Selects the source of a port's value, which is also shown as a connection on the canvas. */
 function Wire({ port, label, hideLabel, error, document, node, types, problems, onChange }: WireProps) {
   const to = `${node.id}.${port.name}`
-  const now = document.connections.find((each) => each.to === to)?.from ?? ""
+  const now = document.connections.find((connection) => connection.to === to)?.from ?? ""
   const sources = types.sourcesFor(to)
   const options = [
     { value: "", label: words.notWired },
-    ...[...new Set([...sources, ...(now ? [now] : [])])].map((each) => ({ value: each, label: each })),
+    ...[...new Set([...sources, ...(now ? [now] : [])])].map((source) => ({ value: source, label: source })),
     ...(now ? [] : [{ value: ASK, label: words.askAtRun }]),
     ...(now || node.type !== "workflow" ? [] : [{ value: TEMPLATE, label: words.byTemplate }]),
   ]
@@ -366,7 +368,7 @@ function Wire({ port, label, hideLabel, error, document, node, types, problems, 
     else if (value === TEMPLATE) onChange(setProperty(document, node.id, port.name, "{{ }}"), null)
     else onChange(value ? connect(document, value, to) : disconnect(document, to), null)
   }
-  const wrong = error ?? (hideLabel ? null : problems.find((each) => each.port === port.name)?.message)
+  const wrong = error ?? (hideLabel ? null : problems.find((problem) => problem.port === port.name)?.message)
   return (
     <Select
       label={label}
@@ -382,8 +384,8 @@ function Wire({ port, label, hideLabel, error, document, node, types, problems, 
 /** Adds an input node that feeds a port. */
 function withInput(document: GraphDocument, node: GraphNode, port: Port): GraphDocument {
   const id = freeId(document, port.name)
-  const made: GraphNode = { id, type: "input", value_type: port.type.name }
-  return connect(addNode(document, made), `${id}.value`, `${node.id}.${port.name}`)
+  const input: GraphNode = { id, type: "input", value_type: port.type.name }
+  return connect(addNode(document, input), `${id}.value`, `${node.id}.${port.name}`)
 }
 
 function Facts({ offer }: { offer: WorkflowOffer }) {

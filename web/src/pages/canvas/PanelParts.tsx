@@ -29,19 +29,19 @@ export function useSet({ document, node, onChange }: NodePanelProps) {
 
 /** Returns the first problem at one of these ports. */
 export function wrongAt({ problems }: NodePanelProps, ...ports: string[]): string | undefined {
-  return problems.find((each) => ports.includes(each.port))?.message
+  return problems.find((problem) => ports.includes(problem.port))?.message
 }
 
 interface NumberFieldProps extends NodePanelProps {
   field: string
   label: string
-  usual?: number
+  preset?: number
   least: number
 }
 
-export function NumberField({ field, label, usual, least, ...props }: NumberFieldProps) {
+export function NumberField({ field, label, preset, least, ...props }: NumberFieldProps) {
   const set = useSet(props)
-  const value = props.node[field] ?? usual
+  const value = props.node[field] ?? preset
   return (
     <Field
       label={label}
@@ -49,10 +49,10 @@ export function NumberField({ field, label, usual, least, ...props }: NumberFiel
       min={least}
       step={1}
       value={value === undefined ? "" : String(value)}
-      error={props.problems.find((each) => each.port === field)?.message}
+      error={props.problems.find((problem) => problem.port === field)?.message}
       onChange={(event) => {
-        const given = event.target.value === "" ? undefined : Number(event.target.value)
-        set({ [field]: given === usual ? undefined : given })
+        const typed = event.target.value === "" ? undefined : Number(event.target.value)
+        set({ [field]: typed === preset ? undefined : typed })
       }}
     />
   )

@@ -7,9 +7,9 @@ import { words } from "@/words/en/canvas"
 
 export function Problems({ verdict, onShow }: { verdict: Verdict; onShow: (node: string) => void }) {
   const { problems, warnings } = verdict
-  const told = problems.length > 0 ? problems : warnings
+  const shown = problems.length > 0 ? problems : warnings
   const [at, setAt] = useState(0)
-  const one = told[at % Math.max(1, told.length)]
+  const one = shown[at % Math.max(1, shown.length)]
   if (!one)
     return (
       <div className="canvas-problems" role="status">
@@ -30,7 +30,7 @@ export function Problems({ verdict, onShow }: { verdict: Verdict; onShow: (node:
           {words.show}
         </Button>
       )}
-      {told.length > 1 && (
+      {shown.length > 1 && (
         <Button size="small" kind="ghost" icon="right" label={words.next} onClick={() => setAt(at + 1)} />
       )}
     </div>

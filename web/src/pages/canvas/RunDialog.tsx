@@ -22,7 +22,7 @@ interface RunDialogProps {
   inputs: readonly GraphNode[]
 }
 
-type Given = Record<string, unknown>
+type InputValues = Record<string, unknown>
 type Files = Record<string, readonly (Chosen | null)[]>
 
 const PAUSE_MS = 300
@@ -37,34 +37,34 @@ export function RunDialog(props: RunDialogProps) {
 
 function RunForm({ graphId, version, inputs, onClose }: RunDialogProps) {
   const [, go] = useLocation()
-  const [typed, setTyped] = useState<Given>(() => defaultsOf(inputs))
+  const [typed, setTyped] = useState<InputValues>(() => defaultsOf(inputs))
   const [files, setFiles] = useState<Files>({})
   const [limit, setLimit] = useState("")
-  const given = useMemo(() => givenOf(inputs, typed, files), [inputs, typed, files])
-  const { quote, error } = useQuote(graphId, version, given)
+  const values = useMemo(() => valuesForQuote(inputs, typed, files), [inputs, typed, files])
+  const { quote, error } = useQuote(graphId, version, values)
   const wallet = useQuery<{ balance: number }>("/api/wallet", { freshSeconds: 10 })
   const lacking = quote && wallet.data ? Math.max(0, quote.tokens_min - wallet.data.balance) : 0
   const start = useAct(async () => {
-    const sent = await uploaded(inputs, files)
-    const body = { inputs: { ...given, ...sent }, version, ...(limit ? { max_tokens: Number(limit) } : {}) }
+    const sent = await uploadFiles(inputs, files)
+    const body = { inputs: { ...values, ...sent }, version, ...(limit ? { max_tokens: Number(limit) } : {}) }
     const idempotencyKey = crypto.randomUUID()
     const run = await api.post<GraphRunAnswer>(`/api/graphs/${graphId}/runs`, body, { idempotencyKey })
     go(`/graphs/${graphId}/runs/${run.id}`)
   })
-  const missing = inputs.find((each) => isNeeded(each) && !isGiven(each, typed, files))
+  const missing = inputs.find((node) => isNeeded(node) && !isFilled(node, typed, files))
   const price = quote && words.quoteRange(quote.tokens_min, quote.tokens_max, tokens)
   return (
     <>
       <p className="quiet">{inputs.length > 0 ? words.runText : words.inputsNone}</p>
       <div className="canvas-inputs">
-        {inputs.map((each) => (
+        {inputs.map((node) => (
           <OneInput
-            key={each.id}
-            node={each}
-            value={own(typed, each.id)}
-            files={own(files, each.id) ?? [null]}
-            onType={(value) => setTyped((before) => ({ ...before, [each.id]: value }))}
-            onFiles={(chosen) => setFiles((before) => ({ ...before, [each.id]: chosen }))}
+            key={node.id}
+            node={node}
+            value={own(typed, node.id)}
+            files={own(files, node.id) ?? [null]}
+            onType={(value) => setTyped((before) => ({ ...before, [node.id]: value }))}
+            onFiles={(chosen) => setFiles((before) => ({ ...before, [node.id]: chosen }))}
           />
         ))}
       </div>
@@ -76,9 +76,9 @@ function RunForm({ graphId, version, inputs, onClose }: RunDialogProps) {
           {quote && quote.seconds_max > 0 && <span>{words.takes(duration(quote.seconds_max))}</span>}
         </dd>
       </dl>
-      {quote?.warnings.map((each) => (
-        <p key={`${each.node}${each.code}`} className="canvas-warning">
-          {each.node}: {each.message}
+      {quote?.warnings.map((problem) => (
+        <p key={`${problem.node}${problem.code}`} className="canvas-warning">
+          {problem.node}: {problem.message}
         </p>
       ))}
       <Field
@@ -95,7 +95,7 @@ function RunForm({ graphId, version, inputs, onClose }: RunDialogProps) {
         <Button onClick={onClose}>{words.notNow}</Button>
         {lacking > 0 ? (
           <>
-            <span className="faint">{words.tooFew(tokens(lacking))}</span>
+            <span className="faint">{words.tooFew(lacking)}</span>
             <LinkButton kind="go" href="/wallet">
               {words.topUp}
             </LinkButton>
@@ -127,32 +127,32 @@ function isNeeded(node: GraphNode): boolean {
   return node.required !== false && node.default === undefined
 }
 
-function defaultsOf(inputs: readonly GraphNode[]): Given {
-  const told = inputs.filter((each) => each.default !== undefined)
-  return Object.fromEntries(told.map((each) => [each.id, shown(each.default)]))
+function defaultsOf(inputs: readonly GraphNode[]): InputValues {
+  const preset = inputs.filter((node) => node.default !== undefined)
+  return Object.fromEntries(preset.map((input) => [input.id, shown(input.default)]))
 }
 
 function shown(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map((each) => String(each)).join("\n")
+  if (Array.isArray(value)) return value.map((item) => String(item)).join("\n")
   return typeof value === "object" && value !== null ? JSON.stringify(value) : value
 }
 
-function isGiven(node: GraphNode, typed: Given, files: Files): boolean {
+function isFilled(node: GraphNode, typed: InputValues, files: Files): boolean {
   if (isMedia(node)) return (own(files, node.id) ?? []).some(Boolean)
   return own(typed, node.id) !== undefined && own(typed, node.id) !== ""
 }
 
 /** Returns the inputs for the quote: all typed values and the number of files, including files
  * that are still being uploaded. */
-export function givenOf(inputs: readonly GraphNode[], typed: Given, files: Files): Given {
-  const found: Given = {}
+export function valuesForQuote(inputs: readonly GraphNode[], typed: InputValues, files: Files): InputValues {
+  const values: InputValues = {}
   for (const node of inputs) {
     if (isMedia(node)) {
-      const ids = (own(files, node.id) ?? []).flatMap((each) => (each ? (each.mediaId ?? each.name) : []))
-      if (ids.length > 0) found[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
-    } else if (isGiven(node, typed, files)) found[node.id] = asType(own(typed, node.id), typeOf(node))
+      const ids = (own(files, node.id) ?? []).flatMap((file) => (file ? (file.mediaId ?? file.name) : []))
+      if (ids.length > 0) values[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
+    } else if (isFilled(node, typed, files)) values[node.id] = asType(own(typed, node.id), typeOf(node))
   }
-  return found
+  return values
 }
 
 export function asType(value: unknown, type: string): unknown {
@@ -161,38 +161,38 @@ export function asType(value: unknown, type: string): unknown {
   const inner = type.slice(0, -2)
   return value
     .split("\n")
-    .filter((each) => each.trim() !== "")
-    .map((each) => typedValue(each, inner))
+    .filter((line) => line.trim() !== "")
+    .map((line) => typedValue(line, inner))
 }
 
 /** Waits for uploads, and returns the media ids of the files. */
-async function uploaded(inputs: readonly GraphNode[], files: Files): Promise<Given> {
-  const found: Given = {}
+async function uploadFiles(inputs: readonly GraphNode[], files: Files): Promise<InputValues> {
+  const mediaIds: InputValues = {}
   for (const node of inputs) {
     const ids: string[] = []
-    for (const each of own(files, node.id) ?? []) {
-      if (!each) continue
-      ids.push(await sentId(each, words.missing(node.id)))
+    for (const file of own(files, node.id) ?? []) {
+      if (!file) continue
+      ids.push(await sentId(file, words.missing(node.id)))
     }
-    if (ids.length > 0) found[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
+    if (ids.length > 0) mediaIds[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
   }
-  return found
+  return mediaIds
 }
 
-function useQuote(graphId: string, version: number, given: Given) {
-  const [told, setTold] = useState<{ quote: QuoteAnswer | null; error: ApiError | null }>({
+function useQuote(graphId: string, version: number, values: InputValues) {
+  const [answer, setAnswer] = useState<{ quote: QuoteAnswer | null; error: ApiError | null }>({
     quote: null,
     error: null,
   })
-  const inputs = JSON.stringify(given)
+  const inputs = JSON.stringify(values)
   useEffect(() => {
     const abort = new AbortController()
     const timer = setTimeout(() => {
-      const body = { inputs: JSON.parse(inputs) as Given, version }
+      const body = { inputs: JSON.parse(inputs) as InputValues, version }
       api.post<QuoteAnswer>(`/api/graphs/${graphId}/quote`, body, { signal: abort.signal }).then(
-        (quote) => setTold({ quote, error: null }),
+        (quote) => setAnswer({ quote, error: null }),
         (thrown) => {
-          if (!abort.signal.aborted) setTold((before) => ({ ...before, error: asApiError(thrown) }))
+          if (!abort.signal.aborted) setAnswer((before) => ({ ...before, error: asApiError(thrown) }))
         },
       )
     }, PAUSE_MS)
@@ -201,7 +201,7 @@ function useQuote(graphId: string, version: number, given: Given) {
       abort.abort()
     }
   }, [graphId, version, inputs])
-  return told
+  return answer
 }
 
 interface OneInputProps {
@@ -249,19 +249,19 @@ function Pictures({ node, files, onFiles }: Pick<OneInputProps, "node" | "files"
   const put = useCallback(
     (at: number, chosen: Chosen | null) => {
       forget(files[at] ?? null)
-      onFiles(files.map((each, place) => (place === at ? chosen : each)))
+      onFiles(files.map((file, place) => (place === at ? chosen : file)))
     },
     [files, onFiles],
   )
   return (
     <>
-      {files.map((each, at) => (
+      {files.map((file, at) => (
         <OneFile
           // biome-ignore lint/suspicious/noArrayIndexKey: a list item is identified by its position
           key={at}
           label={isList ? `${node.id} ${at + 1}` : node.id}
           kind={kind}
-          chosen={each}
+          chosen={file}
           onChange={(chosen) => put(at, chosen)}
         />
       ))}

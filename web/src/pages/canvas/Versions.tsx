@@ -53,8 +53,8 @@ function Compare({ graphId, newest, document, onTake, onClose }: VersionsProps &
         <Button
           icon="undo"
           onClick={() => {
-            const found = old.data && documentOf(old.data.document)
-            if (found) onTake(found, Number(before))
+            const drawing = old.data && documentOf(old.data.document)
+            if (drawing) onTake(drawing, Number(before))
             onClose()
           }}
         >
@@ -70,13 +70,13 @@ function useVersion(graphId: string, version: string) {
 }
 
 function textOf({ document }: GraphAnswer): string {
-  const found = documentOf(document)
-  return found ? yamlOf(found) : JSON.stringify(document, null, 2)
+  const drawing = documentOf(document)
+  return drawing ? yamlOf(drawing) : JSON.stringify(document, null, 2)
 }
 
 function Lines({ before, after }: { before: string; after: string }) {
   const lines = diffOf(before, after)
-  if (lines.every((each) => each.kind === "same")) return <p>{words.noDifference}</p>
+  if (lines.every((line) => line.kind === "same")) return <p>{words.noDifference}</p>
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll it
     <pre className="canvas-diff" tabIndex={0}>

@@ -6,7 +6,7 @@ import { connect, documentOf, freeId, type GraphDocument, isSame, remove, setPro
 import { plainly } from "./facts"
 import { began, changed, redone, undone } from "./history"
 import { filledPlaces, placesFor, placesOf, withLayout } from "./layout"
-import { asType, givenOf } from "./RunDialog"
+import { asType, valuesForQuote } from "./RunDialog"
 import { fits, GraphTypes, offersOf, typeNamed } from "./types"
 import { yamlOf } from "./yaml"
 
@@ -86,25 +86,25 @@ describe("a document", () => {
 
   it("loses nodes with their wires", () => {
     const rest = remove(DRAWN, new Set(["draw"]))
-    expect(rest.nodes.map((each) => each.id)).not.toContain("draw")
+    expect(rest.nodes.map((node) => node.id)).not.toContain("draw")
     expect(rest.connections).toEqual([])
     expect(remove(DRAWN, new Set(), new Set(["soften.input"])).connections).toEqual([])
   })
 
   it("renames a node in its wires, and in merges over it", () => {
-    const made = rename(rename(DRAWN, "draw", "paint"), "each", "one")
-    expect(made.connections).toEqual([{ from: "paint.output", to: "soften.input" }])
-    expect(made.nodes.find((each) => each.id === "all")?.over).toBe("one")
+    const renamed = rename(rename(DRAWN, "draw", "paint"), "each", "one")
+    expect(renamed.connections).toEqual([{ from: "paint.output", to: "soften.input" }])
+    expect(renamed.nodes.find((node) => node.id === "all")?.over).toBe("one")
   })
 
   it("is copied with the wires among what is copied", () => {
     const ids = new Set(["draw", "soften"])
-    const made = paste(DRAWN, {}, clipOf(DRAWN, { draw: { x: 1, y: 2 } }, ids))
-    expect(made.ids).toEqual(["draw_2", "soften_2"])
-    expect(made.document.connections).toContainEqual({ from: "draw_2.output", to: "soften_2.input" })
-    expect(made.places.draw_2).toEqual({ x: 41, y: 42 })
-    expect(freeId(made.document, "draw")).toBe("draw_3")
-    expect(freeId(made.document, "a b")).toBe("a_b")
+    const pasted = paste(DRAWN, {}, clipOf(DRAWN, { draw: { x: 1, y: 2 } }, ids))
+    expect(pasted.ids).toEqual(["draw_2", "soften_2"])
+    expect(pasted.document.connections).toContainEqual({ from: "draw_2.output", to: "soften_2.input" })
+    expect(pasted.places.draw_2).toEqual({ x: 41, y: 42 })
+    expect(freeId(pasted.document, "draw")).toBe("draw_3")
+    expect(freeId(pasted.document, "a b")).toBe("a_b")
   })
 
   it("is the same whatever the order of its fields", () => {
@@ -124,12 +124,12 @@ describe("types of ports", () => {
   })
 
   it("refuse wires that can't be", () => {
-    const found = types({ ...DRAWN, connections: [] })
-    expect(found.wireFrom("text.value", "soften.input")).toBeNull()
-    expect(found.wireFrom("text.value", "draw.width")).toBeNull()
-    expect(found.wireFrom("text.value", "draw.prompt")).toBe("text.value")
-    expect(found.wireFrom("draw.output", "soften.input")).toBe("draw.output")
-    expect(found.wireFrom("draw.nothing", "soften.input")).toBeNull()
+    const graphTypes = types({ ...DRAWN, connections: [] })
+    expect(graphTypes.wireFrom("text.value", "soften.input")).toBeNull()
+    expect(graphTypes.wireFrom("text.value", "draw.width")).toBeNull()
+    expect(graphTypes.wireFrom("text.value", "draw.prompt")).toBe("text.value")
+    expect(graphTypes.wireFrom("draw.output", "soften.input")).toBe("draw.output")
+    expect(graphTypes.wireFrom("draw.nothing", "soften.input")).toBeNull()
   })
 
   it("refuse a second wire and a cycle", () => {
@@ -139,11 +139,11 @@ describe("types of ports", () => {
   })
 
   it("take what is inside a value where the whole does not fit", () => {
-    const found = types({ ...DRAWN, connections: [] })
-    expect(found.wireFrom("draw.output", "each.items")).toBe("draw.output.images")
-    expect(found.wireFrom("soften.output", "draw.prompt")).toBe("soften.output.text")
-    expect(found.sourcesFor("soften.input")).toContain("draw.output")
-    expect(found.sourcesFor("soften.input")).not.toContain("text.value")
+    const graphTypes = types({ ...DRAWN, connections: [] })
+    expect(graphTypes.wireFrom("draw.output", "each.items")).toBe("draw.output.images")
+    expect(graphTypes.wireFrom("soften.output", "draw.prompt")).toBe("soften.output.text")
+    expect(graphTypes.sourcesFor("soften.input")).toContain("draw.output")
+    expect(graphTypes.sourcesFor("soften.input")).not.toContain("text.value")
   })
 
   it("pass through conditions and fan-outs", () => {
@@ -161,10 +161,10 @@ describe("types of ports", () => {
         { from: "if.true", to: "all.input_0" },
       ],
     }
-    const found = types(document)
-    expect(found.at("if.true")?.name).toBe("image")
+    const graphTypes = types(document)
+    expect(graphTypes.at("if.true")?.name).toBe("image")
     const merge = document.nodes[3]
-    expect(merge && found.ports(merge).inputs.map((each) => each.name)).toEqual(["input_0", "input_1"])
+    expect(merge && graphTypes.ports(merge).inputs.map((port) => port.name)).toEqual(["input_0", "input_1"])
   })
 })
 
@@ -202,8 +202,8 @@ connections:
     expect(read && yamlOf(read)).toContain(
       "max_tokens: 9\nreuse: true\npriority: 5\nat_once: 2\ndeadline: 60\nnodes:",
     )
-    const usual = documentOf({ name: "All", nodes: [{ ...own, reuse: undefined }] })
-    expect(usual?.nodes).toEqual([{ id: "draw", type: "workflow", workflow: "draw" }])
+    const parsed = documentOf({ name: "All", nodes: [{ ...own, reuse: undefined }] })
+    expect(parsed?.nodes).toEqual([{ id: "draw", type: "workflow", workflow: "draw" }])
   })
 })
 
@@ -227,7 +227,7 @@ describe("the way back", () => {
 
 describe("two versions", () => {
   it("are compared line by line", () => {
-    expect(diffOf("a\nb\nc\n", "a\nx\nc\nd\n").map((each) => `${each.kind} ${each.text}`)).toEqual([
+    expect(diffOf("a\nb\nc\n", "a\nx\nc\nd\n").map((line) => `${line.kind} ${line.text}`)).toEqual([
       "same a",
       "gone b",
       "new x",
@@ -275,7 +275,7 @@ describe("what a run is given", () => {
       { id: "size", type: "input", value_type: "integer" },
     ] as const
     const files = { photos: [file("m"), file(null), null], one: [null] }
-    expect(givenOf(inputs, { size: 3 }, files)).toEqual({ photos: ["m", "a.png"], size: 3 })
+    expect(valuesForQuote(inputs, { size: 3 }, files)).toEqual({ photos: ["m", "a.png"], size: 3 })
   })
 })
 
@@ -293,8 +293,8 @@ describe("names that every object has", () => {
 
   it("are places of nodes, and nothing else is changed by them", async () => {
     const before = Object.getOwnPropertyNames(Object).length
-    const found = await placesFor(document)
-    const places = filledPlaces({}, found)
+    const laid = await placesFor(document)
+    const places = filledPlaces({}, laid)
     for (const { id } of document.nodes) expect(Number.isFinite(places[id]?.x), id).toBe(true)
     expect(Object.keys((withLayout(document, places) as unknown as { layout: object }).layout)).toHaveLength(
       6,
@@ -307,12 +307,12 @@ describe("names that every object has", () => {
 
   it("are no ports and no values", () => {
     const types = new GraphTypes(document, OFFERS)
-    for (const each of [...WORDS_OF_OBJECTS, "__proto__"]) {
-      expect(types.at(`w.${each}`)).toBeNull()
-      expect(types.at(`w.output.${each}`)).toBeNull()
+    for (const word of [...WORDS_OF_OBJECTS, "__proto__"]) {
+      expect(types.at(`w.${word}`)).toBeNull()
+      expect(types.at(`w.output.${word}`)).toBeNull()
     }
-    const inputs = document.nodes.filter((each) => each.type === "input")
-    expect(givenOf(inputs, {}, {})).toEqual({})
+    const inputs = document.nodes.filter((node) => node.type === "input")
+    expect(valuesForQuote(inputs, {}, {})).toEqual({})
     expect(Object.keys(document.nodes.at(-1)?.properties as object)).toEqual(["__proto__"])
   })
 })
@@ -321,8 +321,8 @@ it("500 nodes in one place are told apart at once", () => {
   const stack = Array.from({ length: 250 }, (_, at) => [`a${at}`, { x: 0, y: at * 55 }] as const)
   const heap = Array.from({ length: 250 }, (_, at) => [`b${at}`, { x: 0, y: 0 }] as const)
   const places = filledPlaces(Object.fromEntries(stack), Object.fromEntries(heap))
-  const found = heap.map(([id]) => places[id]?.y ?? 0).sort((one, other) => one - other)
-  for (const [at, y] of found.entries()) expect(y - (found[at - 1] ?? 249 * 55)).toBeGreaterThanOrEqual(220)
+  const tops = heap.map(([id]) => places[id]?.y ?? 0).sort((one, other) => one - other)
+  for (const [at, y] of tops.entries()) expect(y - (tops[at - 1] ?? 249 * 55)).toBeGreaterThanOrEqual(220)
 })
 
 it("signs that nobody sees are written so that they are, and are read as they were", () => {
@@ -331,7 +331,7 @@ it("signs that nobody sees are written so that they are, and are read as they we
 })
 
 describe("nodes that decide", () => {
-  const given = {
+  const body = {
     name: "Decides",
     nodes: [
       { id: "rows", type: "input" },
@@ -351,18 +351,18 @@ describe("nodes that decide", () => {
   }
 
   it("are kept with all that they say", () => {
-    const found = documentOf(given)
-    expect(found?.nodes.map((each) => each.type)).toEqual(given.nodes.map((each) => each.type))
-    expect(found?.nodes[6]).toEqual(given.nodes[6])
-    expect(found?.connections).toEqual(given.connections)
+    const parsed = documentOf(body)
+    expect(parsed?.nodes.map((node) => node.type)).toEqual(body.nodes.map((node) => node.type))
+    expect(parsed?.nodes[6]).toEqual(body.nodes[6])
+    expect(parsed?.connections).toEqual(body.connections)
   })
 
   it("have the ports that they name", () => {
-    const found = documentOf(given)
-    if (!found) throw new Error("unreadable")
-    const types = new GraphTypes(found, () => undefined)
+    const parsed = documentOf(body)
+    if (!parsed) throw new Error("unreadable")
+    const types = new GraphTypes(parsed, () => undefined)
     const outputs = Object.fromEntries(
-      found.nodes.map((each) => [each.id, types.ports(each).outputs.map((port) => port.name)]),
+      parsed.nodes.map((node) => [node.id, types.ports(node).outputs.map((port) => port.name)]),
     )
     expect(outputs).toMatchObject({
       each: ["output"],
@@ -381,10 +381,10 @@ describe("a problem beside its field", () => {
   const problem = { code: "wrong_field", node: "each" }
 
   it("does not name the field twice", () => {
-    const told = { ...problem, port: "over", message: "over must name a value" }
-    expect(plainly(told).message).toBe("must name a value")
-    expect(plainly({ ...told, port: "input" }).message).toBe("over must name a value")
-    expect(plainly({ ...told, port: "" }).message).toBe("over must name a value")
+    const other = { ...problem, port: "over", message: "over must name a value" }
+    expect(plainly(other).message).toBe("must name a value")
+    expect(plainly({ ...other, port: "input" }).message).toBe("over must name a value")
+    expect(plainly({ ...other, port: "" }).message).toBe("over must name a value")
   })
 
   it("of a choice that was not made says so", () => {

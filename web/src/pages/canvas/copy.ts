@@ -22,9 +22,9 @@ export function rename(document: GraphDocument, before: string, after: string): 
   const names = new Map([[before, after]])
   return {
     ...document,
-    nodes: document.nodes.map((each) => ({
-      ...withNames(each, names),
-      id: each.id === before ? after : each.id,
+    nodes: document.nodes.map((node) => ({
+      ...withNames(node, names),
+      id: node.id === before ? after : node.id,
     })),
     connections: document.connections.map(({ from, to }) => ({ from: moved(from), to: moved(to) })),
   }
@@ -39,7 +39,7 @@ export interface Clip {
 /** Returns nodes with the connections between them. */
 export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet<string>): Clip {
   return {
-    nodes: document.nodes.filter((each) => ids.has(each.id)),
+    nodes: document.nodes.filter((node) => ids.has(node.id)),
     connections: document.connections.filter(
       ({ from, to }) => ids.has(sourceOf(from).node) && ids.has(targetOf(to).node),
     ),
@@ -55,23 +55,23 @@ export function paste(
   places: Places,
   clip: Clip,
 ): { document: GraphDocument; places: Places; ids: string[] } {
-  let made: GraphDocument = document
+  let result: GraphDocument = document
   const names = new Map<string, string>()
   const put: Record<string, Place> = { ...places }
   for (const node of clip.nodes) {
-    const id = freeId(made, node.id.replace(/_\d+$/, ""))
+    const id = freeId(result, node.id.replace(/_\d+$/, ""))
     names.set(node.id, id)
-    made = addNode(made, { ...node, id })
+    result = addNode(result, { ...node, id })
     const place = own(clip.places, node.id) ?? { x: 0, y: 0 }
     put[id] = { x: place.x + PASTED_PIXELS, y: place.y + PASTED_PIXELS }
   }
   const copies = new Set(names.values())
-  made = {
-    ...made,
-    nodes: made.nodes.map((each) => (copies.has(each.id) ? withNames(each, names) : each)),
-    connections: [...made.connections, ...clip.connections.map((each) => renamed(each, names))],
+  result = {
+    ...result,
+    nodes: result.nodes.map((node) => (copies.has(node.id) ? withNames(node, names) : node)),
+    connections: [...result.connections, ...clip.connections.map((connection) => renamed(connection, names))],
   }
-  return { document: made, places: put, ids: [...names.values()] }
+  return { document: result, places: put, ids: [...names.values()] }
 }
 
 function renamed({ from, to }: Connection, names: ReadonlyMap<string, string>): Connection {

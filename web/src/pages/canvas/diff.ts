@@ -23,23 +23,23 @@ export function diffOf(before: string, after: string): DiffLine[] {
         old[row] === now[column]
           ? at(row + 1, column + 1) + 1
           : Math.max(at(row + 1, column), at(row, column + 1))
-  const found: DiffLine[] = []
+  const lines: DiffLine[] = []
   let row = 0
   let column = 0
   while (row < old.length || column < now.length) {
     if (row < old.length && column < now.length && old[row] === now[column]) {
-      found.push(line("same", old[row] ?? ""))
+      lines.push(line("same", old[row] ?? ""))
       row += 1
       column += 1
     } else if (row < old.length && (column >= now.length || at(row + 1, column) >= at(row, column + 1))) {
-      found.push(line("gone", old[row] ?? ""))
+      lines.push(line("gone", old[row] ?? ""))
       row += 1
     } else {
-      found.push(line("new", now[column] ?? ""))
+      lines.push(line("new", now[column] ?? ""))
       column += 1
     }
   }
-  return found
+  return lines
 }
 
 function line(kind: DiffLine["kind"], text: string): DiffLine {

@@ -110,25 +110,25 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
  * parsed are left out. */
 export function documentOf(value: unknown): GraphDocument | null {
   if (!isRecord(value) || !Array.isArray(value.nodes ?? [])) return null
-  const given = (value.nodes ?? []) as unknown[]
+  const rawNodes = (value.nodes ?? []) as unknown[]
   const wires: Connection[] = []
   const nodes: GraphNode[] = []
-  for (const each of given) {
-    const node = nodeOf(each, wires, value)
+  for (const rawNode of rawNodes) {
+    const node = nodeOf(rawNode, wires, value)
     if (node && !nodes.some(({ id }) => id === node.id)) nodes.push(node)
   }
-  const told = Array.isArray(value.connections) ? value.connections : []
-  for (const each of told)
-    if (isRecord(each) && typeof each.from === "string" && typeof each.to === "string")
-      wires.push({ from: each.from, to: each.to })
+  const rawConnections = Array.isArray(value.connections) ? value.connections : []
+  for (const connection of rawConnections)
+    if (isRecord(connection) && typeof connection.from === "string" && typeof connection.to === "string")
+      wires.push({ from: connection.from, to: connection.to })
   const name = typeof value.name === "string" ? value.name : ""
   return { name, ...settingsOf(value), nodes, connections: wires }
 }
 
 function settingsOf(value: Readonly<Record<string, unknown>>): Settings {
-  const said = SETTINGS.map((name) => [name, value[name]] as const)
+  const settings = SETTINGS.map((name) => [name, value[name]] as const)
   return Object.fromEntries(
-    said.filter(([, given]) => typeof given === "number" || typeof given === "boolean"),
+    settings.filter(([, setting]) => typeof setting === "number" || typeof setting === "boolean"),
   )
 }
 
@@ -140,13 +140,13 @@ function nodeOf(
 ): GraphNode | null {
   if (!isRecord(value) || typeof value.id !== "string" || !KINDS.includes(String(value.type))) return null
   const kind = value.type as NodeKind
-  const kept = Object.entries(value).filter(
-    ([name, given]) =>
-      given !== null &&
-      given !== undefined &&
-      (given !== own(USUAL[kind], name) || (name === "priority" && graph.priority)),
+  const entries = Object.entries(value).filter(
+    ([name, field]) =>
+      field !== null &&
+      field !== undefined &&
+      (field !== own(USUAL[kind], name) || (name === "priority" && graph.priority)),
   )
-  const node = Object.fromEntries(kept) as GraphNode
+  const node = Object.fromEntries(entries) as GraphNode
   if (kind === "input" && node.required === (node.default === undefined)) return without(node, "required")
   return kind === "workflow" ? withWires(node, wires) : node
 }
@@ -180,12 +180,12 @@ function sorted(value: unknown): unknown {
 }
 
 /** Returns a free id: soften, soften_2, … */
-export function freeId(document: GraphDocument, wanted: string): string {
-  const base = wanted.replace(/[^A-Za-z0-9_-]+/g, "_").replace(/^[_-]+/, "") || "node"
-  const taken = new Set(document.nodes.map((each) => each.id))
-  if (!taken.has(base)) return base
+export function freeId(document: GraphDocument, preferred: string): string {
+  const base = preferred.replace(/[^A-Za-z0-9_-]+/g, "_").replace(/^[_-]+/, "") || "node"
+  const ids = new Set(document.nodes.map((node) => node.id))
+  if (!ids.has(base)) return base
   let number = 2
-  while (taken.has(`${base}_${number}`)) number += 1
+  while (ids.has(`${base}_${number}`)) number += 1
   return `${base}_${number}`
 }
 
@@ -203,7 +203,7 @@ export function setFields(
     Object.fromEntries(
       Object.entries({ ...node, ...fields }).filter(([, value]) => value !== undefined),
     ) as GraphNode
-  return { ...document, nodes: document.nodes.map((each) => (each.id === id ? change(each) : each)) }
+  return { ...document, nodes: document.nodes.map((node) => (node.id === id ? change(node) : node)) }
 }
 
 export function setProperty(
@@ -212,7 +212,7 @@ export function setProperty(
   name: string,
   value: unknown,
 ): GraphDocument {
-  const node = document.nodes.find((each) => each.id === id)
+  const node = document.nodes.find((node) => node.id === id)
   if (!node) return document
   const { [name]: _, ...rest } = propertiesOf(node)
   const values = value === undefined || value === "" ? rest : { ...rest, [name]: value }
@@ -223,12 +223,12 @@ export function setProperty(
 export function connect(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node, port } = targetOf(to)
   const cleared = setProperty(document, node, port, undefined)
-  const kept = cleared.connections.filter((each) => each.to !== to)
-  return { ...cleared, connections: [...kept, { from, to }] }
+  const others = cleared.connections.filter((connection) => connection.to !== to)
+  return { ...cleared, connections: [...others, { from, to }] }
 }
 
 export function disconnect(document: GraphDocument, to: string): GraphDocument {
-  return { ...document, connections: document.connections.filter((each) => each.to !== to) }
+  return { ...document, connections: document.connections.filter((connection) => connection.to !== to) }
 }
 
 /** Removes nodes with their connections, and single connections by their targets. */
@@ -239,7 +239,7 @@ export function remove(
 ): GraphDocument {
   return {
     ...document,
-    nodes: document.nodes.filter((each) => !ids.has(each.id)),
+    nodes: document.nodes.filter((node) => !ids.has(node.id)),
     connections: document.connections.filter(
       ({ from, to }) => !ends.has(to) && !ids.has(sourceOf(from).node) && !ids.has(targetOf(to).node),
     ),

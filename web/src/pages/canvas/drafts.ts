@@ -24,7 +24,7 @@ onSignOut(() => open.clear())
 export function keepDraft(key: string, draft: Draft, isChanged: boolean): void {
   open.delete(key)
   open.set(key, draft)
-  for (const each of open.keys()) if (open.size > OPEN_MAX) open.delete(each)
+  for (const oldKey of open.keys()) if (open.size > OPEN_MAX) open.delete(oldKey)
   try {
     if (isChanged) localStorage.setItem(PREFIX + key, JSON.stringify(draft.history.now))
     else localStorage.removeItem(PREFIX + key)
@@ -44,19 +44,19 @@ export function forgetDraft(key: string): void {
 
 /** Returns the draft as the user left it. One undo step leads back to the saved graph. */
 export function draftOf(key: string, saved: Saved | null, first: Sheet): Draft {
-  const kept = open.get(key)
-  if (kept && (kept.saved?.version ?? 0) >= (saved?.version ?? 0)) return kept
+  const draft = open.get(key)
+  if (draft && (draft.saved?.version ?? 0) >= (saved?.version ?? 0)) return draft
   const start = began(saved?.sheet ?? first)
-  const found = readDraft(key)
-  if (!found) return { history: start, saved }
-  return { history: { ...start, now: found, past: [start.now] }, saved }
+  const sheet = readDraft(key)
+  if (!sheet) return { history: start, saved }
+  return { history: { ...start, now: sheet, past: [start.now] }, saved }
 }
 
 function readDraft(key: string): Sheet | null {
   try {
-    const told = JSON.parse(localStorage.getItem(PREFIX + key) ?? "null") as Partial<Sheet> | null
-    const document = told && documentOf(told.document)
-    return document ? { document, places: told.places ?? {} } : null
+    const stored = JSON.parse(localStorage.getItem(PREFIX + key) ?? "null") as Partial<Sheet> | null
+    const document = stored && documentOf(stored.document)
+    return document ? { document, places: stored.places ?? {} } : null
   } catch {
     return null
   }

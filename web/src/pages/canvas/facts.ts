@@ -22,7 +22,7 @@ export interface NodeRun {
   /** The first of the pictures that the node has produced. */
   readonly pictures: readonly string[]
   /** The decision of a deciding node, in words. */
-  readonly told: string | null
+  readonly decision: string | null
   /** The port through which the value was passed on. */
   readonly way: string | null
   readonly error: string | null
@@ -80,7 +80,7 @@ export function shownInputs(
       valueAt(node, name) !== undefined ||
       MEDIA.has(type.name) ||
       wired.includes(name) ||
-      problems.some((each) => each.port === name),
+      problems.some((problem) => problem.port === name),
   )
 }
 
@@ -98,26 +98,26 @@ export function hasPicture(node: GraphNode): boolean {
 
 /** Returns the texts at the left and right of the node's footer, or null if it has no footer. */
 export function footOf(data: NodeFacts): readonly [string, string] | null {
-  const told = data.run ? toldOfRun(data.run) : toldOfNode(data)
-  return told[0] || told[1] || data.node.type === "workflow" ? told : null
+  const texts = data.run ? footOfRun(data.run) : footOfNode(data)
+  return texts[0] || texts[1] || data.node.type === "workflow" ? texts : null
 }
 
-function toldOfRun(run: NodeRun): [string, string] {
+function footOfRun(run: NodeRun): [string, string] {
   const many = run.expected > 1 ? words.of(run.done, run.expected) : ""
   const right = run.backend?.replace(/^(worker|fleet):/, "") ?? ""
   if (run.error) return [run.error, right]
-  if (run.told) return [run.told, right || many]
+  if (run.decision) return [run.decision, right || many]
   if (run.status === "running" && run.step) return [run.step, right || many]
   if (run.status === "done" && run.seconds !== null) return [duration(run.seconds), right || many]
   return [words.nodeStatuses[run.status] ?? run.status, right || many]
 }
 
-function toldOfNode({ node, problems, isOffered }: NodeFacts): [string, string] {
+function footOfNode({ node, problems, isOffered }: NodeFacts): [string, string] {
   const first = problems[0]
   if (first) return [first.port ? `${first.port}: ${first.message}` : first.message, ""]
   if (node.type === "condition") return [String(node.condition ?? ""), ""]
   if (node.type === "merge") return [node.over ? `${words.over} ${String(node.over)}` : "", ""]
-  if (node.type === "fanout") return [toldOfFanOut(node), ""]
+  if (node.type === "fanout") return [footOfFanOut(node), ""]
   if (node.type === "loop")
     return [`${words.untilShort} ${String(node.until ?? "")}`, `≤ ${String(node.at_most)}`]
   if (node.type === "approve") return [String(node.message ?? ""), ""]
@@ -133,7 +133,7 @@ function toldOfNode({ node, problems, isOffered }: NodeFacts): [string, string] 
   return [affinity.replace(/^(worker|fleet):/, "") || words.anyWorker, falls]
 }
 
-function toldOfFanOut(node: GraphNode): string {
+function footOfFanOut(node: GraphNode): string {
   if (node.mode !== "distribute") return words.copies(Number(node.output_count ?? 2))
   return node.per_item ? words.eachItem : words.parts(Number(node.output_count ?? 2))
 }
@@ -174,8 +174,8 @@ export function drawnSize(data: NodeFacts, isSelected: boolean): Drawn {
     width,
     height: top + rows + PORTS.padding + (footOf(data) ? FOOT : 0) + BORDER,
     handles: [
-      ...inputs.map((each, at) => handle("target", each, at)),
-      ...ports.outputs.map((each, at) => handle("source", each, at)),
+      ...inputs.map((port, at) => handle("target", port, at)),
+      ...ports.outputs.map((port, at) => handle("source", port, at)),
     ],
   }
 }

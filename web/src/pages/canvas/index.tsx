@@ -47,7 +47,7 @@ export default function CanvasPage({ id }: { id: string }) {
             skeleton={skeleton}
             missing={<NotThere title={words.noGraph} href="/graphs" act={words.toGraphs} />}
           >
-            {(found) => <Canvas key={id} id={id} stored={savedOf(found)} offers={workflows} />}
+            {(graph) => <Canvas key={id} id={id} stored={savedOf(graph)} offers={workflows} />}
           </Loaded>
         )
       }
@@ -85,11 +85,11 @@ function Canvas({ id, stored, offers }: CanvasProps) {
   const backends = useBackends()
   const problems = useMemo(() => verdict?.problems ?? [], [verdict])
   const [only] = selected.size === 1 ? [...selected] : []
-  const node = document.nodes.find((each) => each.id === only)
+  const node = document.nodes.find((node) => node.id === only)
   const add = (what: string, at?: Place) => {
-    const made = newNode(document, what)
+    const newOne = newNode(document, what)
     const place = at ?? freePlace(flow.current, Object.values(places))
-    editor.change({ document: addNode(document, made), places: { ...places, [made.id]: rounded(place) } })
+    editor.change({ document: addNode(document, newOne), places: { ...places, [newOne.id]: rounded(place) } })
   }
   const copy = useClip(editor, selected, select)
   const erase = () => {
@@ -97,25 +97,25 @@ function Canvas({ id, stored, offers }: CanvasProps) {
     select(NOBODY)
   }
   const save = async () => {
-    const made = await editor.save()
-    if (!made) return undefined
-    toast({ title: made.id === id || id === NEW ? words.savedAs(made.version) : words.savedCopy })
-    return made
+    const graph = await editor.save()
+    if (!graph) return undefined
+    toast({ title: graph.id === id || id === NEW ? words.savedAs(graph.version) : words.savedCopy })
+    return graph
   }
   const saveHere = async () => {
-    const made = await save()
-    if (made && made.id !== id) go(`/graphs/${made.id}`, { replace: true })
+    const graph = await save()
+    if (graph && graph.id !== id) go(`/graphs/${graph.id}`, { replace: true })
   }
   const run = async () => {
-    const made = editor.isChanged || !saved ? await save() : saved
-    if (!made) return
-    if (made.id === id) return show("run")
+    const graph = editor.isChanged || !saved ? await save() : saved
+    if (!graph) return
+    if (graph.id === id) return show("run")
     isRunWanted = true
-    go(`/graphs/${made.id}`, { replace: true })
+    go(`/graphs/${graph.id}`, { replace: true })
   }
   const tidy = async () => {
-    await editor.tidy((each) => {
-      const measured = flow.current?.getNode(each)?.measured
+    await editor.tidy((nodeId) => {
+      const measured = flow.current?.getNode(nodeId)?.measured
       return measured?.width && measured.height
         ? { width: measured.width, height: measured.height }
         : undefined
@@ -141,7 +141,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
     l: () => void tidy(),
     f: () => void flow.current?.fitView({ padding: 0.15, maxZoom: 1, duration: 200 }),
     y: () => setYaml((before) => !before),
-    p: () => problems[0] && look(outerOf(problems.find((each) => each.node)?.node ?? "")),
+    p: () => problems[0] && look(outerOf(problems.find((problem) => problem.node)?.node ?? "")),
     escape: () => select(NOBODY),
   })
   useLeaving(editor.isChanged)
@@ -158,7 +158,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
             onChange={(event) => editor.draw({ ...document, name: event.target.value }, "name")}
           />
         }
-        told={toldOf(editor)}
+        status={saveStatus(editor)}
         graphId={saved?.id ?? null}
         view="edit"
       >
@@ -210,12 +210,12 @@ function Canvas({ id, stored, offers }: CanvasProps) {
             innerOf={innerOf}
             backends={backends}
             problems={problems
-              .filter((each) => outerOf(each.node) === node.id)
-              .map((each) => ({ ...each, port: portOf(each) }))}
+              .filter((problem) => outerOf(problem.node) === node.id)
+              .map((problem) => ({ ...problem, port: portOf(problem) }))}
             onChange={editor.draw}
-            onRename={(made, before, after) => {
+            onRename={(renamed, before, after) => {
               const { [before]: place, ...rest } = places
-              editor.change({ document: made, places: place ? { ...rest, [after]: place } : rest })
+              editor.change({ document: renamed, places: place ? { ...rest, [after]: place } : rest })
               select(new Set([after]))
             }}
             onClose={() => select(NOBODY)}
@@ -243,8 +243,8 @@ function Canvas({ id, stored, offers }: CanvasProps) {
           onSelect={select}
           onChange={editor.change}
           onDropped={add}
-          onReady={(made) => {
-            flow.current = made
+          onReady={(instance) => {
+            flow.current = instance
           }}
         />
         {document.nodes.length === 0 && (
@@ -262,7 +262,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
           {document.nodes.length > 0 && verdict && <Problems verdict={verdict} onShow={look} />}
         </div>
         {isYaml && (
-          <Yaml document={document} isReadOnly={false} onChange={(made) => editor.draw(made, "yaml")} />
+          <Yaml document={document} isReadOnly={false} onChange={(typed) => editor.draw(typed, "yaml")} />
         )}
       </div>
       <Versions
@@ -271,8 +271,8 @@ function Canvas({ id, stored, offers }: CanvasProps) {
         graphId={saved?.id ?? null}
         newest={saved?.version ?? 0}
         document={document}
-        onTake={(made, version) => {
-          editor.draw(made)
+        onTake={(restored, version) => {
+          editor.draw(restored)
           toast({ title: words.taken(version), act: { label: words.undo, run: editor.undo } })
         }}
       />
@@ -284,7 +284,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
           graphId={saved.id}
           name={document.name}
           version={saved.version}
-          inputs={document.nodes.filter((each) => each.type === "input")}
+          inputs={document.nodes.filter((input) => input.type === "input")}
         />
       )}
     </div>
@@ -297,7 +297,7 @@ function takeWish(): boolean {
   return was
 }
 
-function toldOf({ saved, isChanged }: Editor): string {
+function saveStatus({ saved, isChanged }: Editor): string {
   const state = isChanged ? words.notSaved : words.saved
   return saved ? `${words.version(saved.version)}, ${state}` : words.notSaved
 }
@@ -321,7 +321,7 @@ function rounded({ x, y }: Place): Place {
 const NODE = { width: 232, height: 220, apart: 40 }
 
 /** Returns a free place in the visible part of the canvas, searching in rows from the left. */
-function freePlace(flow: Flow | null, taken: readonly Place[]): Place {
+function freePlace(flow: Flow | null, places: readonly Place[]): Place {
   const box = globalThis.document.querySelector(".canvas-board")?.getBoundingClientRect()
   if (!flow || !box) return { x: 0, y: 0 }
   const { apart, width, height } = NODE
@@ -329,7 +329,7 @@ function freePlace(flow: Flow | null, taken: readonly Place[]): Place {
   const end = flow.screenToFlowPosition({ x: box.right, y: box.bottom })
   let place = first
   const isTaken = () =>
-    taken.some((each) => Math.abs(each.x - place.x) < width && Math.abs(each.y - place.y) < height)
+    places.some((other) => Math.abs(other.x - place.x) < width && Math.abs(other.y - place.y) < height)
   while (isTaken()) {
     place = { x: place.x + width + apart, y: place.y }
     if (place.x + width > end.x) place = { x: first.x, y: place.y + height + apart }
@@ -342,11 +342,11 @@ let clip: Clip | null = null
 
 function useClip(editor: Editor, selected: ReadonlySet<string>, select: (ids: ReadonlySet<string>) => void) {
   const { document, places } = editor.sheet
-  const put = (taken: Clip | null) => {
-    if (!taken || taken.nodes.length === 0) return
-    const made = paste(document, places, taken)
-    editor.change({ document: made.document, places: made.places })
-    select(new Set(made.ids))
+  const put = (copied: Clip | null) => {
+    if (!copied || copied.nodes.length === 0) return
+    const pasted = paste(document, places, copied)
+    editor.change({ document: pasted.document, places: pasted.places })
+    select(new Set(pasted.ids))
   }
   return {
     copy: () => {
@@ -360,11 +360,11 @@ function useClip(editor: Editor, selected: ReadonlySet<string>, select: (ids: Re
 function useEffects() {
   const effects = useQuery<PublicEffects>("/api/effects", { query: { limit: 100 }, freshSeconds: 60 }).data
   return useMemo(() => {
-    const found = new Map(effects?.effects.map((each) => [each.slug, each]))
+    const bySlug = new Map(effects?.effects.map((effect) => [effect.slug, effect]))
     return {
-      titleOf: (name: string) => found.get(name)?.title ?? name,
+      titleOf: (name: string) => bySlug.get(name)?.title ?? name,
       exampleOf: (name: string) => {
-        const after = found.get(name)?.examples[0]?.after
+        const after = bySlug.get(name)?.examples[0]?.after
         return after?.content_type.startsWith("image/") ? after.url : null
       },
     }

@@ -8,18 +8,18 @@ import type { GraphDocument } from "./document"
 import { bodyOf } from "./names"
 import type { InnerOf } from "./types"
 
-type Named = Readonly<Record<string, unknown>>
+type GraphReference = Readonly<Record<string, unknown>>
 
-function pathOfPorts({ graph, version }: Named): string | null {
+function pathOfPorts({ graph, version }: GraphReference): string | null {
   if (typeof graph !== "string" || graph === "" || typeof version !== "number") return null
   return pathOf(`${graphPath(graph)}/ports`, { version })
 }
 
 function pathsIn(document: GraphDocument): string {
-  const named = document.nodes.flatMap((each): Named[] =>
-    each.type === "graph" ? [each] : each.type === "map" || each.type === "loop" ? [bodyOf(each)] : [],
+  const named = document.nodes.flatMap((node): GraphReference[] =>
+    node.type === "graph" ? [node] : node.type === "map" || node.type === "loop" ? [bodyOf(node)] : [],
   )
-  return [...new Set(named.flatMap((each) => pathOfPorts(each) ?? []))].sort().join(" ")
+  return [...new Set(named.flatMap((graph) => pathOfPorts(graph) ?? []))].sort().join(" ")
 }
 
 /** Returns the ports of all graphs that a document names. Graphs that can't be read appear among
@@ -27,15 +27,15 @@ function pathsIn(document: GraphDocument): string {
 export function useInner(document: GraphDocument): InnerOf {
   const paths = pathsIn(document)
   // A version never changes, so it is read only once.
-  const [known, setKnown] = useState<ReadonlyMap<string, GraphPorts>>(() => new Map())
-  const latest = useRef(known)
-  latest.current = known
+  const [loaded, setLoaded] = useState<ReadonlyMap<string, GraphPorts>>(() => new Map())
+  const latest = useRef(loaded)
+  latest.current = loaded
   useEffect(() => {
     const abort = new AbortController()
-    const missing = paths.split(" ").filter((each) => each && !latest.current.has(each))
+    const missing = paths.split(" ").filter((path) => path && !latest.current.has(path))
     for (const path of missing)
       api.get<GraphPorts>(path, { signal: abort.signal }).then(
-        (ports) => setKnown((before) => new Map(before).set(path, ports)),
+        (ports) => setLoaded((before) => new Map(before).set(path, ports)),
         () => undefined,
       )
     return () => abort.abort()
@@ -43,9 +43,9 @@ export function useInner(document: GraphDocument): InnerOf {
   return useMemo<InnerOf>(
     () => (named) => {
       const path = pathOfPorts(named)
-      return path === null ? undefined : known.get(path)
+      return path === null ? undefined : loaded.get(path)
     },
-    [known],
+    [loaded],
   )
 }
 
@@ -54,6 +54,6 @@ const NONE: readonly GraphSummary[] = []
 
 /** Returns the graphs that can be nested, newest first. */
 export function useGraphs(): readonly GraphSummary[] {
-  const found = useQuery<GraphPage>("/api/graphs", { query: { limit: GRAPHS_MAX }, freshSeconds: 10 })
-  return found.data?.graphs ?? NONE
+  const query = useQuery<GraphPage>("/api/graphs", { query: { limit: GRAPHS_MAX }, freshSeconds: 10 })
+  return query.data?.graphs ?? NONE
 }

@@ -35,7 +35,7 @@ export async function placesFor(
   for (const { id } of document.nodes) graph.setNode(keyOf(id), { ...(sizeOf?.(id) ?? USUAL) })
   for (const { from, to } of [...document.connections, ...namesIn(document)]) {
     const ends = [keyOf(sourceOf(from).node), keyOf(targetOf(to).node)] as const
-    if (ends.every((each) => graph.hasNode(each))) graph.setEdge(...ends)
+    if (ends.every((end) => graph.hasNode(end))) graph.setEdge(...ends)
   }
   dagre.layout(graph, { disableOptimalOrderHeuristic: isQuick })
   const places: Record<string, Place> = {}
@@ -53,21 +53,21 @@ function keyOf(id: string): string {
 }
 
 /** Keeps existing positions and adds positions for the other nodes, without overlaps. */
-export function filledPlaces(kept: Places, found: Places): Places {
-  const places: Record<string, Place> = { ...kept }
-  for (const [id, place] of Object.entries(found))
+export function filledPlaces(existing: Places, calculated: Places): Places {
+  const places: Record<string, Place> = { ...existing }
+  for (const [id, place] of Object.entries(calculated))
     if (!own(places, id)) places[id] = freePlace(place, Object.values(places))
   return places
 }
 
 /** Returns the position itself or the nearest free one below it. Searches in one pass from top
  * to bottom. */
-function freePlace({ x, y }: Place, taken: readonly Place[]): Place {
+function freePlace({ x, y }: Place, places: readonly Place[]): Place {
   const step = USUAL.height / 4
-  const beside = taken.filter((each) => Math.abs(each.x - x) < USUAL.width).map((each) => each.y)
+  const beside = places.filter((place) => Math.abs(place.x - x) < USUAL.width).map((place) => place.y)
   let free = y
-  for (const each of beside.sort((one, other) => one - other))
-    if (Math.abs(each - free) < USUAL.height) free = y + Math.ceil((each + USUAL.height - y) / step) * step
+  for (const top of beside.sort((one, other) => one - other))
+    if (Math.abs(top - free) < USUAL.height) free = y + Math.ceil((top + USUAL.height - y) / step) * step
   return { x, y: free }
 }
 
@@ -78,23 +78,23 @@ const KEPT_PREFIX = "comfyfleet.graph-places."
 export function placesOf(graph: { id: string; version: number; document: unknown }): Places {
   const { layout } = graph.document as { layout?: Record<string, [number, number]> }
   const saved = Object.entries(layout ?? {}).map(([id, [x, y]]) => [id, { x, y }] as const)
-  return { ...Object.fromEntries(saved), ...keptPlaces(graph.id, graph.version) }
+  return { ...Object.fromEntries(saved), ...storedPlaces(graph.id, graph.version) }
 }
 
 /** Returns the document with its layout, as it is stored. */
 export function withLayout(document: GraphDocument, places: Places): GraphDocument {
-  const known = document.nodes.flatMap(({ id }) => {
+  const entries = document.nodes.flatMap(({ id }) => {
     const place = own(places, id)
     return place ? [[id, [place.x, place.y]] as const] : []
   })
-  const layout = Object.fromEntries(known)
-  return known.length > 0 ? ({ ...document, layout } as GraphDocument) : document
+  const layout = Object.fromEntries(entries)
+  return entries.length > 0 ? ({ ...document, layout } as GraphDocument) : document
 }
 
-function keptPlaces(graphId: string, version: number): Places {
+function storedPlaces(graphId: string, version: number): Places {
   try {
-    const kept = JSON.parse(localStorage.getItem(KEPT_PREFIX + graphId) ?? "{}")
-    return kept.version === version ? (kept.places as Places) : {}
+    const stored = JSON.parse(localStorage.getItem(KEPT_PREFIX + graphId) ?? "{}")
+    return stored.version === version ? (stored.places as Places) : {}
   } catch {
     return {}
   }

@@ -121,21 +121,21 @@ describe("names", () => {
       },
       { id: "each", type: "map", over: "", do: { workflow: "sharpen" } },
     )
-    let made = wired(document, "photo.value", "framed.picture")
-    expect(made.nodes[2]?.inputs).toEqual({ picture: "{{ input.photo }}" })
-    made = wired(made, "draw.output.images.0", "framed.picture")
-    expect(made.nodes[2]?.inputs).toEqual({ picture: "{{ draw.output.images.0 }}" })
-    made = wired(made, "draw.output.text", "text.title")
-    expect(made.nodes[3]?.values).toEqual({ title: "Photo: {{ draw.output.text }}" })
-    made = wired(wired(made, "draw.output.images", "each.over"), "photo.value", "each.image")
-    expect(made.nodes[4]).toMatchObject({
+    let changed = wired(document, "photo.value", "framed.picture")
+    expect(changed.nodes[2]?.inputs).toEqual({ picture: "{{ input.photo }}" })
+    changed = wired(changed, "draw.output.images.0", "framed.picture")
+    expect(changed.nodes[2]?.inputs).toEqual({ picture: "{{ draw.output.images.0 }}" })
+    changed = wired(changed, "draw.output.text", "text.title")
+    expect(changed.nodes[3]?.values).toEqual({ title: "Photo: {{ draw.output.text }}" })
+    changed = wired(wired(changed, "draw.output.images", "each.over"), "photo.value", "each.image")
+    expect(changed.nodes[4]).toMatchObject({
       over: "draw.output.images",
       do: { properties: { image: "{{ input.photo }}" } },
     })
-    expect(made.connections).toEqual([])
-    const whole = namesIn(made).filter((each) => each.isWhole)
-    expect(whole.map((each) => each.to)).toEqual(["framed.picture", "each.over", "each.image"])
-    const bare = unnamed(made, whole)
+    expect(changed.connections).toEqual([])
+    const whole = namesIn(changed).filter((reference) => reference.isWhole)
+    expect(whole.map((reference) => reference.to)).toEqual(["framed.picture", "each.over", "each.image"])
+    const bare = unnamed(changed, whole)
     expect(bare.nodes[2]?.inputs).toBeUndefined()
     expect(bare.nodes[4]).toMatchObject({ over: "", do: { workflow: "sharpen" } })
   })
@@ -180,17 +180,17 @@ describe("ports by name", () => {
     { id: "whole", type: "value", values: { same: "{{ framed.framed }}", text: "a {{ photo }}" } },
   )
   const types = new GraphTypes(document, OFFERS, inner)
-  const node = (id: string) => document.nodes.find((each) => each.id === id) as GraphNode
-  const told = (id: string, side: "inputs" | "outputs") =>
-    types.ports(node(id))[side].map((each) => `${each.name}: ${each.type.name}`)
+  const node = (id: string) => document.nodes.find((node) => node.id === id) as GraphNode
+  const portsOf = (id: string, side: "inputs" | "outputs") =>
+    types.ports(node(id))[side].map((port) => `${port.name}: ${port.type.name}`)
 
   it("are those of the graph inside, with their types", () => {
-    expect(told("framed", "inputs")).toEqual(["picture: image", "title: text"])
-    expect(told("framed", "outputs")).toEqual(["framed: result", "outputs: any"])
-    expect(told("each", "inputs")).toEqual(["over: any[]", "picture: image", "title: text"])
-    expect(told("again", "inputs")).toEqual(["start.p: any", "image: image", "size: integer"])
-    expect(told("again", "outputs")[0]).toBe("output: result")
-    expect(told("whole", "outputs")).toEqual(["same: result", "text: text", "outputs: any"])
+    expect(portsOf("framed", "inputs")).toEqual(["picture: image", "title: text"])
+    expect(portsOf("framed", "outputs")).toEqual(["framed: result", "outputs: any"])
+    expect(portsOf("each", "inputs")).toEqual(["over: any[]", "picture: image", "title: text"])
+    expect(portsOf("again", "inputs")).toEqual(["start.p: any", "image: image", "size: integer"])
+    expect(portsOf("again", "outputs")[0]).toBe("output: result")
+    expect(portsOf("whole", "outputs")).toEqual(["same: result", "text: text", "outputs: any"])
   })
 
   it("are there for what is read, though nobody knows the workflow", () => {
@@ -202,7 +202,7 @@ describe("ports by name", () => {
     })
     const [, x] = unknown.nodes
     const ports = new GraphTypes(unknown, OFFERS).ports(x as GraphNode).inputs
-    expect(ports.map((each) => each.name)).toEqual(["a"])
+    expect(ports.map((port) => port.name)).toEqual(["a"])
   })
 
   it("refuse what doesn't fit, what would be a cycle, and take the part that fits", () => {

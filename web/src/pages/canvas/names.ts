@@ -14,7 +14,7 @@ import {
 } from "./document"
 
 /** A dependency that is written as a name instead of a connection. */
-export interface Named {
+export interface NameReference {
   /** The source: node.port, or a path inside that port's value. */
   readonly from: string
   /** The target: node.port, where the port is the field that contains the name. */
@@ -78,28 +78,28 @@ function slotsOf(node: GraphNode): Slot[] {
 function ofBody(body: Values, words: ReadonlySet<string>): Slot[] {
   if (!Array.isArray(body.nodes)) return ofRecord("graph" in body ? body.inputs : body.properties, words)
   const nodes = body.nodes.filter(isRecord) as GraphNode[]
-  const inner = new Set([...words, ...nodes.map((each) => each.id)])
-  const inside = nodes.flatMap(slotsOf).map((each) => ({
-    ...each,
+  const inner = new Set([...words, ...nodes.map((node) => node.id)])
+  const inside = nodes.flatMap(slotsOf).map((slot) => ({
+    ...slot,
     port: "do",
-    inner: new Set([...inner, ...each.inner]),
+    inner: new Set([...inner, ...slot.inner]),
   }))
   const wires = Array.isArray(body.connections) ? body.connections : []
   return [
     ...inside,
-    ...wires.map((each) => ({ port: "do", value: recordOf(each).from, inner, isPath: true })),
+    ...wires.map((wire) => ({ port: "do", value: recordOf(wire).from, inner, isPath: true })),
   ]
 }
 
 /** Returns the paths in an expression as they are written. */
 export function pathsIn(expression: string): string[] {
-  const found: string[] = []
+  const paths: string[] = []
   let before = ""
   for (const [token, name, call] of expression.matchAll(TOKEN)) {
-    if (name && !call && before !== "|" && !KEYWORDS.has(name.toLowerCase())) found.push(name)
+    if (name && !call && before !== "|" && !KEYWORDS.has(name.toLowerCase())) paths.push(name)
     before = token
   }
-  return found
+  return paths
 }
 
 function textsIn(value: unknown): string[] {
@@ -116,23 +116,23 @@ function isSource(value: Values): value is { from: string } {
 
 function expressionsIn({ value, isPath }: Slot): string[] {
   if (isPath) return typeof value === "string" ? [value] : []
-  return textsIn(value).flatMap((text) => [...text.matchAll(BRACES)].map((each) => each[1] ?? ""))
+  return textsIn(value).flatMap((text) => [...text.matchAll(BRACES)].map((match) => match[1] ?? ""))
 }
 
 /** All names that lead from one node to another, each once. */
-export function namesIn({ nodes }: Pick<GraphDocument, "nodes">): Named[] {
-  const known = new Map(nodes.map((each) => [each.id, each]))
-  const found = new Map<string, Named>()
+export function namesIn({ nodes }: Pick<GraphDocument, "nodes">): NameReference[] {
+  const nodesById = new Map(nodes.map((node) => [node.id, node]))
+  const references = new Map<string, NameReference>()
   for (const node of nodes)
     for (const slot of slotsOf(node)) {
       const expressions = expressionsIn(slot)
       for (const path of expressions.flatMap(pathsIn)) {
-        const from = sourceNamed(path, known, slot.inner)
+        const from = sourceNamed(path, nodesById, slot.inner)
         const to = `${node.id}.${slot.port}`
-        if (from) found.set(`${from} ${to}`, { from, to, isWhole: isWhole(slot, path) })
+        if (from) references.set(`${from} ${to}`, { from, to, isWhole: isWhole(slot, path) })
       }
     }
-  return [...found.values()]
+  return [...references.values()]
 }
 
 function isWhole({ value, isPath }: Slot, path: string): boolean {
@@ -145,23 +145,25 @@ function isWhole({ value, isPath }: Slot, path: string): boolean {
  * the path doesn't start at another node. */
 function sourceNamed(
   path: string,
-  known: ReadonlyMap<string, GraphNode>,
+  nodesById: ReadonlyMap<string, GraphNode>,
   inner: ReadonlySet<string>,
 ): string | null {
   const [root = "", ...rest] = path.replace(/\.exists$/, "").split(".")
   if (inner.has(root)) return null
-  const node = known.get(root)
+  const node = nodesById.get(root)
   if (node?.type === "input")
     return [root, "value", ...(rest[0] === "value" ? rest.slice(1) : rest)].join(".")
   if (node) return [root, ...(rest.length > 0 ? rest : ["output"])].join(".")
   const [name = "", ...deeper] = rest
-  return root === "input" && known.get(name)?.type === "input" ? [name, "value", ...deeper].join(".") : null
+  return root === "input" && nodesById.get(name)?.type === "input"
+    ? [name, "value", ...deeper].join(".")
+    : null
 }
 
 /** As people write it: an input needs no port. */
 export function nameOf(document: GraphDocument, from: string): string {
   const [id = "", port, ...path] = from.split(".")
-  const isInput = document.nodes.find((each) => each.id === id)?.type === "input" && port === "value"
+  const isInput = document.nodes.find((node) => node.id === id)?.type === "input" && port === "value"
   return isInput ? ["input", id, ...path].join(".") : from
 }
 
@@ -182,7 +184,7 @@ function recordAt(node: GraphNode): Values {
 
 /** Writes a field; undefined empties it. */
 export function setAt(document: GraphDocument, id: string, port: string, value: unknown): GraphDocument {
-  const node = document.nodes.find((each) => each.id === id)
+  const node = document.nodes.find((node) => node.id === id)
   if (!node) return document
   const put = (record: unknown, name: string) => withValue(recordOf(record), name, value)
   if (port === "over" && isByName(node)) return setFields(document, id, { over: value ?? "" })
@@ -196,8 +198,8 @@ export function setAt(document: GraphDocument, id: string, port: string, value: 
   const body = bodyOf(node)
   const field = "graph" in body ? "inputs" : "properties"
   const { [field]: _, ...rest } = body
-  const made = put(body[field], port)
-  return setFields(document, id, { do: made ? { ...rest, [field]: made } : rest })
+  const changed = put(body[field], port)
+  return setFields(document, id, { do: changed ? { ...rest, [field]: changed } : rest })
 }
 
 function withValue(record: Values, name: string, value: unknown): Values | undefined {
@@ -209,7 +211,7 @@ function withValue(record: Values, name: string, value: unknown): Values | undef
 /** A wire to a port: a connection, or where a node reads by name, its name in that field. */
 export function wired(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node: id, port } = targetOf(to)
-  const node = document.nodes.find((each) => each.id === id)
+  const node = document.nodes.find((node) => node.id === id)
   if (!node || !isByName(node)) return connect(document, from, to)
   const name = nameOf(document, from)
   if (port === "over") return setFields(document, id, { over: name })
@@ -218,17 +220,17 @@ export function wired(document: GraphDocument, from: string, to: string): GraphD
 
 /** A text with one name more; a field that had nothing but another name has this one now. */
 export function withName(value: unknown, name: string): string {
-  const made = `{{ ${name} }}`
-  if (typeof value !== "string" || value.trim() === "") return made
+  const template = `{{ ${name} }}`
+  if (typeof value !== "string" || value.trim() === "") return template
   const isOnly = /^\s*\{\{[^{}]*\}\}\s*$/.test(value)
-  return isOnly ? made : `${value}${value.endsWith(" ") ? "" : " "}${made}`
+  return isOnly ? template : `${value}${value.endsWith(" ") ? "" : " "}${template}`
 }
 
 /** Takes wires away that are written as names. */
-export function unnamed(document: GraphDocument, ends: readonly Named[]): GraphDocument {
-  return ends.reduce((made, { to }) => {
+export function unnamed(document: GraphDocument, ends: readonly NameReference[]): GraphDocument {
+  return ends.reduce((changed, { to }) => {
     const { node, port } = targetOf(to)
-    return setAt(made, node, port, undefined)
+    return setAt(changed, node, port, undefined)
   }, document)
 }
 
@@ -236,8 +238,8 @@ const RENAMED = ["properties", "values", "inputs", "start", "do"] as const
 
 /** A node in which other nodes have other names. */
 export function withNames(node: GraphNode, names: ReadonlyMap<string, string>): GraphNode {
-  const fields = RENAMED.filter((each) => node[each] !== undefined)
-  const changed = fields.map((each) => [each, renamedIn(node[each], names)])
+  const fields = RENAMED.filter((field) => node[field] !== undefined)
+  const changed = fields.map((field) => [field, renamedIn(node[field], names)])
   const over = typeof node.over === "string" && { over: renamedText(node.over, names) }
   return { ...node, ...Object.fromEntries(changed), ...over }
 }
@@ -245,15 +247,15 @@ export function withNames(node: GraphNode, names: ReadonlyMap<string, string>): 
 function renamedIn(value: unknown, names: ReadonlyMap<string, string>): unknown {
   if (typeof value === "string")
     return value.replace(BRACES, (whole) => `{{${renamedText(whole.slice(2, -2), names)}}}`)
-  if (Array.isArray(value)) return value.map((each) => renamedIn(each, names))
+  if (Array.isArray(value)) return value.map((item) => renamedIn(item, names))
   if (!isRecord(value)) return value
-  const inner = Array.isArray(value.nodes) ? value.nodes.map((each) => String(recordOf(each).id)) : []
+  const inner = Array.isArray(value.nodes) ? value.nodes.map((node) => String(recordOf(node).id)) : []
   const rest = new Map([...names].filter(([before]) => !inner.includes(before)))
   const isPath = (name: string) => name === "from" || (name === "over" && typeof value.type === "string")
   return Object.fromEntries(
-    Object.entries(value).map(([name, each]) => [
+    Object.entries(value).map(([name, field]) => [
       name,
-      isPath(name) && typeof each === "string" ? renamedText(each, rest) : renamedIn(each, rest),
+      isPath(name) && typeof field === "string" ? renamedText(field, rest) : renamedIn(field, rest),
     ]),
   )
 }

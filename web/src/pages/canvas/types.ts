@@ -2,7 +2,7 @@
 
 import type { GraphPorts, OfferedProperty, WorkflowOffer } from "@/api/schema"
 import { type GraphDocument, type GraphNode, own, sourceOf, targetOf } from "./document"
-import { bodyOf, isByName, type Named, nameOf, namesIn, recordOf } from "./names"
+import { bodyOf, isByName, type NameReference, nameOf, namesIn, recordOf } from "./names"
 
 /** A scalar by its name, a list by its item, an object by its fields; `any` fits everything. */
 export interface PortType {
@@ -154,7 +154,7 @@ export class GraphTypes {
   private readonly offerOf: OfferOf
   private readonly innerOf: InnerOf
   private readonly nodes: Map<string, GraphNode>
-  private readonly names: readonly Named[]
+  private readonly names: readonly NameReference[]
   /** The wires that end at a node, in their order. */
   private readonly arriving = new Map<string, { from: string; port: string }[]>()
   /** The nodes that a node reads by name. */

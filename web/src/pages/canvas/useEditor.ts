@@ -70,11 +70,11 @@ export function useEditor(key: string, stored: Saved | null): Editor {
   useMissingPlaces(sheet, put)
   const { verdict, error } = useVerdict(sheet.document)
   const saving = useAct(async () => {
-    const made = await store(withLayout(sheet.document, sheet.places), saved)
-    const next = { id: made.id, version: made.version, sheet }
-    keepPlaces(made.id, made.version, sheet.places)
-    if (made.id !== key) {
-      keepDraft(made.id, { history, saved: next }, false)
+    const graph = await store(withLayout(sheet.document, sheet.places), saved)
+    const next = { id: graph.id, version: graph.version, sheet }
+    keepPlaces(graph.id, graph.version, sheet.places)
+    if (graph.id !== key) {
+      keepDraft(graph.id, { history, saved: next }, false)
       forgetDraft(key)
     }
     setDraft((before) => ({ ...before, saved: next }))
@@ -116,18 +116,18 @@ function useMissingPlaces(
   sheet: Sheet,
   put: (make: (before: Draft["history"]) => Draft["history"]) => void,
 ): void {
-  const missing = sheet.document.nodes.filter((each) => !own(sheet.places, each.id))
-  const names = missing.map((each) => each.id).join(" ")
+  const missing = sheet.document.nodes.filter((node) => !own(sheet.places, node.id))
+  const names = missing.map((node) => node.id).join(" ")
   const latest = useRef(sheet)
   latest.current = sheet
   useEffect(() => {
     if (!names) return undefined
     let isOver = false
-    void placesFor(latest.current.document).then((found: Places) => {
+    void placesFor(latest.current.document).then((laid: Places) => {
       if (isOver) return
       put((before) => ({
         ...before,
-        now: { ...before.now, places: filledPlaces(before.now.places, found) },
+        now: { ...before.now, places: filledPlaces(before.now.places, laid) },
       }))
     })
     return () => {
@@ -138,21 +138,22 @@ function useMissingPlaces(
 
 /** Returns all problems shortly after the last change. The previous ones remain until then. */
 function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: ApiError | null } {
-  const [told, setTold] = useState<{ verdict: Verdict | null; error: ApiError | null }>({
+  const [answer, setAnswer] = useState<{ verdict: Verdict | null; error: ApiError | null }>({
     verdict: null,
     error: null,
   })
   useEffect(() => {
     if (document.nodes.length === 0) {
-      setTold({ verdict: null, error: null })
+      setAnswer({ verdict: null, error: null })
       return undefined
     }
     const abort = new AbortController()
     const timer = setTimeout(() => {
       api.post<Verdict>("/api/graphs/validate", { document }, { signal: abort.signal }).then(
-        (told) => setTold({ verdict: { ...told, problems: told.problems.map(plainly) }, error: null }),
+        (verdict) =>
+          setAnswer({ verdict: { ...verdict, problems: verdict.problems.map(plainly) }, error: null }),
         (thrown) => {
-          if (!abort.signal.aborted) setTold((before) => ({ ...before, error: asApiError(thrown) }))
+          if (!abort.signal.aborted) setAnswer((before) => ({ ...before, error: asApiError(thrown) }))
         },
       )
     }, CHECK_MS)
@@ -161,5 +162,5 @@ function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: 
       abort.abort()
     }
   }, [document])
-  return told
+  return answer
 }

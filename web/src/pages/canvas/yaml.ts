@@ -10,7 +10,8 @@ const LINE_CHARACTERS_MAX = 110
 
 export function yamlOf(document: GraphDocument): string {
   const lines = [`name: ${scalar(document.name)}`]
-  for (const each of SETTINGS) if (document[each] !== undefined) lines.push(`${each}: ${document[each]}`)
+  for (const setting of SETTINGS)
+    if (document[setting] !== undefined) lines.push(`${setting}: ${document[setting]}`)
   lines.push(document.nodes.length > 0 ? "nodes:" : "nodes: []")
   for (const node of document.nodes) lines.push(...nodeLines(node))
   lines.push(document.connections.length > 0 ? "connections:" : "connections: []")
