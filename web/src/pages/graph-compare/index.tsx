@@ -27,17 +27,17 @@ const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyl
 export default function GraphCompare() {
   const search = useSearch()
   const [, navigate] = useLocation()
-  const given = pairOf(search)
-  const { a, b, graph, show } = given
+  const pair = pairOf(search)
+  const { a, b, graph, show } = pair
   const listed = useQuery<GraphRunSummaries>("/api/graph-runs", {
     query: { limit: RUNS_LISTED_MAX, graph_id: graph || undefined },
     freshSeconds: 10,
   })
   const runs = listed.data?.runs ?? []
   const [newest, older] = runs
-  const go = (next: Partial<typeof given>) => {
-    const told = Object.entries({ ...given, ...next }).filter(([, value]) => value !== "")
-    navigate(`/graph-runs/compare?${new URLSearchParams(told)}`, { replace: true })
+  const go = (next: Partial<typeof pair>) => {
+    const params = Object.entries({ ...pair, ...next }).filter(([, value]) => value !== "")
+    navigate(`/graph-runs/compare?${new URLSearchParams(params)}`, { replace: true })
   }
   // Compares the graph's latest run with the one before it.
   // biome-ignore lint/correctness/useExhaustiveDependencies: only once, when the runs have come
@@ -45,7 +45,7 @@ export default function GraphCompare() {
     if (graph && !a && !b && newest && older) go({ a: older.id, b: newest.id })
   }, [graph, newest?.id, older?.id])
   const path = a && b ? "/api/graph-runs/compare" : null
-  const found = useQuery<RunComparison>(path, { query: { a, b, all: show === "all" || undefined } })
+  const comparison = useQuery<RunComparison>(path, { query: { a, b, all: show === "all" || undefined } })
   return (
     <Page title={words.compareTitle} className="graph-compare">
       <div className="graph-compare-pick">
@@ -53,7 +53,7 @@ export default function GraphCompare() {
           label={words.first}
           value={a}
           runs={runs}
-          known={found.data?.a}
+          olderRun={comparison.data?.a}
           onPick={(id) => go({ a: id })}
         />
         <Button
@@ -67,7 +67,7 @@ export default function GraphCompare() {
           label={words.second}
           value={b}
           runs={runs}
-          known={found.data?.b}
+          olderRun={comparison.data?.b}
           onPick={(id) => go({ b: id })}
         />
       </div>
@@ -75,11 +75,11 @@ export default function GraphCompare() {
         <Empty title={words.pickBoth}>{words.pickText}</Empty>
       ) : (
         <Loaded
-          query={found}
+          query={comparison}
           skeleton={<Skeleton height="320px" />}
           missing={<Empty title={words.noRun}>{words.noRunText}</Empty>}
         >
-          {(told) => <Comparison found={told} show={show} onShow={(next) => go({ show: next })} />}
+          {(answer) => <Comparison comparison={answer} show={show} onShow={(next) => go({ show: next })} />}
         </Loaded>
       )}
     </Page>
@@ -91,14 +91,14 @@ interface PickProps {
   value: string
   runs: readonly GraphRunSummary[]
   /** A run that is older than those in the list. */
-  known: ComparedRun | undefined
+  olderRun: ComparedRun | undefined
   onPick: (id: string) => void
 }
 
-function Pick({ label, value, runs, known, onPick }: PickProps) {
+function Pick({ label, value, runs, olderRun, onPick }: PickProps) {
   const options: Option<string>[] = runs.map(optionOf)
-  if (value && !runs.some((each) => each.id === value))
-    options.unshift(known?.id === value ? optionOf(known) : { value, label: value })
+  if (value && !runs.some((run) => run.id === value))
+    options.unshift(olderRun?.id === value ? optionOf(olderRun) : { value, label: value })
   if (!value) options.unshift({ value: "", label: words.pick })
   return (
     <div className="graph-compare-run">
@@ -119,23 +119,23 @@ function optionOf(run: GraphRunSummary | ComparedRun): Option<string> {
 }
 
 interface ComparisonProps {
-  found: RunComparison
+  comparison: RunComparison
   show: Show
   onShow: (show: Show) => void
 }
 
-function Comparison({ found, show, onShow }: ComparisonProps) {
+function Comparison({ comparison, show, onShow }: ComparisonProps) {
   return (
     <>
       <div className="graph-compare-told">
         <Choices label={words.show} hideLabel options={SHOWS} value={show} onChange={onShow} />
         <span className="faint" role="status">
-          {words.told(found.different, found.same)}
+          {words.told(comparison.different, comparison.same)}
         </span>
       </div>
-      {(found.a.is_expired || found.b.is_expired) && <p className="faint">{words.expired}</p>}
-      {found.values.length === 0 && <Empty title={words.nothing}>{words.nothingText}</Empty>}
-      {sectionsOf(found.values).map(([section, values]) => (
+      {(comparison.a.is_expired || comparison.b.is_expired) && <p className="faint">{words.expired}</p>}
+      {comparison.values.length === 0 && <Empty title={words.nothing}>{words.nothingText}</Empty>}
+      {sectionsOf(comparison.values).map(([section, values]) => (
         <Panel key={section} title={words.sections[section] ?? section}>
           <ListTable<ComparedValue>
             label={words.sections[section] ?? section}
@@ -150,7 +150,7 @@ function Comparison({ found, show, onShow }: ComparisonProps) {
           />
         </Panel>
       ))}
-      {found.left_out > 0 && <p className="faint">{words.leftOut(found.left_out)}</p>}
+      {comparison.left_out > 0 && <p className="faint">{words.leftOut(comparison.left_out)}</p>}
     </>
   )
 }

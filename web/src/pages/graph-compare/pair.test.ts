@@ -12,8 +12,8 @@ describe("a comparison", () => {
   })
 
   it("is shown section by section", () => {
-    const found = sectionsOf([row("inputs", "width"), row("outputs", "picture"), row("inputs", "text")])
-    expect(found.map(([name, values]) => [name, values.length])).toEqual([
+    const sections = sectionsOf([row("inputs", "width"), row("outputs", "picture"), row("inputs", "text")])
+    expect(sections.map(([name, values]) => [name, values.length])).toEqual([
       ["inputs", 2],
       ["outputs", 1],
     ])

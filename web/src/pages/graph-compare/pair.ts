@@ -12,8 +12,8 @@ export interface Pair {
 }
 
 export function pairOf(search: string): Pair {
-  const given = new URLSearchParams(search)
-  const text = (name: string) => given.get(name) ?? ""
+  const params = new URLSearchParams(search)
+  const text = (name: string) => params.get(name) ?? ""
   return {
     a: text("a"),
     b: text("b"),
@@ -24,11 +24,11 @@ export function pairOf(search: string): Pair {
 
 /** Groups values by section, in the original order. */
 export function sectionsOf(values: readonly ComparedValue[]): [string, ComparedValue[]][] {
-  const found = new Map<string, ComparedValue[]>()
-  for (const each of values) {
-    const known = found.get(each.section)
-    if (known) known.push(each)
-    else found.set(each.section, [each])
+  const sections = new Map<string, ComparedValue[]>()
+  for (const value of values) {
+    const section = sections.get(value.section)
+    if (section) section.push(value)
+    else sections.set(value.section, [value])
   }
-  return [...found]
+  return [...sections]
 }

@@ -35,7 +35,7 @@ export function ExecutionPanel({ id, executions, onClose, children }: ExecutionP
       {executions.length > 1 && (
         <Select
           label={words.items}
-          options={executions.map((each, place) => ({ value: String(place), label: nameOf(each) }))}
+          options={executions.map((execution, place) => ({ value: String(place), label: nameOf(execution) }))}
           value={String(at)}
           onChange={(value) => setAt(Number(value))}
         />
@@ -49,8 +49,8 @@ export function ExecutionPanel({ id, executions, onClose, children }: ExecutionP
 /** Returns the name of an execution. Inner nodes of a map or a loop appear with their own names. */
 function nameOf({ node, index, status }: ExecutionSeen): string {
   const inner = node.includes("/") ? node.slice(node.indexOf("/") + 1) : ""
-  const told = index.length > 0 ? words.item(index) : inner ? "" : words.whole
-  return `${[inner, told].filter(Boolean).join(", ")}, ${words.nodeStatuses[status] ?? status}`
+  const item = index.length > 0 ? words.item(index) : inner ? "" : words.whole
+  return `${[inner, item].filter(Boolean).join(", ")}, ${words.nodeStatuses[status] ?? status}`
 }
 
 function statusOf(status: string): string {
@@ -64,9 +64,9 @@ function Facts({ execution }: { execution: ExecutionSeen }) {
       <Status status={statusOf(status)}>{words.nodeStatuses[status] ?? status}</Status>
       {why && <p>{why}</p>}
       {error && <p className="field-error">{error}</p>}
-      {filesIn(outputs).map((each) => (
-        <a key={each.file_id} href={each.url} className="canvas-result" target="_blank" rel="noreferrer">
-          {each.mime_type.startsWith("image/") ? <img src={each.url} alt={each.filename} /> : each.filename}
+      {filesIn(outputs).map((file) => (
+        <a key={file.file_id} href={file.url} className="canvas-result" target="_blank" rel="noreferrer">
+          {file.mime_type.startsWith("image/") ? <img src={file.url} alt={file.filename} /> : file.filename}
         </a>
       ))}
       {!has_values && <p className="faint">{words.noValues}</p>}

@@ -9,9 +9,9 @@ import { filesIn, filesOf, type MadeFile } from "./follow"
 const STRIP_MAX = 5
 
 /** Returns the nodes' latest results. */
-export function madeSoFar(run: GraphRunAnswer): MadeFile[] {
-  const all = run.executions.filter((each) => each.job_id).flatMap(filesOf)
-  return [...new Map(all.map((each) => [each.file_id, each])).values()]
+export function latestFiles(run: GraphRunAnswer): MadeFile[] {
+  const all = run.executions.filter((execution) => execution.job_id).flatMap(filesOf)
+  return [...new Map(all.map((file) => [file.file_id, file])).values()]
 }
 
 interface StripProps {
@@ -23,7 +23,7 @@ interface StripProps {
 }
 
 export function Strip({ files, isOver, urlOf, onOpen }: StripProps) {
-  const shown = files.filter((each) => each.mime_type.startsWith("image/")).slice(-STRIP_MAX)
+  const shown = files.filter((file) => file.mime_type.startsWith("image/")).slice(-STRIP_MAX)
   return (
     <button type="button" className="canvas-strip" onClick={onOpen}>
       <span className="mono">{isOver ? words.made : words.madeSoFar}</span>
@@ -48,7 +48,7 @@ interface GalleryProps {
 
 export function Gallery({ open, onClose, run, urlOf }: GalleryProps) {
   const entries = Object.entries(run.outputs ?? {})
-  const named = entries.length > 0 ? entries : [["", madeSoFar(run)] as const]
+  const named = entries.length > 0 ? entries : [["", latestFiles(run)] as const]
   const isEmpty = filesIn(named.map(([, value]) => value)).length === 0 && entries.length === 0
   return (
     <Dialog open={open} onClose={onClose} title={words.outputsTitle} wide>
@@ -57,18 +57,18 @@ export function Gallery({ open, onClose, run, urlOf }: GalleryProps) {
         <section key={name} className="canvas-gallery">
           {name && <h3>{name}</h3>}
           <ul>
-            {filesIn(value).map((each) => (
-              <li key={each.file_id}>
-                <Shown file={each} url={urlOf(each)} />
+            {filesIn(value).map((file) => (
+              <li key={file.file_id}>
+                <Shown file={file} url={urlOf(file)} />
                 <div className="row">
-                  <span className="cut-text faint">{each.filename}</span>
+                  <span className="cut-text faint">{file.filename}</span>
                   <LinkButton
                     size="small"
                     kind="ghost"
                     icon="download"
-                    href={each.url}
-                    download={each.filename}
-                    label={words.download(each.filename)}
+                    href={file.url}
+                    download={file.filename}
+                    label={words.download(file.filename)}
                     className="row-end"
                   />
                 </div>

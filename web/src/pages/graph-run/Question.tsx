@@ -41,7 +41,7 @@ export function Question(props: QuestionProps) {
   const isApproval = question.choices.includes("approve")
   const [key, setKey] = useState(options[0]?.key ?? "")
   const [isForAll, setForAll] = useState(false)
-  const chosen = options.find((each) => each.key === key) ?? options[0]
+  const chosen = options.find((option) => option.key === key) ?? options[0]
   const act = useAct(async (answer: Answer) => {
     onAnswered(await sendAnswer(runId, question, answer), isForAll, answer)
   })
@@ -67,8 +67,8 @@ export function Question(props: QuestionProps) {
       </div>
       {isApproval && question.pick_from === null && pictures.length > 0 && (
         <div className="canvas-picks">
-          {pictures.slice(0, PICKS_MAX).map((each, at) => (
-            <img key={each} src={each} alt={words.pickOne(at + 1)} />
+          {pictures.slice(0, PICKS_MAX).map((url, at) => (
+            <img key={url} src={url} alt={words.pickOne(at + 1)} />
           ))}
         </div>
       )}
@@ -78,17 +78,17 @@ export function Question(props: QuestionProps) {
       {!isApproval && question.backends.length === 0 && <p className="faint">{words.askNoBackend}</p>}
       <fieldset className="canvas-choices">
         <legend className="unseen">{question.message}</legend>
-        {options.map((each) => (
-          <label key={each.key}>
+        {options.map((option) => (
+          <label key={option.key}>
             <input
               type="radio"
               name="backend"
-              checked={each.key === chosen?.key}
-              onChange={() => setKey(each.key)}
+              checked={option.key === chosen?.key}
+              onChange={() => setKey(option.key)}
             />
             <span>
-              <b>{each.title}</b>
-              <span className="faint">{each.hint}</span>
+              <b>{option.title}</b>
+              <span className="faint">{option.hint}</span>
             </span>
           </label>
         ))}
@@ -149,7 +149,7 @@ interface PicksProps {
 /** Shows the pictures to pick from. If none is marked, all are meant, and the page says so. */
 function Picks({ count, pictures, picked, onPick }: PicksProps) {
   const toggled = (at: number) => {
-    const next = picked?.includes(at) ? picked.filter((each) => each !== at) : [...(picked ?? []), at]
+    const next = picked?.includes(at) ? picked.filter((index) => index !== at) : [...(picked ?? []), at]
     return next.length > 0 ? next : null
   }
   return (
@@ -184,7 +184,7 @@ interface Option {
 function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Option[] {
   const { backends, choices, pick_from, price_tokens: price } = question
   const costs = typeof price === "number" ? `, ${tokens(price)}` : ""
-  const found: Option[] = backends.map((backend, at) => ({
+  const options: Option[] = backends.map((backend, at) => ({
     key: backend,
     title: backendName(backend),
     hint: `${at === 0 ? words.best : words.fitting}${costs}`,
@@ -192,7 +192,7 @@ function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Op
     answer: { choice: "backend", backend },
   }))
   if (choices.includes("approve"))
-    found.push({
+    options.push({
       key: "approve",
       title: words.approveAll,
       hint: pick_from === null ? words.approveHint : words.pickHint(picked?.length ?? 0, pick_from),
@@ -200,7 +200,7 @@ function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Op
       answer: { choice: "approve", backend: null },
     })
   if (choices.includes("reject"))
-    found.push({
+    options.push({
       key: "reject",
       title: words.reject,
       hint: words.rejectHint,
@@ -208,7 +208,7 @@ function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Op
       answer: { choice: "reject", backend: null },
     })
   if (choices.includes("retry"))
-    found.push({
+    options.push({
       key: "retry",
       title: words.choices.retry,
       hint: `${words.choices.retryHint}${costs}`,
@@ -216,12 +216,12 @@ function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Op
       answer: { choice: "retry", backend: null },
     })
   if (choices.includes("skip"))
-    found.push({
+    options.push({
       key: "skip",
       title: words.choices.skip,
       hint: words.choices.skipHint,
       act: words.goOnSkip,
       answer: { choice: "skip", backend: null },
     })
-  return found
+  return options
 }

@@ -12,9 +12,9 @@ export function RunAgain({ run, node }: { run: GraphRunAnswer; node: string }) {
   const start = useAct(async () => {
     const idempotencyKey = crypto.randomUUID()
     const body = { from: node }
-    const made = await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/rerun`, body, { idempotencyKey })
+    const newRun = await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/rerun`, body, { idempotencyKey })
     cache.invalidate("/api/graph-runs")
-    go(`/graphs/${made.graph_id}/runs/${made.id}`)
+    go(`/graphs/${newRun.graph_id}/runs/${newRun.id}`)
   })
   return (
     <div>
@@ -46,9 +46,9 @@ export function LaterRuns({ run }: { run: GraphRunAnswer }) {
   return (
     <p className="canvas-problems">
       <span className="canvas-problem">{words.laterRuns}</span>
-      {later.map((each) => (
-        <Link key={each.id} href={`/graphs/${each.graph_id}/runs/${each.id}`}>
-          <Time at={each.created_at} />
+      {later.map((rerun) => (
+        <Link key={rerun.id} href={`/graphs/${rerun.graph_id}/runs/${rerun.id}`}>
+          <Time at={rerun.created_at} />
         </Link>
       ))}
     </p>

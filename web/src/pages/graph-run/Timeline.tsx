@@ -33,13 +33,13 @@ export function Timeline({ run, selected, onSelect }: TimelineProps) {
   return (
     <section className="timeline" aria-label={words.timelineOf(run.name)}>
       <Loaded query={timeline} skeleton={<Skeleton height="60vh" />}>
-        {(told) =>
-          told.nodes.length === 0 ? (
+        {(timeline) =>
+          timeline.nodes.length === 0 ? (
             <p className="timeline-none faint">{words.none}</p>
           ) : (
             <>
-              <Rows timeline={told} selected={selected} onSelect={onSelect} />
-              <Path timeline={told} />
+              <Rows timeline={timeline} selected={selected} onSelect={onSelect} />
+              <Path timeline={timeline} />
             </>
           )
         }
@@ -49,12 +49,13 @@ export function Timeline({ run, selected, onSelect }: TimelineProps) {
 }
 
 function Rows({ timeline, selected, onSelect }: { timeline: RunTimeline } & Omit<TimelineProps, "run">) {
-  const told = duration(timeline.seconds)
+  const length = duration(timeline.seconds)
   return (
     <div className="timeline-rows">
       <header>
         <h2>
-          {words.timeline} <small>{isOver(timeline.status) ? words.tookAll(told) : words.soFar(told)}</small>
+          {words.timeline}{" "}
+          <small>{isOver(timeline.status) ? words.tookAll(length) : words.soFar(length)}</small>
         </h2>
         <ul className="timeline-legend">
           {kindsIn(timeline.nodes).map((kind) => (
@@ -70,7 +71,7 @@ function Rows({ timeline, selected, onSelect }: { timeline: RunTimeline } & Omit
           <tr>
             <th scope="col">{words.node}</th>
             <th scope="col" className="timeline-when">
-              {words.when} <span className="mono">{words.axis(told)}</span>
+              {words.when} <span className="mono">{words.axis(length)}</span>
             </th>
             <th scope="col">{words.waitedFor}</th>
             <th scope="col">{words.waited}</th>
@@ -133,9 +134,9 @@ function Row({ node, seconds, isSelected, onSelect }: RowProps) {
       <td className="cut-text" data-label={words.waitedFor}>
         {node.after}
       </td>
-      <td data-label={words.waited}>{waitsTold(node)}</td>
+      <td data-label={words.waited}>{waitsText(node)}</td>
       <td className="timeline-ran" data-label={words.ran}>
-        {ranTold(node)}
+        {runningText(node)}
       </td>
     </tr>
   )
@@ -156,26 +157,26 @@ function OneBar({ bar, status }: { bar: Bar; status: string }) {
   )
 }
 
-function waitsTold(node: NodeTimeline): string {
+function waitsText(node: NodeTimeline): string {
   return waitsOf(node.seconds, node.executions)
-    .map((each) => words.span(duration(each.seconds), words.kinds[each.kind] ?? each.kind))
+    .map((wait) => words.span(duration(wait.seconds), words.kinds[wait.kind] ?? wait.kind))
     .join(", ")
 }
 
-function ranTold({ seconds, executions, status }: NodeTimeline): string {
+function runningText({ seconds, executions, status }: NodeTimeline): string {
   if (!seconds.running) return status === "skipped" ? (canvasWords.nodeStatuses.skipped ?? "") : ""
-  const each = duration(seconds.running / Math.max(1, executions))
-  return executions > 1 ? words.times(executions, each) : each
+  const average = duration(seconds.running / Math.max(1, executions))
+  return executions > 1 ? words.times(executions, average) : average
 }
 
 /** Smaller fractions of the critical path are not listed. */
 const STEP_PART_MIN = 0.005
 
 function Path({ timeline }: { timeline: RunTimeline }) {
-  const all = timeline.critical_path.reduce((sum, each) => sum + each.end - each.start, 0)
-  const steps = timeline.critical_path.filter((each) => each.end - each.start > all * STEP_PART_MIN)
+  const all = timeline.critical_path.reduce((sum, step) => sum + step.end - step.start, 0)
+  const steps = timeline.critical_path.filter((step) => step.end - step.start > all * STEP_PART_MIN)
   if (steps.length === 0) return null
-  const left = timeline.critical_total - timeline.critical_path.length
+  const more = timeline.critical_total - timeline.critical_path.length
   return (
     <div className="timeline-path">
       <h2>
@@ -193,19 +194,19 @@ function Path({ timeline }: { timeline: RunTimeline }) {
               />
             </span>
             <span className="timeline-ran">{duration(step.end - step.start)}</span>
-            <span className="faint timeline-told">{stepTold(step)}</span>
+            <span className="faint timeline-told">{stepText(step)}</span>
           </li>
         ))}
       </ol>
-      {left > 0 && <p className="faint">{words.criticalMore(left)}</p>}
+      {more > 0 && <p className="faint">{words.criticalMore(more)}</p>}
     </div>
   )
 }
 
-function stepTold(step: CriticalStep): string {
+function stepText(step: CriticalStep): string {
   const parts = waitsOf(step.seconds, 1)
   const ran = step.seconds.running ? [{ kind: "running", seconds: step.seconds.running }] : []
   return [...ran, ...parts]
-    .map((each) => words.span(duration(each.seconds), words.kinds[each.kind] ?? each.kind))
+    .map((part) => words.span(duration(part.seconds), words.kinds[part.kind] ?? part.kind))
     .join(", ")
 }

@@ -28,7 +28,7 @@ const WAIT_SECONDS_MIN = 0.05
 /** Returns the waiting times by kind, longest first, as averages per execution. */
 export function waitsOf(seconds: KindSeconds, executions: number): { kind: string; seconds: number }[] {
   return WAITS.map((kind) => ({ kind, seconds: seconds[kind] / Math.max(1, executions) }))
-    .filter((each) => each.seconds >= WAIT_SECONDS_MIN)
+    .filter((wait) => wait.seconds >= WAIT_SECONDS_MIN)
     .toSorted((one, two) => two.seconds - one.seconds)
 }
 

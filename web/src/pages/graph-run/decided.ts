@@ -4,22 +4,22 @@ import type { ExecutionSeen, NodeSeen } from "@/api/schema"
 import { words } from "@/words/en/canvas"
 
 export interface Decided {
-  readonly told: string | null
+  readonly decision: string | null
   /** The port through which the value was passed on. */
   readonly way: string | null
 }
 
-const NOTHING: Decided = { told: null, way: null }
+const NOTHING: Decided = { decision: null, way: null }
 const CHARACTERS_MAX = 60
 
 export function decidedOf(node: Pick<NodeSeen, "type">, executions: readonly ExecutionSeen[]): Decided {
   const [only] = executions
   const outputs = only?.outputs
   if (executions.length !== 1 || !outputs) return NOTHING
-  if (node.type === "switch" || node.type === "condition") return goneBy(outputs)
+  if (node.type === "switch" || node.type === "condition") return branchTaken(outputs)
   if (node.type === "approve") return answered(outputs, only.inputs ?? {})
-  const told = tellers[node.type]?.(outputs) ?? null
-  return { told, way: null }
+  const text = tellers[node.type]?.(outputs) ?? null
+  return { decision: text, way: null }
 }
 
 type Values = Readonly<Record<string, unknown>>
@@ -38,8 +38,8 @@ const tellers: Readonly<Record<string, (outputs: Values) => string | null>> = {
   score: ({ output }) => {
     const { scored, best, score } = recordOf(output)
     if (!Array.isArray(scored)) return null
-    const kept = words.kept(Array.isArray(best) ? best.length : scored.length, scored.length)
-    return typeof score === "number" ? `${kept}, ${words.score(short(score))}` : kept
+    const keptText = words.kept(Array.isArray(best) ? best.length : scored.length, scored.length)
+    return typeof score === "number" ? `${keptText}, ${words.score(short(score))}` : keptText
   },
   value: (outputs) => {
     const values = Object.entries(outputs).filter(([, value]) => typeof value !== "object")
@@ -47,18 +47,18 @@ const tellers: Readonly<Record<string, (outputs: Values) => string | null>> = {
   },
 }
 
-function goneBy(outputs: Values): Decided {
+function branchTaken(outputs: Values): Decided {
   const [way] = Object.keys(outputs)
-  return way === undefined ? NOTHING : { told: words.went(way), way }
+  return way === undefined ? NOTHING : { decision: words.went(way), way }
 }
 
 function answered(outputs: Values, inputs: Values): Decided {
   const [way] = Object.keys(outputs)
   if (way === undefined) return NOTHING
-  const told = way === "approved" ? words.approved : words.rejected
+  const decision = way === "approved" ? words.approved : words.rejected
   const [some, all] = [itemsIn(outputs[way]), itemsIn(inputs.input)]
   const isPicked = some !== null && all !== null && some < all
-  return { told: isPicked ? `${told}, ${words.of(some, all)}` : told, way }
+  return { decision: isPicked ? `${decision}, ${words.of(some, all)}` : decision, way }
 }
 
 function itemsIn(value: unknown): number | null {

@@ -38,9 +38,9 @@ const urls = new SteadyUrls()
 
 describe("a run", () => {
   it("is told on its nodes", () => {
-    const told = nodeRuns(RUN, urls.of)
-    expect(told.get("draw")).toMatchObject({ status: "done", pictures: ["/f?1"], seconds: 2 })
-    expect(told.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
+    const runs = nodeRuns(RUN, urls.of)
+    expect(runs.get("draw")).toMatchObject({ status: "done", pictures: ["/f?1"], seconds: 2 })
+    expect(runs.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
   })
 
   it("shows what a node at work is making, and only then", () => {
@@ -48,15 +48,15 @@ describe("a run", () => {
       ["soften", "data:1"],
       ["draw", "data:2"],
     ])
-    const told = nodeRuns(RUN, urls.of, previews)
-    expect(told.get("soften")?.pictures).toEqual(["data:1"])
-    expect(told.get("draw")?.pictures).toEqual(["/f?1"])
+    const runs = nodeRuns(RUN, urls.of, previews)
+    expect(runs.get("soften")?.pictures).toEqual(["data:1"])
+    expect(runs.get("draw")?.pictures).toEqual(["/f?1"])
   })
 
   it("moves with its events, and its results are asked for when something has ended", () => {
-    const nodes = RUN.nodes.map((each) => ({ ...each, status: "done" as const, done: 1 }))
-    const told = { ...PROGRESS, overall_percent: 100, run_id: "r", nodes, questions: [], error: null }
-    const next = withEvent(RUN, { ...told, status: "completed" })
+    const nodes = RUN.nodes.map((node) => ({ ...node, status: "done" as const, done: 1 }))
+    const event = { ...PROGRESS, overall_percent: 100, run_id: "r", nodes, questions: [], error: null }
+    const next = withEvent(RUN, { ...event, status: "completed" })
     expect(next.progress.overall_percent).toBe(100)
     expect(next.executions).toBe(RUN.executions)
     expect(stampOf(next)).not.toBe(stampOf(RUN))
@@ -87,9 +87,9 @@ describe("a run", () => {
 
   it("gives the same answer only where it may be given", () => {
     const question = { node: "a", index: [], message: "", backends: ["worker:b"], choices: ["backend"] }
-    const asked = question as unknown as Parameters<typeof sameAnswer>[0]
-    expect(sameAnswer(asked, { choice: "backend", backend: "worker:b" })).not.toBeNull()
-    expect(sameAnswer(asked, { choice: "backend", backend: "worker:c" })).toBeNull()
-    expect(sameAnswer(asked, { choice: "skip", backend: null })).toBeNull()
+    const typed = question as unknown as Parameters<typeof sameAnswer>[0]
+    expect(sameAnswer(typed, { choice: "backend", backend: "worker:b" })).not.toBeNull()
+    expect(sameAnswer(typed, { choice: "backend", backend: "worker:c" })).toBeNull()
+    expect(sameAnswer(typed, { choice: "skip", backend: null })).toBeNull()
   })
 })

@@ -30,18 +30,18 @@ export function isOver(status: string): boolean {
 }
 
 /** Applies an event to the answer. */
-export function withEvent(run: GraphRunAnswer, told: RunEvent): GraphRunAnswer {
+export function withEvent(run: GraphRunAnswer, event: RunEvent): GraphRunAnswer {
   return {
     ...run,
-    status: told.status,
-    nodes: [...told.nodes],
-    questions: [...told.questions],
+    status: event.status,
+    nodes: [...event.nodes],
+    questions: [...event.questions],
     progress: {
-      overall_percent: told.overall_percent,
-      weighted_percent: told.weighted_percent,
-      completed_nodes: told.completed_nodes,
-      total_nodes: told.total_nodes,
-      running_nodes: told.running_nodes,
+      overall_percent: event.overall_percent,
+      weighted_percent: event.weighted_percent,
+      completed_nodes: event.completed_nodes,
+      total_nodes: event.total_nodes,
+      running_nodes: event.running_nodes,
     },
   }
 }
@@ -49,7 +49,7 @@ export function withEvent(run: GraphRunAnswer, told: RunEvent): GraphRunAnswer {
 /** Returns a text that changes whenever executions have changed, so that their results must be
  * requested. */
 export function stampOf(run: Pick<GraphRunAnswer, "status" | "nodes" | "questions">): string {
-  const nodes = run.nodes.map((each) => [each.done, each.failed, each.skipped, each.cancelled].join("/"))
+  const nodes = run.nodes.map((node) => [node.done, node.failed, node.skipped, node.cancelled].join("/"))
   return [run.status, run.questions.length, ...nodes].join(" ")
 }
 
@@ -67,51 +67,51 @@ export function nodeRuns(
   urlOf: (file: MadeFile) => string,
   previews: Previews = NO_PREVIEWS,
 ): Map<string, NodeRun> {
-  const asking = new Set(run.questions.map((each) => each.node))
-  const executionsOf = grouped(run.executions, (each) => each.node)
-  const goingOf = grouped(run.progress.running_nodes, (each) => each.node_id)
-  const found = new Map<string, NodeRun>()
+  const asking = new Set(run.questions.map((question) => question.node))
+  const executionsOf = grouped(run.executions, (execution) => execution.node)
+  const goingOf = grouped(run.progress.running_nodes, (node) => node.node_id)
+  const runs = new Map<string, NodeRun>()
   for (const node of run.nodes) {
     const executions = executionsOf.get(node.id) ?? []
     const going = goingOf.get(node.id) ?? []
     const decided = decidedOf(node, executions)
-    const failed = executions.find((each) => each.status === "failed")
-    found.set(node.id, {
+    const failed = executions.find((execution) => execution.status === "failed")
+    runs.set(node.id, {
       status: asking.has(node.id) ? "asking" : node.status,
       progress: progressOf(node, going),
       step: going[0]?.current_step ?? null,
-      backend: going[0]?.backend_id ?? executions.find((each) => each.backend)?.backend ?? null,
+      backend: going[0]?.backend_id ?? executions.find((execution) => execution.backend)?.backend ?? null,
       done: node.done,
       expected: node.expected,
       seconds: secondsOf(node, executions),
       pictures: shownNow(node, picturesOf(executions).map(urlOf), previews),
-      told: node.status === "done" ? decided.told : null,
+      decision: node.status === "done" ? decided.decision : null,
       way: decided.way,
       error: node.status === "failed" ? (failed?.error ?? null) : null,
     })
   }
-  return withInsides(found)
+  return withInsides(runs)
 }
 
 /** Returns the pictures to show: the finished ones, with a running node's preview. */
-function shownNow(node: NodeSeen, made: readonly string[], previews: Previews): readonly string[] {
+function shownNow(node: NodeSeen, finished: readonly string[], previews: Previews): readonly string[] {
   const preview = node.status === "running" ? previews.get(node.id) : undefined
-  return preview ? [...made.slice(0, PICTURES_SHOWN_MAX - 1), preview] : made
+  return preview ? [...finished.slice(0, PICTURES_SHOWN_MAX - 1), preview] : finished
 }
 
 /** Returns the pictures that a question is about, in the order in which they can be picked;
  * undefined marks a picture that can't be shown. */
 export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
-  const asked = run.executions.find(
-    (each) => each.node === question.node && each.index.join() === question.index.join(),
+  const execution = run.executions.find(
+    (other) => other.node === question.node && other.index.join() === question.index.join(),
   )
-  const input = asked?.inputs?.input as { images?: unknown } | unknown[] | undefined
+  const input = execution?.inputs?.input as { images?: unknown } | unknown[] | undefined
   if (question.pick_from === null)
     return filesIn(input)
       .filter(isPicture)
       .map(({ url }) => url)
   const items = Array.isArray(input) ? input : Array.isArray(input?.images) ? input.images : []
-  return (items as unknown[]).map((each) => filesIn(each)[0]?.url)
+  return (items as unknown[]).map((item) => filesIn(item)[0]?.url)
 }
 
 /** Marks a map or a loop as running while one of its inner nodes is running. */
@@ -127,20 +127,20 @@ function withInsides(runs: Map<string, NodeRun>): Map<string, NodeRun> {
   return runs
 }
 
-function grouped<T>(all: readonly T[], keyOf: (each: T) => string): Map<string, T[]> {
-  const found = new Map<string, T[]>()
-  for (const each of all) {
-    const known = found.get(keyOf(each))
-    if (known) known.push(each)
-    else found.set(keyOf(each), [each])
+function grouped<T>(all: readonly T[], keyOf: (item: T) => string): Map<string, T[]> {
+  const groups = new Map<string, T[]>()
+  for (const item of all) {
+    const group = groups.get(keyOf(item))
+    if (group) group.push(item)
+    else groups.set(keyOf(item), [item])
   }
-  return found
+  return groups
 }
 
 function progressOf(node: NodeSeen, going: ProgressSeen["running_nodes"]): number | null {
   if (node.status !== "running") return null
   const ended = node.done + node.skipped + node.failed + node.cancelled
-  const part = going.reduce((sum, each) => sum + each.progress, ended)
+  const part = going.reduce((sum, running) => sum + running.progress, ended)
   return Math.min(1, part / Math.max(1, node.expected))
 }
 
@@ -155,12 +155,12 @@ export function tookSeconds(from: string, to: string): number {
 }
 
 function picturesOf(executions: readonly ExecutionSeen[]): MadeFile[] {
-  const found: MadeFile[] = []
-  for (const each of executions) {
-    found.push(...shownFiles(each).filter(isPicture))
-    if (found.length >= PICTURES_SHOWN_MAX) break
+  const pictures: MadeFile[] = []
+  for (const execution of executions) {
+    pictures.push(...shownFiles(execution).filter(isPicture))
+    if (pictures.length >= PICTURES_SHOWN_MAX) break
   }
-  return found.slice(0, PICTURES_SHOWN_MAX)
+  return pictures.slice(0, PICTURES_SHOWN_MAX)
 }
 
 function isPicture(file: MadeFile): boolean {
@@ -179,32 +179,32 @@ const looked = new WeakMap<ExecutionSeen, MadeFile[]>()
 
 /** Returns the files that an execution has produced. The result is cached per execution. */
 export function filesOf(execution: ExecutionSeen): MadeFile[] {
-  const known = looked.get(execution)
-  if (known) return known
-  const found = filesIn(execution.outputs)
-  looked.set(execution, found)
-  return found
+  const cached = looked.get(execution)
+  if (cached) return cached
+  const files = filesIn(execution.outputs)
+  looked.set(execution, files)
+  return files
 }
 
 /** Returns all displayable files in a value, without duplicates. */
 export function filesIn(value: unknown): MadeFile[] {
-  const found = new Map<string, MadeFile>()
-  collect(value, found)
-  return [...found.values()]
+  const files = new Map<string, MadeFile>()
+  collect(value, files)
+  return [...files.values()]
 }
 
-function collect(value: unknown, found: Map<string, MadeFile>): void {
+function collect(value: unknown, files: Map<string, MadeFile>): void {
   if (typeof value !== "object" || value === null) return
   const file = value as Partial<MadeFile>
-  if (typeof file.file_id === "string" && typeof file.url === "string" && !found.has(file.file_id))
-    found.set(file.file_id, {
+  if (typeof file.file_id === "string" && typeof file.url === "string" && !files.has(file.file_id))
+    files.set(file.file_id, {
       file_id: file.file_id,
       filename: file.filename ?? file.file_id,
       mime_type: file.mime_type ?? "",
       url: file.url,
       small_url: file.small_url,
     })
-  for (const each of Object.values(value)) collect(each, found)
+  for (const part of Object.values(value)) collect(part, files)
 }
 
 const URL_MS_MAX = 10 * 60_000
@@ -215,8 +215,8 @@ export class SteadyUrls {
   private readonly known = new Map<string, { url: string; until: number }>()
 
   of = (file: MadeFile): string => {
-    const kept = this.known.get(file.file_id)
-    if (kept && kept.until > Date.now()) return kept.url
+    const stored = this.known.get(file.file_id)
+    if (stored && stored.until > Date.now()) return stored.url
     const url = file.small_url ?? file.url
     this.known.set(file.file_id, { url, until: Date.now() + URL_MS_MAX })
     return url

@@ -42,7 +42,7 @@ import {
   stampOf,
   withEvent,
 } from "./follow"
-import { Gallery, madeSoFar, Strip } from "./Outputs"
+import { Gallery, latestFiles, Strip } from "./Outputs"
 import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
 import { EarlierRun, LaterRuns, RunAgain } from "./RunAgain"
 import { Timeline } from "./Timeline"
@@ -59,8 +59,8 @@ function GraphRun({ id }: { id: string }) {
   const run = useQuery<GraphRunAnswer>(path, {
     // A run's graph never changes, so it is read only once.
     read: async (signal) => {
-      const told = await api.get<GraphRunAnswer>(graphRunPath(id, document.current === null), { signal })
-      return { ...told, document: told.document ?? document.current }
+      const answer = await api.get<GraphRunAnswer>(graphRunPath(id, document.current === null), { signal })
+      return { ...answer, document: answer.document ?? document.current }
     },
   })
   document.current ??= run.data?.document ?? null
@@ -74,17 +74,17 @@ function GraphRun({ id }: { id: string }) {
       skeleton={<Skeleton height="70vh" />}
       missing={<NotThere title={words.noRun} href="/graph-runs" act={words.toRuns} />}
     >
-      {(told) => (
+      {(shown) => (
         <Run
-          key={told.id}
-          run={told}
+          key={shown.id}
+          run={shown}
           offers={offers.data?.workflows ?? []}
           put={(next) => cache.set<GraphRunAnswer>(path, () => next)}
           renew={(next) => {
             // The answer to an action has no URLs and no graph, so the known ones stay until the
             // next read.
-            const made = { ...next, executions: told.executions, document: told.document }
-            cache.set<GraphRunAnswer>(path, () => made)
+            const updated = { ...next, executions: shown.executions, document: shown.document }
+            cache.set<GraphRunAnswer>(path, () => updated)
             run.reload()
           }}
           reload={run.reload}
@@ -130,7 +130,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
       <h1 className="unseen">{words.runName(run.name)}</h1>
       <Bar
         name={<b className="cut-text">{run.name}</b>}
-        told={words.version(run.graph_version)}
+        status={words.version(run.graph_version)}
         graphId={run.graph_id}
         view="run"
         runId={run.id}
@@ -167,7 +167,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           <ExecutionPanel
             key={only}
             id={only}
-            executions={run.executions.filter((each) => outerOf(each.node) === only)}
+            executions={run.executions.filter((execution) => outerOf(execution.node) === only)}
             onClose={() => select(NOBODY)}
           >
             {isOver(run.status) && !run.is_expired && <RunAgain run={run} node={only} />}
@@ -196,7 +196,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
             <Failure run={run} renew={renew} onShow={(node) => select(new Set([node]))} />
           )}
           <Strip
-            files={madeSoFar(run)}
+            files={latestFiles(run)}
             isOver={isOver(run.status)}
             urlOf={urls.current.of}
             onOpen={() => setGallery(true)}
@@ -232,12 +232,12 @@ function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, re
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEffect(() => () => clearTimeout(timer.current ?? undefined), [])
   const path = `/api/graph-runs/${run.id}/events?previews=true`
-  useEvents<RunEvent & PreviewEvent>(isOver(run.status) ? null : path, (told, { event }) => {
+  useEvents<RunEvent & PreviewEvent>(isOver(run.status) ? null : path, (data, { event }) => {
     if (event === "preview") {
-      setPreviews((before) => new Map(before).set(told.node_id, told.preview))
+      setPreviews((before) => new Map(before).set(data.node_id, data.preview))
       return
     }
-    const next = withEvent(run, told)
+    const next = withEvent(run, data)
     put(next)
     const now = stampOf(next)
     if (now === stamp.current && event !== "end") return
@@ -257,22 +257,22 @@ function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, re
 /** Returns the graph that was run, with nodes where the user has placed them. */
 function useSheet(run: GraphRunAnswer): { sheet: Sheet; isWhole: boolean } {
   const { graph_id: id, graph_version: version, name } = run
-  const names = run.nodes.map((each) => each.id).join(" ")
+  const names = run.nodes.map((node) => node.id).join(" ")
   // biome-ignore lint/correctness/useExhaustiveDependencies: the nodes of a run never change
-  const { document, kept } = useMemo(() => {
-    const found = documentOf(run.document)
-    if (found) return { document: found, kept: placesOf({ id, version, document: run.document }) }
+  const { document, saved } = useMemo(() => {
+    const graph = documentOf(run.document)
+    if (graph) return { document: graph, saved: placesOf({ id, version, document: run.document }) }
     const nodes = run.nodes.map(({ id, type, workflow, effect }) =>
       Object.fromEntries(
         Object.entries({ id, type, workflow, effect }).filter(([, value]) => value !== null),
       ),
     )
     const bare: GraphDocument = { name, nodes: [], connections: [] }
-    return { document: documentOf({ name, nodes }) ?? bare, kept: {} }
+    return { document: documentOf({ name, nodes }) ?? bare, saved: {} }
   }, [run.document, id, version, name, names])
   const [laid, setLaid] = useState<Places>({})
-  const places = useMemo(() => filledPlaces(kept, laid), [kept, laid])
-  const isPlaced = document.nodes.every((each) => own(places, each.id))
+  const places = useMemo(() => filledPlaces(saved, laid), [saved, laid])
+  const isPlaced = document.nodes.every((node) => own(places, node.id))
   useEffect(() => {
     if (!isPlaced) void placesFor(document).then(setLaid)
   }, [document, isPlaced])
@@ -376,8 +376,8 @@ function RetryOn({ open, alternatives, isRunning, onClose, onRetry, children }: 
         onChange={(event) => setBackend(event.target.value)}
       />
       <datalist id="canvas-backends">
-        {alternatives.map((each) => (
-          <option key={each} value={each} />
+        {alternatives.map((alternative) => (
+          <option key={alternative} value={alternative} />
         ))}
       </datalist>
       {children}
@@ -396,12 +396,12 @@ function Questions({ run, renew, pictureOf }: QuestionsProps) {
   const sent = useRef(new Set<string>())
   useEffect(() => {
     if (!same.current) return
-    for (const each of run.questions) {
-      const answer = sameAnswer(each, same.current)
-      const key = `${each.node} ${each.index.join()}`
+    for (const pending of run.questions) {
+      const answer = sameAnswer(pending, same.current)
+      const key = `${pending.node} ${pending.index.join()}`
       if (!answer || sent.current.has(key)) continue
       sent.current.add(key)
-      void sendAnswer(run.id, each, answer).then(renew, () => sent.current.delete(key))
+      void sendAnswer(run.id, pending, answer).then(renew, () => sent.current.delete(key))
     }
   }, [run.questions, run.id, renew])
   const question = run.questions[0]

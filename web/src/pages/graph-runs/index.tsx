@@ -56,9 +56,9 @@ export default function GraphRuns({ graph }: { graph?: string }) {
             ) : (
               <Panel>
                 <ul>
-                  {pages.rows?.map((each) => (
-                    <li key={each.id}>
-                      <RunRow run={each} />
+                  {pages.rows?.map((run) => (
+                    <li key={run.id}>
+                      <RunRow run={run} />
                     </li>
                   ))}
                   {pages.rows?.length === 0 && <li className="graph-runs-none faint">{words.noneOfThese}</li>}

@@ -8,7 +8,7 @@ function run(id: string, minute: number, status = "running", graph = "g"): Graph
 }
 
 const PAGE: GraphRunSummaries = { runs: [run("b", 2), run("a", 1)], next: null }
-const ids = ({ runs }: GraphRunSummaries) => runs.map((each) => `${each.id} ${each.status}`)
+const ids = ({ runs }: GraphRunSummaries) => runs.map((run) => `${run.id} ${run.status}`)
 
 test("a run is told in its place, and a new one in front", () => {
   expect(ids(withRun(PAGE, run("a", 1, "completed"), {}))).toEqual(["b running", "a completed"])

@@ -3,26 +3,26 @@
 import { cache, pathOf, useEvents } from "@/api"
 import type { GraphRunSummaries, GraphRunSummary } from "@/api/schema"
 
-export interface Listed {
+export interface RunFilter {
   graph?: string | undefined
   status?: string | undefined
 }
 
 /** The list with a run as it is now: in its place, in front where it is new, or gone where it is listed elsewhere. */
-export function withRun(page: GraphRunSummaries, told: GraphRunSummary, of: Listed): GraphRunSummaries {
-  const at = page.runs.findIndex((each) => each.id === told.id)
-  const isListed = (!of.graph || of.graph === told.graph_id) && (!of.status || of.status === told.status)
-  if (at >= 0 && isListed) return { ...page, runs: page.runs.with(at, told) }
+export function withRun(page: GraphRunSummaries, update: GraphRunSummary, of: RunFilter): GraphRunSummaries {
+  const at = page.runs.findIndex((run) => run.id === update.id)
+  const isListed = (!of.graph || of.graph === update.graph_id) && (!of.status || of.status === update.status)
+  if (at >= 0 && isListed) return { ...page, runs: page.runs.with(at, update) }
   if (at >= 0) return { ...page, runs: page.runs.toSpliced(at, 1) }
   const first = page.runs[0]
-  const isNew = !first || Date.parse(told.created_at) > Date.parse(first.created_at)
-  return isListed && isNew ? { ...page, runs: [told, ...page.runs] } : page
+  const isNew = !first || Date.parse(update.created_at) > Date.parse(first.created_at)
+  return isListed && isNew ? { ...page, runs: [update, ...page.runs] } : page
 }
 
 /** Keeps the first page of a list as it is now. */
-export function useLiveRuns(key: string | null, of: Listed = {}): void {
+export function useLiveRuns(key: string | null, of: RunFilter = {}): void {
   const path = pathOf("/api/graph-runs/events", { graph_id: of.graph })
-  useEvents<GraphRunSummary>(key && path, (told, { event }) => {
-    if (key && event === "run") cache.set<GraphRunSummaries>(key, (page) => page && withRun(page, told, of))
+  useEvents<GraphRunSummary>(key && path, (run, { event }) => {
+    if (key && event === "run") cache.set<GraphRunSummaries>(key, (page) => page && withRun(page, run, of))
   })
 }

@@ -43,9 +43,9 @@ export default function Graphs() {
             <div className="graphs">
               <Panel>
                 <ul>
-                  {pages.rows?.map((each) => (
-                    <li key={each.id}>
-                      <Row graph={each} />
+                  {pages.rows?.map((graph) => (
+                    <li key={graph.id}>
+                      <Row graph={graph} />
                     </li>
                   ))}
                 </ul>
@@ -115,9 +115,9 @@ function Latest() {
       <Loaded query={runs}>
         {(page) => (
           <ul>
-            {page.runs.slice(0, LATEST).map((each) => (
-              <li key={each.id}>
-                <RunRow run={each} />
+            {page.runs.slice(0, LATEST).map((run) => (
+              <li key={run.id}>
+                <RunRow run={run} />
               </li>
             ))}
             {page.runs.length === 0 && <li className="graphs-none faint">{words.runsNone}</li>}

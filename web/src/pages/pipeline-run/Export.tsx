@@ -29,20 +29,22 @@ interface ExportProps {
 }
 
 export function Export({ book, run, open, onClose }: ExportProps) {
-  const hasChosen = book.all.some((each) => isWanted(each, "chosen"))
-  const [asked, setAsked] = useState<Which | null>(null)
-  const which = asked ?? (hasChosen ? "chosen" : "kept")
+  const hasChosen = book.all.some((candidate) => isWanted(candidate, "chosen"))
+  const [choice, setChoice] = useState<Which | null>(null)
+  const which = choice ?? (hasChosen ? "chosen" : "kept")
   const [done, setDone] = useState(0)
   const abort = useRef<AbortController | null>(null)
   useEffect(() => () => abort.current?.abort(), [])
-  const wanted = book.all.filter((each) => isWanted(each, which) && (each.url !== null || each.text !== null))
-  const size = wanted.reduce((sum, each) => sum + each.size, 0)
-  const isTooLarge = size > BYTES_MAX || wanted.length > FILES_MAX || book.list.data?.next != null
+  const exported = book.all.filter(
+    (candidate) => isWanted(candidate, which) && (candidate.url !== null || candidate.text !== null),
+  )
+  const size = exported.reduce((sum, candidate) => sum + candidate.size, 0)
+  const isTooLarge = size > BYTES_MAX || exported.length > FILES_MAX || book.list.data?.next != null
   const pack = useAct(async () => {
     const stop = new AbortController()
     abort.current = stop
     setDone(0)
-    const parts: Part[] = wanted.map((candidate) => ({
+    const parts: Part[] = exported.map((candidate) => ({
       candidate,
       label: book.labels.get(candidate.id) ?? "",
     }))
@@ -52,7 +54,7 @@ export function Export({ book, run, open, onClose }: ExportProps) {
     })
     if (zip === null) return
     saveFile(zip, `${fileName(run.pipeline)}-${run.id.slice(0, 8)}.zip`)
-    toast({ title: words.exports.done(wanted.length) })
+    toast({ title: words.exports.done(exported.length) })
     onClose()
   })
   const close = () => {
@@ -60,7 +62,7 @@ export function Export({ book, run, open, onClose }: ExportProps) {
     pack.forget()
     onClose()
   }
-  const off = wanted.length === 0 ? words.exports.nothing : isTooLarge && words.exports.tooLarge
+  const off = exported.length === 0 ? words.exports.nothing : isTooLarge && words.exports.tooLarge
   return (
     <Dialog
       open={open}
@@ -81,16 +83,16 @@ export function Export({ book, run, open, onClose }: ExportProps) {
         </>
       }
     >
-      <Choices label={words.exports.which} hideLabel options={OPTIONS} value={which} onChange={setAsked} />
+      <Choices label={words.exports.which} hideLabel options={OPTIONS} value={which} onChange={setChoice} />
       <p className="dialog-text">
-        <b>{words.exports.counted(wanted.length, bytes(size))}</b>. {words.exports.text}
+        <b>{words.exports.counted(exported.length, bytes(size))}</b>. {words.exports.text}
       </p>
       {pack.isRunning && (
         <div className="stack">
-          <span className="faint">{words.exports.progress(done, wanted.length)}</span>
+          <span className="faint">{words.exports.progress(done, exported.length)}</span>
           <Progress
             label={words.exports.label}
-            value={wanted.length ? done / wanted.length : 0}
+            value={exported.length ? done / exported.length : 0}
             state="ink"
           />
         </div>

@@ -15,7 +15,7 @@ export function Failed({ book, run }: { book: Book; run: PipelineRunAnswer }) {
     toast({ title: words.failed.retried(jobs.length) })
     cache.invalidate(book.path)
   })
-  const failed = run.steps.reduce((sum, each) => sum + each.failed, 0)
+  const failed = run.steps.reduce((sum, step) => sum + step.failed, 0)
   return (
     <Loaded query={failures} skeleton={<Skeleton height="180px" />}>
       {({ failures: rows }) =>
@@ -34,13 +34,8 @@ export function Failed({ book, run }: { book: Book; run: PipelineRunAnswer }) {
             </header>
             {retry.error && <ErrorNote error={retry.error} />}
             <ul>
-              {rows.map((each) => (
-                <Row
-                  key={each.job_id}
-                  failure={each}
-                  book={book}
-                  onRetry={() => void retry.run(each.job_id)}
-                />
+              {rows.map((row) => (
+                <Row key={row.job_id} failure={row} book={book} onRetry={() => void retry.run(row.job_id)} />
               ))}
             </ul>
             {failed > rows.length && <p className="faint">{words.failed.shown(rows.length, failed)}</p>}

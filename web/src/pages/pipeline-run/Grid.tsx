@@ -32,17 +32,17 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
   const more = useAct(book.more)
   const sheet = useRef<HTMLDivElement>(null)
   useJudgeKeys(sheet, book)
-  const needsApproval = run.steps.some((each) => each.needs_approval)
-  const hasJudge = run.steps.some((each) => each.judge !== null)
-  const orders = ORDERS.filter((each) => each.value !== "score" || hasJudge)
-  const options = SHOWS.filter((each) => each !== "judge" || needsApproval || show === "judge").map(
+  const needsApproval = run.steps.some((step) => step.needs_approval)
+  const hasJudge = run.steps.some((step) => step.judge !== null)
+  const orders = ORDERS.filter((order) => order.value !== "score" || hasJudge)
+  const options = SHOWS.filter((item) => item !== "judge" || needsApproval || show === "judge").map(
     (value) => ({
       value,
       label: words.grid.shows[value],
     }),
   )
   const shown = useMemo(
-    () => book.all.filter((each) => fits(each, show, book.waiting)),
+    () => book.all.filter((candidate) => fits(candidate, show, book.waiting)),
     [book.all, show, book.waiting],
   )
   return (
@@ -91,7 +91,7 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
 }
 
 function ordered(all: readonly Candidate[], step: number, order: Order): Candidate[] {
-  const own = all.filter((each) => each.step === step)
+  const own = all.filter((candidate) => candidate.step === step)
   if (order === "best") return bestFirst(own)
   if (order === "score") return highestFirst(own)
   return order === "newest" ? own.reverse() : own
@@ -128,14 +128,20 @@ function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoos
   return (
     <section className="pipeline-run-step">
       <h2>
-        {step.name} <span className="faint">{toldOf(step)}</span>
+        {step.name} <span className="faint">{progressText(step)}</span>
       </h2>
       {candidates.length === 0 && making === 0 && number === 0 && (
         <Empty title={words.grid.none}>{words.grid.noneText}</Empty>
       )}
       <ul className="pipeline-run-sheet" onKeyDown={moveFocus}>
-        {candidates.slice(0, most).map((each) => (
-          <One key={each.id} candidate={each} book={book} isChosen={each.id === chosen} onChoose={onChoose} />
+        {candidates.slice(0, most).map((candidate) => (
+          <One
+            key={candidate.id}
+            candidate={candidate}
+            book={book}
+            isChosen={candidate.id === chosen}
+            onChoose={onChoose}
+          />
         ))}
         {Array.from({ length: making }, (_, index) => (
           // biome-ignore lint/suspicious/noArrayIndexKey: the placeholders are interchangeable
@@ -149,14 +155,14 @@ function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoos
   )
 }
 
-function toldOf(step: StepAnswer): string {
+function progressText(step: StepAnswer): string {
   const parts = [words.grid.made(step.made, step.wanted)]
   const { judge, judging, unjudged } = step
   if (step.in_flight > judging) parts.push(words.grid.inFlight(step.in_flight - judging))
   if (step.failed > 0) parts.push(words.grid.failed(step.failed))
   if (unjudged > 0) parts.push(words.judge.left(unjudged))
-  const told = parts.join(", ")
-  return judge ? `${told}; ${words.judge.step(judge.name, judge.approve_above, judge.reject_below)}` : told
+  const text = parts.join(", ")
+  return judge ? `${text}; ${words.judge.step(judge.name, judge.approve_above, judge.reject_below)}` : text
 }
 
 interface OneProps {
@@ -167,25 +173,25 @@ interface OneProps {
 }
 
 function One({ candidate, book, isChosen, onChoose }: OneProps) {
-  const { id, status, score, judge_score: given } = candidate
+  const { id, status, score, judge_score: judgeScore } = candidate
   const label = book.labels.get(id) ?? ""
   const isWaiting = book.waiting.has(id)
   const judged = judgedWord(candidate, book.run.data?.steps ?? [])
   const isPersons = candidate.judged_by !== "judge" && status !== "active"
   const word = isWaiting ? words.toJudge : isPersons ? words.statuses[status] : ""
-  const told = words.grid.told(
+  const ariaText = words.grid.told(
     label,
     [judged, word].filter(Boolean).join(", ") || words.statuses.active,
     score,
   )
-  const scoreText = given === null ? "" : words.judge.score(given)
+  const scoreText = judgeScore === null ? "" : words.judge.score(judgeScore)
   return (
     <li className={`pipeline-run-one is-${status}-one${isWaiting ? " is-asking" : ""}`} data-candidate={id}>
       <button
         type="button"
         className="pipeline-run-print print"
         aria-pressed={isChosen}
-        aria-label={scoreText ? `${told}, ${words.judge.told(scoreText)}` : told}
+        aria-label={scoreText ? `${ariaText}, ${words.judge.told(scoreText)}` : ariaText}
         onClick={() => onChoose(id)}
       >
         <Picture candidate={candidate} book={book} alt="" />
@@ -213,7 +219,7 @@ function moveFocus(event: ReactKeyboardEvent<HTMLElement>): void {
   if (at < 0 || !row) return
   const columns = Math.max(
     1,
-    all.filter((each) => Math.abs(each.getBoundingClientRect().top - row.top) < 4).length,
+    all.filter((item) => Math.abs(item.getBoundingClientRect().top - row.top) < 4).length,
   )
   const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key]
   const next = step === undefined ? undefined : all[at + step]
@@ -242,8 +248,8 @@ export function useJudgeKeys(area: { current: HTMLElement | null }, book: Book):
 function Coming() {
   return (
     <ul className="pipeline-run-sheet">
-      {["a", "b", "c", "d", "e", "f"].map((each) => (
-        <li key={each} className="pipeline-run-one">
+      {["a", "b", "c", "d", "e", "f"].map((key) => (
+        <li key={key} className="pipeline-run-one">
           <span className="pipeline-run-print print" />
           <span className="pipeline-run-caption" />
         </li>

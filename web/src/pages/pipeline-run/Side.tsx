@@ -138,13 +138,13 @@ interface FactsProps {
 function Facts({ candidate, book, run, onChoose }: FactsProps) {
   const lineage = useQuery<LineageAnswer>(`${book.path}/candidates/${candidate.id}/lineage`)
   const { won, lost, tied } = lineage.data ?? {}
-  const { judge_score: given, judge_error: judgeError } = candidate
+  const { judge_score: judgeScore, judge_error: judgeError } = candidate
   const scores = [
     [won, words.side.won],
     [lost, words.side.lost],
     [tied, words.side.tied(tied ?? 0)],
     [Math.round(candidate.score), words.side.rating],
-    ...(given === null ? [] : [[words.judge.score(given), words.side.score] as const]),
+    ...(judgeScore === null ? [] : [[words.judge.score(judgeScore), words.side.score] as const]),
   ] as const
   const { properties, seed_text: seed, text, url } = candidate
   return (
@@ -207,10 +207,10 @@ function Family({
   lineage,
 }: FactsProps & { lineage: LineageAnswer | undefined }) {
   // Known ancestors are shown at once. Those that the page hasn't read come with the lineage.
-  const known = lineageOf(candidate.id, book.byId)
-  const whole: readonly CandidateAnswer[] = lineage?.candidates ?? known
-  const line = whole.map((each) => book.byId.get(each.id) ?? { ...each, urlAt: 0 })
-  const children = book.all.filter((each) => each.parent === candidate.id)
+  const knownLineage = lineageOf(candidate.id, book.byId)
+  const whole: readonly CandidateAnswer[] = lineage?.candidates ?? knownLineage
+  const line = whole.map((ancestor) => book.byId.get(ancestor.id) ?? { ...ancestor, urlAt: 0 })
+  const children = book.all.filter((child) => child.parent === candidate.id)
   return (
     <>
       <Relatives
@@ -249,21 +249,23 @@ function Relatives({ title, candidates, of, book, run, onChoose }: RelativesProp
     <section className="pipeline-run-family">
       <h3>{title}</h3>
       <ol>
-        {candidates.map((each) => (
-          <li key={each.id}>
+        {candidates.map((candidate) => (
+          <li key={candidate.id}>
             <button
               type="button"
-              aria-current={each.id === of || undefined}
-              onClick={() => onChoose(each.id)}
+              aria-current={candidate.id === of || undefined}
+              onClick={() => onChoose(candidate.id)}
             >
               <span className="print">
-                <Picture candidate={each} book={book} alt="" />
+                <Picture candidate={candidate} book={book} alt="" />
               </span>
               <span className="pipeline-run-family-text">
-                <b className="mono">{book.labels.get(each.id) ?? `${each.step + 1}·`}</b>
-                <span className="faint">{run.steps[each.step]?.name}</span>
-                <span className="cut-text">{promptOf(each.properties)}</span>
-                {each.seed_text && <span className="mono faint">{words.vote.seed(each.seed_text)}</span>}
+                <b className="mono">{book.labels.get(candidate.id) ?? `${candidate.step + 1}·`}</b>
+                <span className="faint">{run.steps[candidate.step]?.name}</span>
+                <span className="cut-text">{promptOf(candidate.properties)}</span>
+                {candidate.seed_text && (
+                  <span className="mono faint">{words.vote.seed(candidate.seed_text)}</span>
+                )}
               </span>
             </button>
           </li>

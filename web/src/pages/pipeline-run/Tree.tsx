@@ -39,12 +39,13 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
     [book.all, run.steps.length, whole, chosen],
   )
   // Without a selection, the winner's lineage is drawn in ink.
-  const winner = book.all.findLast((each) => each.status === "winner")
-  const inInk = new Set(lineageOf(chosen ?? winner?.id ?? null, book.byId).map((each) => each.id))
-  const hiddenOf = (step: number) => placed.rests.find((each) => each.step === step)?.hidden ?? 0
+  const winner = book.all.findLast((candidate) => candidate.status === "winner")
+  const inInk = new Set(lineageOf(chosen ?? winner?.id ?? null, book.byId).map((candidate) => candidate.id))
+  const hiddenOf = (step: number) => placed.rests.find((rest) => rest.step === step)?.hidden ?? 0
   const toggle = (step: number) =>
     setWhole(
-      (before) => new Set(before.has(step) ? [...before].filter((each) => each !== step) : [...before, step]),
+      (before) =>
+        new Set(before.has(step) ? [...before].filter((other) => other !== step) : [...before, step]),
     )
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll it
@@ -55,7 +56,7 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
         </span>
         {run.steps.map((step, number) => (
           <span key={step.name} style={{ left: columnOf(number) }}>
-            <b>{step.name}</b> <span className="faint">{toldOf(step.made, hiddenOf(number))}</span>
+            <b>{step.name}</b> <span className="faint">{countText(step.made, hiddenOf(number))}</span>
             {whole.has(number) && (
               <button type="button" className="link" onClick={() => toggle(number)}>
                 {words.tree.fewer}
@@ -80,19 +81,19 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
       >
         <Lines placed={placed} inInk={inInk} />
         <Brief run={run} top={placed.start} />
-        {placed.places.map((each) => (
+        {placed.places.map((place) => (
           <Node
-            key={each.candidate.id}
-            place={each}
+            key={place.candidate.id}
+            place={place}
             book={book}
-            isChosen={each.candidate.id === chosen}
+            isChosen={place.candidate.id === chosen}
             onChoose={onChoose}
           />
         ))}
-        {placed.rests.map((each) => (
-          <div key={each.step} className="pipeline-run-rest" style={{ left: each.x, top: each.y }}>
-            <Button size="small" onClick={() => toggle(each.step)}>
-              {words.tree.rest(each.hidden)}
+        {placed.rests.map((rest) => (
+          <div key={rest.step} className="pipeline-run-rest" style={{ left: rest.x, top: rest.y }}>
+            <Button size="small" onClick={() => toggle(rest.step)}>
+              {words.tree.rest(rest.hidden)}
             </Button>
           </div>
         ))}
@@ -101,12 +102,12 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
   )
 }
 
-function toldOf(made: number, hidden: number): string {
-  return hidden > 0 ? words.tree.best(made - hidden, made) : words.tree.made(made)
+function countText(count: number, hidden: number): string {
+  return hidden > 0 ? words.tree.best(count - hidden, count) : words.tree.made(count)
 }
 
 function Lines({ placed, inInk }: { placed: Layout; inInk: ReadonlySet<string> }) {
-  const byId = new Map(placed.places.map((each) => [each.candidate.id, each]))
+  const byId = new Map(placed.places.map((place) => [place.candidate.id, place]))
   const middle = CELL.height / 2
   const lines = placed.places.map(({ candidate, x, y }) => {
     const parent = candidate.parent === null ? undefined : byId.get(candidate.parent)
@@ -117,8 +118,8 @@ function Lines({ placed, inInk }: { placed: Layout; inInk: ReadonlySet<string> }
   const sorted = lines.sort((one, other) => Number(one.isInk) - Number(other.isInk))
   return (
     <svg width={placed.width} height={placed.height} aria-hidden="true">
-      {sorted.map((each) => (
-        <path key={each.id} d={each.path} className={each.isInk ? "is-ink" : undefined} />
+      {sorted.map((edge) => (
+        <path key={edge.id} d={edge.path} className={edge.isInk ? "is-ink" : undefined} />
       ))}
     </svg>
   )

@@ -55,7 +55,7 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
   const { pair } = jury
   const isPair = pair !== null && pair.candidates.length === 2
   const isNarrow = useSyncExternalStore(watchNarrow, () => NARROW.matches)
-  const isTall = pair?.ratios.every((each) => each <= TALL_RATIO) ?? false
+  const isTall = pair?.ratios.every((ratio) => ratio <= TALL_RATIO) ?? false
   const sides = useRef<HTMLElement>(null)
   // Scrolls back to the first picture for each new pair.
   // biome-ignore lint/correctness/useExhaustiveDependencies: with each pair
@@ -63,7 +63,7 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
     sides.current?.scrollTo({ left: 0 })
   }, [pair])
   const isEnough = isPair && pair.answer.votes >= pair.answer.votes_enough && !isGoingOn
-  const steps = run.steps.map((each, number) => ({ value: String(number), label: each.name }))
+  const steps = run.steps.map((item, number) => ({ value: String(number), label: item.name }))
   return (
     <div className="pipeline-run-vote">
       <div className="pipeline-run-question">
@@ -240,7 +240,7 @@ function Acts({ jury, book, isOff, onLarge }: ActsProps) {
       </Button>
       <Button offReason={!last && words.vote.nothingToUndo} onClick={jury.undo}>
         <kbd>U</kbd> {words.vote.undo}{" "}
-        {last && <span className="mono faint wide-only">{toldOf(last, book)}</span>}
+        {last && <span className="mono faint wide-only">{choiceText(last, book)}</span>}
       </Button>
       <i aria-hidden="true" />
       <Button offReason={off} onClick={() => jury.choose("reject")}>
@@ -253,8 +253,8 @@ function Acts({ jury, book, isOff, onLarge }: ActsProps) {
   )
 }
 
-function toldOf({ choice, pair }: Done, book: Book): string {
-  const [one = "", other = ""] = pair.candidates.map((each) => book.labels.get(each.id) ?? "")
+function choiceText({ choice, pair }: Done, book: Book): string {
+  const [one = "", other = ""] = pair.candidates.map((candidate) => book.labels.get(candidate.id) ?? "")
   if (choice === "tie") return words.vote.tied(one, other)
   if (choice === "skip") return words.vote.skipped(one, other)
   if (choice === "reject") return words.vote.rejected(one, other)
@@ -298,12 +298,12 @@ function useJury(book: Book, step: string): Jury {
   }, [])
 
   const read = useCallback(
-    async (given: readonly Done[]): Promise<Pair> => {
-      const skipped = given.filter((each) => each.choice === "skip").slice(-SKIPPED_MAX)
-      const ids = skipped.flatMap((each) => each.pair.candidates.map(({ id }) => id))
+    async (votes: readonly Done[]): Promise<Pair> => {
+      const skipped = votes.filter((vote) => vote.choice === "skip").slice(-SKIPPED_MAX)
+      const ids = skipped.flatMap((vote) => vote.pair.candidates.map(({ id }) => id))
       const answer = await api.get<PairAnswer>(`${path}/pair`, { query: { step, skipped: ids } })
       const candidates = answer.candidates.map(
-        (each) => latest.current.byId.get(each.id) ?? { ...each, urlAt: performance.now() },
+        (candidate) => latest.current.byId.get(candidate.id) ?? { ...candidate, urlAt: performance.now() },
       )
       return { answer, candidates, ratios: await Promise.all(candidates.map(ratioOf)) }
     },
@@ -317,7 +317,8 @@ function useJury(book: Book, step: string): Jury {
   )
   useEffect(reload, [reload])
   // A second candidate may have arrived, or one of the pair may have been rejected elsewhere.
-  const isOver = pair?.candidates.some((each) => book.byId.get(each.id)?.status === "rejected") ?? false
+  const isOver =
+    pair?.candidates.some((candidate) => book.byId.get(candidate.id)?.status === "rejected") ?? false
   const isShort = pair !== null && pair.candidates.length < 2
   // biome-ignore lint/correctness/useExhaustiveDependencies: read again whenever another candidate is there
   useEffect(() => {
@@ -333,10 +334,10 @@ function useJury(book: Book, step: string): Jury {
       if (!pair || pair.candidates.length < 2) return
       setPicked(choice)
       const drawn = new Promise((end) => setTimeout(end, choice === "skip" ? 0 : LOOP_MS))
-      const given = [...done, { choice, pair, voteId: await give(book, pair, choice) }]
-      const next = await read(given)
+      const votes = [...done, { choice, pair, voteId: await give(book, pair, choice) }]
+      const next = await read(votes)
       await drawn
-      setDone(given)
+      setDone(votes)
       setPair(next)
     })
   const undo = () =>
@@ -366,7 +367,7 @@ async function give(book: Book, { candidates: [one, other] }: Pair, choice: Choi
 async function takeBack(book: Book, { choice, voteId, pair }: Done): Promise<void> {
   if (voteId) await api.post<VoteAnswer>(`${book.path}/votes/${voteId}/undo`)
   if (choice !== "reject") return
-  for (const each of pair.candidates) await say(book, each.id, "undo")
+  for (const candidate of pair.candidates) await say(book, candidate.id, "undo")
 }
 
 /** Waits until the picture can be drawn, so that both pictures of a pair appear at the same

@@ -8,17 +8,17 @@ import {
   fits,
   highestFirst,
   isUnjudged,
-  known,
   labelsOf,
   lineageOf,
   promptOf,
   stoppedIds,
-  told,
   waitingIds,
+  withEvent,
+  withStableUrls,
 } from "./candidates"
 import { BEST, CELL, layout, neighbour, STEP_MAX, shownIds } from "./tree"
 
-function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
+function candidateWith(id: string, step = 0, fields: Partial<Candidate> = {}): Candidate {
   return {
     id,
     step,
@@ -43,13 +43,18 @@ function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
     text: null,
     created_at: `2026-01-01T00:00:${id.padStart(2, "0")}Z`,
     urlAt: 0,
-    ...given,
+    ...fields,
   }
 }
 
-const TREE = [made("1"), made("2"), made("3", 1, { parent: "1" }), made("4", 2, { parent: "3" })]
-const byId = (all: readonly Candidate[]) => new Map(all.map((each) => [each.id, each]))
-const ids = (all: readonly Candidate[]) => all.map((each) => each.id)
+const TREE = [
+  candidateWith("1"),
+  candidateWith("2"),
+  candidateWith("3", 1, { parent: "1" }),
+  candidateWith("4", 2, { parent: "3" }),
+]
+const byId = (all: readonly Candidate[]) => new Map(all.map((candidate) => [candidate.id, candidate]))
+const ids = (all: readonly Candidate[]) => all.map((candidate) => candidate.id)
 
 describe("candidates of a run", () => {
   it("are named by their step and number", () => {
@@ -59,19 +64,19 @@ describe("candidates of a run", () => {
   it("are followed back to their base", () => {
     expect(ids(lineageOf("4", byId(TREE)))).toEqual(["4", "3", "1"])
     expect(lineageOf("x", byId(TREE))).toEqual([])
-    const loop = [made("1", 0, { parent: "2" }), made("2", 1, { parent: "1" })]
+    const loop = [candidateWith("1", 0, { parent: "2" }), candidateWith("2", 1, { parent: "1" })]
     expect(ids(lineageOf("1", byId(loop)))).toEqual(["1", "2"])
   })
 
   it("keep the URL that is shown, until it is too old", () => {
     const again = { ...TREE[0], url: "/files/1?again" } as Candidate
-    expect(known(TREE, [again], 1_000)[0]?.url).toBe("/files/1")
-    expect(known(TREE, [again], 601_000)[0]?.url).toBe("/files/1?again")
-    expect(known(TREE, [{ ...again, url: null }], 1_000)[0]?.url).toBeNull()
+    expect(withStableUrls(TREE, [again], 1_000)[0]?.url).toBe("/files/1")
+    expect(withStableUrls(TREE, [again], 601_000)[0]?.url).toBe("/files/1?again")
+    expect(withStableUrls(TREE, [{ ...again, url: null }], 1_000)[0]?.url).toBeNull()
   })
 
   it("are added behind, or changed in their place", () => {
-    const fresh = [made("2", 0, { status: "winner" }), made("5", 1)]
+    const fresh = [candidateWith("2", 0, { status: "winner" }), candidateWith("5", 1)]
     const { all, next } = added({ all: TREE, next: "4" }, fresh, 1)
     expect(ids(all)).toEqual(["1", "2", "3", "4", "5"])
     expect([all[1]?.status, next]).toEqual(["winner", "4"])
@@ -79,17 +84,21 @@ describe("candidates of a run", () => {
 
   it("are changed by what events tell", () => {
     const start = { all: TREE, next: null }
-    const crowned = told(start, "crowned", { candidate_id: "1" })
+    const crowned = withEvent(start, "crowned", { candidate_id: "1" })
     expect(crowned.all[0]?.status).toBe("winner")
-    expect(told(crowned, "undone", { candidate_id: "1", after: "approved" }).all[0]?.status).toBe("approved")
-    expect(told(start, "voted", { scores: { "2": 1016 } }).all.map((each) => each.score)).toEqual([
-      1000, 1016, 1000, 1000,
-    ])
-    expect(told(start, "submitted", {})).toBe(start)
+    expect(withEvent(crowned, "undone", { candidate_id: "1", after: "approved" }).all[0]?.status).toBe(
+      "approved",
+    )
+    expect(
+      withEvent(start, "voted", { scores: { "2": 1016 } }).all.map((candidate) => candidate.score),
+    ).toEqual([1000, 1016, 1000, 1000])
+    expect(withEvent(start, "submitted", {})).toBe(start)
   })
 
   it("stop with a rejected parent, and wait where approval is needed", () => {
-    const all = TREE.map((each) => (each.id === "1" ? { ...each, status: "rejected" as const } : each))
+    const all = TREE.map((candidate) =>
+      candidate.id === "1" ? { ...candidate, status: "rejected" as const } : candidate,
+    )
     expect([...stoppedIds(all)]).toEqual(["1", "3", "4"])
     const steps = [true, true, false].map((needs_approval) => ({ needs_approval }) as StepAnswer)
     expect([...waitingIds(all, steps)]).toEqual(["2"])
@@ -99,33 +108,38 @@ describe("candidates of a run", () => {
   it("are told what a judge found, who judged, and whom a person has to look at", () => {
     const judge = { name: "exposure", approve_above: 0.7, reject_below: null }
     const steps = [{ needs_approval: true, judge } as unknown as StepAnswer]
-    const start = { all: [made("1"), made("2"), made("3")], next: null }
+    const start = { all: [candidateWith("1"), candidateWith("2"), candidateWith("3")], next: null }
     expect([...waitingIds(start.all, steps)]).toEqual([])
-    const scored = told(start, "scored", { candidate_id: "1", score: 0.9 })
-    const judged = told(scored, "approved", { candidate_id: "1", judged_by: "judge" })
+    const scored = withEvent(start, "scored", { candidate_id: "1", score: 0.9 })
+    const judged = withEvent(scored, "approved", { candidate_id: "1", judged_by: "judge" })
     expect([judged.all[0]?.judge_score, judged.all[0]?.judged_by]).toEqual([0.9, "judge"])
-    const unclear = told(judged, "scored", { candidate_id: "3", score: 0.5 })
-    const failed = told(unclear, "job_failed", { candidate_id: "2", is_judge: true, error: "out of memory" })
+    const unclear = withEvent(judged, "scored", { candidate_id: "3", score: 0.5 })
+    const failed = withEvent(unclear, "job_failed", {
+      candidate_id: "2",
+      is_judge: true,
+      error: "out of memory",
+    })
     expect(failed.all[1]?.judge_error).toBe("out of memory")
     expect([...waitingIds(failed.all, steps)]).toEqual(["2", "3"])
     expect(ids(highestFirst(failed.all))).toEqual(["1", "3", "2"])
-    expect(failed.all.map((each) => isUnjudged(each, steps))).toEqual([false, false, false])
-    const undone = told(failed, "undone", { candidate_id: "1", after: "active", judged_by: null })
+    expect(failed.all.map((candidate) => isUnjudged(candidate, steps))).toEqual([false, false, false])
+    const undone = withEvent(failed, "undone", { candidate_id: "1", after: "active", judged_by: null })
     expect([undone.all[0]?.status, undone.all[0]?.judged_by]).toEqual(["active", null])
-    expect(told(start, "job_failed", { error: "broken" })).toBe(start)
+    expect(withEvent(start, "job_failed", { error: "broken" })).toBe(start)
   })
 
   it("are ordered as the run chooses whom it gives children", () => {
     const all = [
-      made("1", 0, { status: "rejected", score: 2000 }),
-      made("2", 0, { score: 1010 }),
-      made("3", 0, { score: 1020 }),
-      made("4", 0, { status: "winner", score: 900 }),
-      made("5", 0, { status: "approved" }),
+      candidateWith("1", 0, { status: "rejected", score: 2000 }),
+      candidateWith("2", 0, { score: 1010 }),
+      candidateWith("3", 0, { score: 1020 }),
+      candidateWith("4", 0, { status: "winner", score: 900 }),
+      candidateWith("5", 0, { status: "approved" }),
     ]
     expect(ids(bestFirst(all))).toEqual(["4", "5", "3", "2", "1"])
     const waiting = new Set(["2"])
-    const shown = (show: Parameters<typeof fits>[1]) => ids(all.filter((each) => fits(each, show, waiting)))
+    const shown = (show: Parameters<typeof fits>[1]) =>
+      ids(all.filter((candidate) => fits(candidate, show, waiting)))
     expect([shown("all").length, shown("judge"), shown("chosen"), shown("open"), shown("rejected")]).toEqual([
       5,
       ["2"],
@@ -154,14 +168,14 @@ describe("candidates of a run", () => {
 
 describe("the tree", () => {
   it("puts parents in the middle of their children, in a column for each step", () => {
-    const all = [...TREE, made("5", 1, { parent: "1" })]
+    const all = [...TREE, candidateWith("5", 1, { parent: "1" })]
     const { places, start } = layout(all, 3, new Set(), null)
-    const at = new Map(places.map((each) => [each.candidate.id, each]))
+    const at = new Map(places.map((place) => [place.candidate.id, place]))
     expect(at.get("3")?.y).toBe(at.get("4")?.y)
     expect(at.get("1")?.y).toBe(((at.get("3")?.y ?? 0) + (at.get("5")?.y ?? 0)) / 2)
     expect((at.get("4")?.x ?? 0) - (at.get("1")?.x ?? 0)).toBe(2 * CELL.column)
     expect(start).toBe(((at.get("1")?.y ?? 0) + (at.get("2")?.y ?? 0)) / 2)
-    const lows = places.filter((each) => each.candidate.step === 1).map((each) => each.y)
+    const lows = places.filter((place) => place.candidate.step === 1).map((place) => place.y)
     expect(new Set(lows).size).toBe(lows.length)
   })
 
@@ -183,9 +197,9 @@ describe("the tree", () => {
   })
 
   it("shows the best of a large step, whoever they come from, and what is chosen", () => {
-    const base = Array.from({ length: 3 }, (_, index) => made(String(index + 1)))
+    const base = Array.from({ length: 3 }, (_, index) => candidateWith(String(index + 1)))
     const many = Array.from({ length: STEP_MAX + 1 }, (_, index) =>
-      made(String(index + 10), 1, { parent: String((index % 3) + 1), score: 1000 + index }),
+      candidateWith(String(index + 10), 1, { parent: String((index % 3) + 1), score: 1000 + index }),
     )
     const all = [...base, ...many]
     expect(shownIds(all, new Set(), null).size).toBe(3 + BEST)

@@ -19,29 +19,29 @@ export interface Candidates {
  * download it again. */
 const URL_MS_MAX = 600_000
 
-export function known(
+export function withStableUrls(
   before: readonly Candidate[],
   fresh: readonly CandidateAnswer[],
   now: number,
 ): Candidate[] {
-  const old = new Map(before.map((each) => [each.id, each]))
-  return fresh.map((each) => {
-    const kept = old.get(each.id)
-    const isGood = kept?.url && each.url && now - kept.urlAt < URL_MS_MAX
-    return isGood ? { ...each, url: kept.url, urlAt: kept.urlAt } : { ...each, urlAt: now }
+  const old = new Map(before.map((candidate) => [candidate.id, candidate]))
+  return fresh.map((candidate) => {
+    const shown = old.get(candidate.id)
+    const isGood = shown?.url && candidate.url && now - shown.urlAt < URL_MS_MAX
+    return isGood ? { ...candidate, url: shown.url, urlAt: shown.urlAt } : { ...candidate, urlAt: now }
   })
 }
 
 /** Appends new candidates, and replaces known ones that were read again. */
 export function added(before: Candidates, fresh: readonly CandidateAnswer[], now: number): Candidates {
-  const read = known(before.all, fresh, now)
-  const byId = new Map(read.map((each) => [each.id, each]))
-  const stay = before.all.map((each) => byId.get(each.id) ?? each)
-  const ids = new Set(before.all.map((each) => each.id))
-  return { ...before, all: [...stay, ...read.filter((each) => !ids.has(each.id))] }
+  const read = withStableUrls(before.all, fresh, now)
+  const byId = new Map(read.map((candidate) => [candidate.id, candidate]))
+  const stay = before.all.map((candidate) => byId.get(candidate.id) ?? candidate)
+  const ids = new Set(before.all.map((candidate) => candidate.id))
+  return { ...before, all: [...stay, ...read.filter((candidate) => !ids.has(candidate.id))] }
 }
 
-export interface Told {
+export interface CandidateEvent {
   candidate_id?: string
   candidates?: readonly string[]
   after?: CandidateStatus
@@ -60,19 +60,24 @@ const VERDICTS: Record<string, CandidateStatus> = {
 }
 
 /** Applies an event to the known candidates. */
-export function told(before: Candidates, event: string, data: Told): Candidates {
+export function withEvent(before: Candidates, event: string, data: CandidateEvent): Candidates {
   const change = changeOf(event, data)
   if (change && data.candidate_id)
     return {
       ...before,
-      all: before.all.map((each) => (each.id === data.candidate_id ? { ...each, ...change } : each)),
+      all: before.all.map((candidate) =>
+        candidate.id === data.candidate_id ? { ...candidate, ...change } : candidate,
+      ),
     }
   const scores = event === "voted" ? data.scores : undefined
   if (!scores) return before
-  return { ...before, all: before.all.map((each) => ({ ...each, score: scores[each.id] ?? each.score })) }
+  return {
+    ...before,
+    all: before.all.map((candidate) => ({ ...candidate, score: scores[candidate.id] ?? candidate.score })),
+  }
 }
 
-function changeOf(event: string, data: Told): Partial<Candidate> | null {
+function changeOf(event: string, data: CandidateEvent): Partial<Candidate> | null {
   if (event === "scored") return { judge_score: data.score ?? null, judge_error: null }
   if (event === "job_failed") return data.is_judge ? { judge_error: data.error ?? "" } : null
   const status = event === "undone" ? data.after : VERDICTS[event]
@@ -83,31 +88,32 @@ function changeOf(event: string, data: Told): Partial<Candidate> | null {
 export function labelsOf(all: readonly Candidate[]): ReadonlyMap<string, string> {
   const counts = new Map<number, number>()
   return new Map(
-    all.map((each) => {
-      const number = (counts.get(each.step) ?? 0) + 1
-      counts.set(each.step, number)
-      return [each.id, `${each.step + 1}·${String(number).padStart(2, "0")}`]
+    all.map((candidate) => {
+      const number = (counts.get(candidate.step) ?? 0) + 1
+      counts.set(candidate.step, number)
+      return [candidate.id, `${candidate.step + 1}·${String(number).padStart(2, "0")}`]
     }),
   )
 }
 
 /** Returns the candidate and its ancestors, from the candidate itself to the base. */
 export function lineageOf(id: string | null, byId: ReadonlyMap<string, Candidate>): Candidate[] {
-  const found: Candidate[] = []
+  const lineage: Candidate[] = []
   let next = id === null ? undefined : byId.get(id)
-  while (next && !found.includes(next)) {
-    found.push(next)
+  while (next && !lineage.includes(next)) {
+    lineage.push(next)
     next = next.parent === null ? undefined : byId.get(next.parent)
   }
-  return found
+  return lineage
 }
 
 /** Returns the ids of rejected candidates and all their descendants. */
 export function stoppedIds(all: readonly Candidate[]): ReadonlySet<string> {
   const stopped = new Set<string>()
   const byStep = [...all].sort((one, other) => one.step - other.step)
-  for (const each of byStep)
-    if (each.status === "rejected" || (each.parent !== null && stopped.has(each.parent))) stopped.add(each.id)
+  for (const candidate of byStep)
+    if (candidate.status === "rejected" || (candidate.parent !== null && stopped.has(candidate.parent)))
+      stopped.add(candidate.id)
   return stopped
 }
 
@@ -126,13 +132,13 @@ export function isUnjudged(candidate: Candidate, steps: readonly StepAnswer[]): 
 export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer[]): ReadonlySet<string> {
   const stopped = stoppedIds(all)
   const waiting = all.filter(
-    (each) =>
-      steps[each.step]?.needs_approval &&
-      each.status === "active" &&
-      !stopped.has(each.id) &&
-      !isUnjudged(each, steps),
+    (candidate) =>
+      steps[candidate.step]?.needs_approval &&
+      candidate.status === "active" &&
+      !stopped.has(candidate.id) &&
+      !isUnjudged(candidate, steps),
   )
-  return new Set(waiting.map((each) => each.id))
+  return new Set(waiting.map((candidate) => candidate.id))
 }
 
 const RANKS: Record<CandidateStatus, number> = { winner: 0, approved: 1, active: 2, rejected: 3 }
@@ -152,7 +158,7 @@ export function bestFirst(all: readonly Candidate[]): Candidate[] {
 
 /** Sorts candidates by the judge's score. Those without a score come last, in order of creation. */
 export function highestFirst(all: readonly Candidate[]): Candidate[] {
-  const score = (each: Candidate) => each.judge_score ?? Number.NEGATIVE_INFINITY
+  const score = (candidate: Candidate) => candidate.judge_score ?? Number.NEGATIVE_INFINITY
   return [...all].sort((one, other) => (score(one) === score(other) ? 0 : score(other) - score(one)))
 }
 
@@ -180,7 +186,7 @@ export function promptOf(properties: Record<string, unknown>): string | null {
     if (typeof value === "string" && value.trim()) return value
   }
   const texts = Object.values(properties).filter(
-    (each): each is string => typeof each === "string" && each.includes(" "),
+    (value): value is string => typeof value === "string" && value.includes(" "),
   )
   return texts.sort((one, other) => other.length - one.length)[0] ?? null
 }

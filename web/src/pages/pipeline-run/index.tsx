@@ -74,11 +74,11 @@ export default function PipelineRun({ id }: { slug: string; id: string }) {
 
 function usePlace(): [Place, (change: Partial<Place>) => void, (change: Partial<Place>) => string] {
   const [here, go] = useLocation()
-  const given = new URLSearchParams(useSearch())
+  const params = new URLSearchParams(useSearch())
   const place: Place = {
-    view: VIEWS.find((each) => each === given.get("view")) ?? "grid",
-    show: SHOWS.find((each) => each === given.get("show")) ?? "all",
-    candidate: given.get("candidate"),
+    view: VIEWS.find((view) => view === params.get("view")) ?? "grid",
+    show: SHOWS.find((show) => show === params.get("show")) ?? "all",
+    candidate: params.get("candidate"),
   }
   const address = (change: Partial<Place>) => {
     const { view, show, candidate } = { ...place, ...change }
@@ -99,7 +99,7 @@ function Shown({ book, run }: { book: Book; run: PipelineRunAnswer }) {
   const candidate = place.candidate ? book.byId.get(place.candidate) : undefined
   const choose = (id: string) => setPlace({ candidate: id === place.candidate ? null : id })
   const close = useClose(setPlace)
-  const waiting = run.steps.reduce((sum, each) => sum + each.waiting, 0)
+  const waiting = run.steps.reduce((sum, step) => sum + step.waiting, 0)
   const hasSide = candidate !== undefined && (view === "grid" || view === "tree")
   return (
     <Page
@@ -111,14 +111,14 @@ function Shown({ book, run }: { book: Book; run: PipelineRunAnswer }) {
       actions={
         <>
           <nav className="pipeline-run-views" aria-label={words.run.views}>
-            {VIEWS.map((each) => (
+            {VIEWS.map((item) => (
               <Link
-                key={each}
-                href={address({ view: each })}
-                aria-current={each === view ? "page" : undefined}
+                key={item}
+                href={address({ view: item })}
+                aria-current={item === view ? "page" : undefined}
               >
-                {words.run.view[each]}
-                {each === "failed" && failedOf(run) > 0 && <Badge>{failedOf(run)}</Badge>}
+                {words.run.view[item]}
+                {item === "failed" && failedOf(run) > 0 && <Badge>{failedOf(run)}</Badge>}
               </Link>
             ))}
           </nav>
@@ -162,11 +162,11 @@ function useClose(setPlace: (change: Partial<Place>) => void): () => void {
 }
 
 function failedOf(run: PipelineRunAnswer): number {
-  return run.steps.reduce((sum, each) => sum + each.failed, 0)
+  return run.steps.reduce((sum, step) => sum + step.failed, 0)
 }
 
 function Facts({ run, waiting }: { run: PipelineRunAnswer; waiting: number }) {
-  const made = run.steps.reduce((sum, each) => sum + each.made, 0)
+  const total = run.steps.reduce((sum, step) => sum + step.made, 0)
   const { state, word } = reasonOf(run)
   return (
     <span className="pipeline-run-told">
@@ -174,7 +174,7 @@ function Facts({ run, waiting }: { run: PipelineRunAnswer; waiting: number }) {
         {word}
       </Status>
       <span className="faint">
-        {words.run.facts(made, waiting)}, {tokens(run.tokens)} {words.run.stats.tokens}
+        {words.run.facts(total, waiting)}, {tokens(run.tokens)} {words.run.stats.tokens}
         {run.seconds_left && state !== "waiting"
           ? `, ${words.run.stats.left(duration(run.seconds_left))}`
           : ""}
@@ -184,7 +184,7 @@ function Facts({ run, waiting }: { run: PipelineRunAnswer; waiting: number }) {
 }
 
 function Acts({ run, book, onExport }: { run: PipelineRunAnswer; book: Book; onExport: () => void }) {
-  const [asked, setAsked] = useState<"cancel" | "limits" | null>(null)
+  const [dialog, setDialog] = useState<"cancel" | "limits" | null>(null)
   const [, go] = useLocation()
   const act = async (name: "pause" | "resume" | "cancel") => {
     const answer = await api.post<PipelineRunAnswer>(`${book.path}/${name}`)
@@ -218,21 +218,21 @@ function Acts({ run, book, onExport }: { run: PipelineRunAnswer; book: Book; onE
             key: "limits",
             label: words.run.limits,
             icon: "sliders",
-            run: () => setAsked("limits"),
+            run: () => setDialog("limits"),
           },
           run.status !== "cancelled" && {
             key: "cancel",
             label: words.run.cancel,
             icon: "stop",
             danger: true,
-            run: () => setAsked("cancel"),
+            run: () => setDialog("cancel"),
           },
         ]}
       />
       {turn.error && <ErrorNote error={turn.error} />}
       <Confirm
-        open={asked === "cancel"}
-        onClose={() => setAsked(null)}
+        open={dialog === "cancel"}
+        onClose={() => setDialog(null)}
         title={words.run.cancelTitle}
         act={words.run.cancel}
         onConfirm={async () => {
@@ -242,7 +242,7 @@ function Acts({ run, book, onExport }: { run: PipelineRunAnswer; book: Book; onE
       >
         {words.run.cancelText}
       </Confirm>
-      <Limits open={asked === "limits"} onClose={() => setAsked(null)} run={run} book={book} />
+      <Limits open={dialog === "limits"} onClose={() => setDialog(null)} run={run} book={book} />
     </>
   )
 }

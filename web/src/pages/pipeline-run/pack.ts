@@ -49,11 +49,11 @@ export async function packed(
 
 /** Seeds are written as they are: as numbers they would be rounded. */
 export function indexOf(run: PipelineRunAnswer, parts: readonly Part[]): string {
-  const candidates = parts.map(({ candidate: { urlAt: _, seed_text, ...each } }) => ({
-    ...each,
+  const candidates = parts.map(({ candidate: { urlAt: _, seed_text, ...facts } }) => ({
+    ...facts,
     seed: seed_text === null ? null : `seed:${seed_text}`,
     url: null,
-    file: each.path,
+    file: facts.path,
   }))
   const text = JSON.stringify({ run, candidates }, null, 2)
   return text.replace(/^( +"seed": )"seed:(\d+)"/gm, "$1$2")

@@ -36,16 +36,17 @@ export function shownIds(
   whole: ReadonlySet<number>,
   always: string | null,
 ): ReadonlySet<string> {
-  const byId = new Map(all.map((each) => [each.id, each]))
+  const byId = new Map(all.map((candidate) => [candidate.id, candidate]))
   const bySteps = new Map<number, Candidate[]>()
-  for (const each of all) bySteps.set(each.step, [...(bySteps.get(each.step) ?? []), each])
+  for (const candidate of all)
+    bySteps.set(candidate.step, [...(bySteps.get(candidate.step) ?? []), candidate])
   const shown = new Set<string>()
   const show = (id: string) => {
-    for (const each of lineageOf(id, byId)) shown.add(each.id)
+    for (const candidate of lineageOf(id, byId)) shown.add(candidate.id)
   }
-  for (const [step, found] of bySteps) {
-    const isWhole = found.length <= STEP_MAX || whole.has(step)
-    for (const each of isWhole ? found : bestFirst(found).slice(0, BEST)) show(each.id)
+  for (const [step, candidates] of bySteps) {
+    const isWhole = candidates.length <= STEP_MAX || whole.has(step)
+    for (const candidate of isWhole ? candidates : bestFirst(candidates).slice(0, BEST)) show(candidate.id)
   }
   if (always) show(always)
   return shown
@@ -59,8 +60,9 @@ export function layout(
 ): Layout {
   const shown = shownIds(all, whole, always)
   const children = new Map<string | null, Candidate[]>()
-  for (const each of all)
-    if (shown.has(each.id)) children.set(each.parent, [...(children.get(each.parent) ?? []), each])
+  for (const candidate of all)
+    if (shown.has(candidate.id))
+      children.set(candidate.parent, [...(children.get(candidate.parent) ?? []), candidate])
   const places: Place[] = []
   let next = CELL.top
   const put = (candidate: Candidate): number => {
@@ -88,21 +90,21 @@ export function columnOf(step: number): number {
 function restsOf(all: readonly Candidate[], shown: ReadonlySet<string>, steps: number, y: number): Rest[] {
   return Array.from({ length: steps }, (_, step) => ({
     step,
-    hidden: all.filter((each) => each.step === step && !shown.has(each.id)).length,
+    hidden: all.filter((candidate) => candidate.step === step && !shown.has(candidate.id)).length,
     x: columnOf(step),
     y,
-  })).filter((each) => each.hidden > 0)
+  })).filter((rest) => rest.hidden > 0)
 }
 
 /** Where an arrow key leads: to the parent, the first child, or the next in the same column. */
 export function neighbour(places: readonly Place[], id: string, key: string): string | null {
-  const here = places.find((each) => each.candidate.id === id)
+  const here = places.find((place) => place.candidate.id === id)
   if (!here) return null
   if (key === "ArrowLeft") return here.candidate.parent
-  if (key === "ArrowRight") return higher(places.filter((each) => each.candidate.parent === id))
-  const column = places.filter((each) => each.x === here.x)
-  if (key === "ArrowDown") return higher(column.filter((each) => each.y > here.y))
-  if (key === "ArrowUp") return lower(column.filter((each) => each.y < here.y))
+  if (key === "ArrowRight") return higher(places.filter((place) => place.candidate.parent === id))
+  const column = places.filter((place) => place.x === here.x)
+  if (key === "ArrowDown") return higher(column.filter((place) => place.y > here.y))
+  if (key === "ArrowUp") return lower(column.filter((place) => place.y < here.y))
   return null
 }
 

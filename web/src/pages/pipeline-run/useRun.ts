@@ -7,12 +7,12 @@ import type { CandidateAnswer, CandidatePage, PipelineRunAnswer } from "@/api/sc
 import {
   added,
   type Candidate,
+  type CandidateEvent,
   type Candidates,
-  known,
   labelsOf,
-  type Told,
-  told,
   waitingIds,
+  withEvent,
+  withStableUrls,
 } from "./candidates"
 
 const PAGE = 100
@@ -57,7 +57,7 @@ export function useBook(id: string): Book {
       run,
       list,
       all,
-      byId: new Map(all.map((each) => [each.id, each])),
+      byId: new Map(all.map((candidate) => [candidate.id, candidate])),
       labels: labelsOf(all),
       waiting: waitingIds(all, steps ?? []),
       put: (candidate) => keep(path, [candidate]),
@@ -79,17 +79,17 @@ function keep(path: string, fresh: readonly CandidateAnswer[]): void {
 async function readAll(path: string, signal: AbortSignal): Promise<Candidates> {
   const before = cache.entry<Candidates>(keyOf(path)).data?.all ?? NONE
   const most = Math.max(READ_MAX, before.length)
-  const found: CandidateAnswer[] = []
+  const candidates: CandidateAnswer[] = []
   let next: string | null = null
   do {
     const page: CandidatePage = await api.get<CandidatePage>(keyOf(path), {
       query: { limit: PAGE, after: next },
       signal,
     })
-    found.push(...page.candidates)
+    candidates.push(...page.candidates)
     next = page.next
-  } while (next !== null && found.length < most)
-  return { all: known(before, found, performance.now()), next }
+  } while (next !== null && candidates.length < most)
+  return { all: withStableUrls(before, candidates, performance.now()), next }
 }
 
 /** Reads the candidates after the last known one. */
@@ -113,7 +113,10 @@ function renew(path: string, { url }: Candidate): void {
   cache.set<Candidates>(
     keyOf(path),
     (before) =>
-      before && { ...before, all: before.all.map((each) => ({ ...each, urlAt: Number.NEGATIVE_INFINITY })) },
+      before && {
+        ...before,
+        all: before.all.map((candidate) => ({ ...candidate, urlAt: Number.NEGATIVE_INFINITY })),
+      },
   )
   void cache.reload(keyOf(path))
 }
@@ -124,54 +127,57 @@ function useLive(path: string, lastEventId: number | undefined): void {
     if (lastEventId !== undefined) setFrom((before) => before ?? lastEventId)
   }, [lastEventId])
   const later = useLater(path)
-  useEvents<Told>(from === null ? null : pathOf(`${path}/events`, { after: from }), (data, { event }) => {
-    cache.set<Candidates>(keyOf(path), (before) => before && told(before, event, data))
-    later(event, data)
-  })
+  useEvents<CandidateEvent>(
+    from === null ? null : pathOf(`${path}/events`, { after: from }),
+    (data, { event }) => {
+      cache.set<Candidates>(keyOf(path), (before) => before && withEvent(before, event, data))
+      later(event, data)
+    },
+  )
   useEffect(() => {
     const timer = setInterval(() => cache.reload(keyOf(path)), URLS_MS)
     return () => clearInterval(timer)
   }, [path])
 }
 
-interface Wanted {
-  made: readonly string[]
+interface PendingReads {
+  newIds: readonly string[]
   isWhole: boolean
   isVoted: boolean
   isFailed: boolean
 }
 
-const NOTHING: Wanted = { made: [], isWhole: false, isVoted: false, isFailed: false }
+const NOTHING: PendingReads = { newIds: [], isWhole: false, isVoted: false, isFailed: false }
 
 /** Reads new candidates. They come after the known ones, unless two were written at the same
  * moment. */
-async function readMade(path: string, made: readonly string[]): Promise<void> {
+async function readNew(path: string, newIds: readonly string[]): Promise<void> {
   const before = cache.entry<Candidates>(keyOf(path)).data
   if (before?.next) return
   await readMore(path).catch(() => undefined)
-  const ids = new Set(cache.entry<Candidates>(keyOf(path)).data?.all.map((each) => each.id))
-  if (!made.every((each) => ids.has(each))) await cache.reload(keyOf(path))
+  const ids = new Set(cache.entry<Candidates>(keyOf(path)).data?.all.map((candidate) => candidate.id))
+  if (!newIds.every((id) => ids.has(id))) await cache.reload(keyOf(path))
 }
 
 /** Collects the reads that events request within a short time, and runs them once. */
-function useLater(path: string): (event: string, data: Told) => void {
+function useLater(path: string): (event: string, data: CandidateEvent) => void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
-  const wanted = useRef<Wanted>({ ...NOTHING })
+  const pending = useRef<PendingReads>({ ...NOTHING })
   useEffect(() => () => void (timer.current && clearTimeout(timer.current)), [])
   const read = () => {
-    const { made, isWhole, isVoted, isFailed } = wanted.current
-    wanted.current = { ...NOTHING }
+    const { newIds, isWhole, isVoted, isFailed } = pending.current
+    pending.current = { ...NOTHING }
     timer.current = null
     void cache.reload(path)
     cache.invalidate("/api/wallet")
     if (isWhole) void cache.reload(keyOf(path))
-    else if (made.length > 0) void readMade(path, made)
+    else if (newIds.length > 0) void readNew(path, newIds)
     if (isVoted) cache.invalidate(`${keyOf(path)}/`)
     if (isFailed) cache.invalidate(`${path}/failures`)
   }
   return (event, data) => {
-    const now = wanted.current
-    if (event === "candidates") now.made = [...now.made, ...(data.candidates ?? [])]
+    const now = pending.current
+    if (event === "candidates") now.newIds = [...now.newIds, ...(data.candidates ?? [])]
     // A change that is reported while the list is being read may be missing from the list.
     const isKnown = cache.entry<Candidates>(keyOf(path)).data !== undefined
     now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed" || event === "retried"

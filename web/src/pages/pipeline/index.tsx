@@ -14,8 +14,8 @@ import "../pipelines/pipelines.css"
 
 export default function Pipeline({ slug }: { slug: string }) {
   const pipeline = useQuery<PipelineAnswer>(`/api/pipelines/${encodeURIComponent(slug)}`)
-  const [asked, setAsked] = useState<"start" | "remove" | null>(null)
-  const close = () => setAsked(null)
+  const [dialog, setDialog] = useState<"start" | "remove" | null>(null)
+  const close = () => setDialog(null)
   const [, go] = useLocation()
   if (pipeline.error && [404, 422].includes(pipeline.error.status) && !pipeline.data)
     return (
@@ -32,15 +32,15 @@ export default function Pipeline({ slug }: { slug: string }) {
         </Empty>
       </Page>
     )
-  const found = pipeline.data
+  const answer = pipeline.data
   return (
     <Page
-      title={found?.name ?? words.pipelines}
+      title={answer?.name ?? words.pipelines}
       className="pipelines"
       actions={
-        found && (
+        answer && (
           <>
-            <Button kind="go" icon="play" onClick={() => setAsked("start")}>
+            <Button kind="go" icon="play" onClick={() => setDialog("start")}>
               {words.start.open}
             </Button>
             <Menu
@@ -51,7 +51,7 @@ export default function Pipeline({ slug }: { slug: string }) {
                   label: words.pipeline.remove,
                   icon: "trash",
                   danger: true,
-                  run: () => setAsked("remove"),
+                  run: () => setDialog("remove"),
                 },
               ]}
             />
@@ -69,8 +69,8 @@ export default function Pipeline({ slug }: { slug: string }) {
           <>
             <h2 className="pipelines-head">{words.pipeline.steps}</h2>
             <ol className="pipelines-steps">
-              {stepsOf(shown.document).map((each, number) => (
-                <Step key={each.name} step={each} number={number} />
+              {stepsOf(shown.document).map((step, number) => (
+                <Step key={step.name} step={step} number={number} />
               ))}
             </ol>
             <h2 className="pipelines-head">{words.runs}</h2>
@@ -79,9 +79,9 @@ export default function Pipeline({ slug }: { slug: string }) {
               <summary>{words.pipeline.document}</summary>
               <JsonTree value={shown.document} openLevels={3} />
             </details>
-            <StartRun pipeline={shown} open={asked === "start"} onClose={close} />
+            <StartRun pipeline={shown} open={dialog === "start"} onClose={close} />
             <Confirm
-              open={asked === "remove"}
+              open={dialog === "remove"}
               onClose={close}
               title={words.pipeline.removeTitle(shown.name)}
               act={words.pipeline.remove}

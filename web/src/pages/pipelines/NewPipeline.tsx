@@ -22,9 +22,9 @@ function Form({ onClose }: { onClose: () => void }) {
   const [typed, setTyped] = useState<string | null>(null)
   const text = typed ?? words.create.example(effects.data?.effects[0]?.slug ?? words.create.anEffect)
   const create = useAct(async () => {
-    const made = await api.post<PipelineAnswer>("/api/pipelines", { document: text })
+    const pipeline = await api.post<PipelineAnswer>("/api/pipelines", { document: text })
     cache.invalidate("/api/pipelines")
-    go(`/pipelines/${made.id}`)
+    go(`/pipelines/${pipeline.id}`)
   })
   return (
     <form
@@ -66,9 +66,10 @@ function Problems({ error }: { error: ApiError }) {
     <div role="alert" className="pipelines-problems">
       <strong>{words.create.problems(problems.length)}</strong>
       <ul>
-        {problems.map((each) => (
-          <li key={`${each.step}.${each.field}.${each.message}`}>
-            <span className="mono">{[each.step, each.field].filter(Boolean).join(".")}</span> {each.message}
+        {problems.map((problem) => (
+          <li key={`${problem.step}.${problem.field}.${problem.message}`}>
+            <span className="mono">{[problem.step, problem.field].filter(Boolean).join(".")}</span>{" "}
+            {problem.message}
           </li>
         ))}
       </ul>

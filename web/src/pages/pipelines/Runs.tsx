@@ -25,9 +25,9 @@ export function Runs({ pipelineId }: { pipelineId?: string }) {
         <>
           {pages.rows?.length === 0 && <Empty title={words.noRuns}>{words.noRunsText}</Empty>}
           <ul className="pipelines-runs">
-            {pages.rows?.map((each) => (
-              <li key={each.id}>
-                <Run run={each} />
+            {pages.rows?.map((run) => (
+              <li key={run.id}>
+                <Run run={run} />
               </li>
             ))}
           </ul>
@@ -81,16 +81,16 @@ function Prints({ run }: { run: PipelineRunSummary }) {
   return (
     <span className="pipelines-prints" aria-hidden="true">
       {Array.from({ length: PRINTS }, (_, index) => {
-        const each = prints[index]
-        const isShown = each?.url && each.content_type.startsWith("image/")
+        const print = prints[index]
+        const isShown = print?.url && print.content_type.startsWith("image/")
         return (
           // biome-ignore lint/suspicious/noArrayIndexKey: a print is identified by its position in the strip
-          <span key={index} className={each ? "print" : "print pipelines-none"}>
-            {isShown && each.url && (
-              <img src={each.small_url ?? each.url} alt="" loading="lazy" decoding="async" />
+          <span key={index} className={print ? "print" : "print pipelines-none"}>
+            {isShown && print.url && (
+              <img src={print.small_url ?? print.url} alt="" loading="lazy" decoding="async" />
             )}
-            {each && !isShown && (each.text ?? <Icon name="picture" />)}
-            {each?.status === "winner" && <Pencil kind="frame" />}
+            {print && !isShown && (print.text ?? <Icon name="picture" />)}
+            {print?.status === "winner" && <Pencil kind="frame" />}
           </span>
         )
       })}

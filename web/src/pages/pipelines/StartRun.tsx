@@ -48,12 +48,12 @@ function KnownForm({ pipeline, onClose, kinds, most }: KnownFormProps) {
   const [base, setBase] = useState("4")
   const [concurrent, setConcurrent] = useState("1")
   const [tokens, setTokens] = useState("")
-  const [given, setGiven] = useState<Record<string, string>>({})
+  const [values, setValues] = useState<Record<string, string>>({})
   const [key] = useState(() => crypto.randomUUID())
   const names = variablesOf(pipeline.document)
   const start = useAct(async () => {
     const typed = names.filter((name) => !kinds.has(name))
-    const variables = Object.fromEntries(typed.map((name) => [name, readValue(given[name] ?? "")]))
+    const variables = Object.fromEntries(typed.map((name) => [name, readValue(values[name] ?? "")]))
     for (const name of kinds.keys()) variables[name] = await files.idOf(name)
     const limits = {
       concurrent_jobs: Number(concurrent),
@@ -102,8 +102,8 @@ function KnownForm({ pipeline, onClose, kinds, most }: KnownFormProps) {
               label={words.start.variable(name)}
               hint={words.start.variableHint}
               required
-              value={given[name] ?? ""}
-              onChange={(event) => setGiven({ ...given, [name]: event.target.value })}
+              value={values[name] ?? ""}
+              onChange={(event) => setValues({ ...values, [name]: event.target.value })}
             />
           ),
       )}

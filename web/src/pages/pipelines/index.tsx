@@ -57,8 +57,8 @@ export default function Pipelines() {
               <section>
                 <h2 className="pipelines-head">{words.pipelines}</h2>
                 <ul className="pipelines-list">
-                  {pages.rows?.map((each) => (
-                    <Row key={each.id} pipeline={each} />
+                  {pages.rows?.map((pipeline) => (
+                    <Row key={pipeline.id} pipeline={pipeline} />
                   ))}
                 </ul>
               </section>
@@ -84,7 +84,7 @@ function Row({ pipeline }: { pipeline: PipelineAnswer }) {
     <li className="pipelines-row">
       <Link href={`/pipelines/${pipeline.id}`} className="pipelines-name">
         <strong className="cut-text">{pipeline.name}</strong>
-        <span className="faint cut-text">{steps.map((each) => each.name).join(" → ")}</span>
+        <span className="faint cut-text">{steps.map((step) => step.name).join(" → ")}</span>
       </Link>
       <Time at={pipeline.created_at} />
       <Button size="small" icon="play" onClick={() => setStarting(true)}>

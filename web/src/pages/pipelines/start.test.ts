@@ -44,14 +44,14 @@ describe("what a run is started with", () => {
   })
 
   it("tells the steps of a document", () => {
-    const usual = { children: 1, keep: null, needsApproval: false, judge: null }
+    const preset = { children: 1, keep: null, needsApproval: false, judge: null }
     expect(stepsOf(DOCUMENT)).toEqual([
-      { name: "Base", work: "negative", ...usual },
+      { name: "Base", work: "negative", ...preset },
       { name: "Soften", work: "soften", children: 2, keep: 4, needsApproval: true, judge: null },
     ])
     const judged = { name: "Base", workflow: "negative", judge: { measure: "exposure", approve_above: 0.7 } }
     expect(stepsOf({ steps: [judged] })).toEqual([
-      { ...usual, name: "Base", work: "negative", judge: "exposure" },
+      { ...preset, name: "Base", work: "negative", judge: "exposure" },
     ])
   })
 })

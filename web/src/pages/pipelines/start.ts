@@ -14,14 +14,14 @@ export function numberOf(text: string): number | null {
 
 /** Returns the variables in the order in which the document names them. */
 export function variablesOf(document: unknown): string[] {
-  const found = new Set<string>()
+  const variables = new Set<string>()
   const look = (value: unknown): void => {
-    if (typeof value === "string") for (const [, name] of value.matchAll(TEMPLATE)) found.add(name ?? "")
+    if (typeof value === "string") for (const [, name] of value.matchAll(TEMPLATE)) variables.add(name ?? "")
     else if (Array.isArray(value)) value.forEach(look)
     else if (value !== null && typeof value === "object") Object.values(value).forEach(look)
   }
   look(document)
-  return [...found]
+  return [...variables]
 }
 
 const WHOLE_NAME = /^\s*\{\{\s*variables\.([\p{L}_][\p{L}\p{N}_]*)\s*\}\}\s*$/u
@@ -33,18 +33,18 @@ type Offer = { kind: string; name: string; properties: readonly { name: string; 
  * of typed. */
 export function filesOf(document: Record<string, unknown>, offers: readonly Offer[]): Map<string, string> {
   const steps = Array.isArray(document.steps) ? (document.steps as Record<string, unknown>[]) : []
-  const found = new Map<string, string>()
-  const judges = steps.map((each) => each.judge as Record<string, unknown> | undefined)
-  for (const step of [...steps, ...judges.filter((each) => each !== undefined && each !== null)]) {
+  const files = new Map<string, string>()
+  const judges = steps.map((step) => step.judge as Record<string, unknown> | undefined)
+  for (const step of [...steps, ...judges.filter((judge) => judge !== undefined && judge !== null)]) {
     const [kind, name] = step.effect ? ["effect", step.effect] : ["workflow", step.workflow]
-    const offer = offers.find((each) => each.kind === kind && each.name === name)
+    const offer = offers.find((offer) => offer.kind === kind && offer.name === name)
     for (const [property, template] of Object.entries(step.properties ?? {})) {
-      const type = offer?.properties.find((each) => each.name === property)?.type ?? ""
+      const type = offer?.properties.find((item) => item.name === property)?.type ?? ""
       const variable = typeof template === "string" ? WHOLE_NAME.exec(template)?.[1] : undefined
-      if (variable && MEDIA.has(type)) found.set(variable, type)
+      if (variable && MEDIA.has(type)) files.set(variable, type)
     }
   }
-  return found
+  return files
 }
 
 /** Parses a value as the command line does: as JSON if it is valid, otherwise as text. */
@@ -69,13 +69,13 @@ export interface StepFacts {
 /** Expects a document that the control plane has accepted. */
 export function stepsOf(document: Record<string, unknown>): StepFacts[] {
   const steps = Array.isArray(document.steps) ? document.steps : []
-  return steps.map((each: Record<string, unknown>) => ({
-    name: String(each.name ?? ""),
-    work: String(each.effect ?? each.workflow ?? ""),
-    children: Number(each.children_per_parent ?? 1),
-    keep: each.keep === undefined || each.keep === null ? null : Number(each.keep),
-    needsApproval: each.needs_approval === true,
-    judge: judgeOf(each.judge),
+  return steps.map((step: Record<string, unknown>) => ({
+    name: String(step.name ?? ""),
+    work: String(step.effect ?? step.workflow ?? ""),
+    children: Number(step.children_per_parent ?? 1),
+    keep: step.keep === undefined || step.keep === null ? null : Number(step.keep),
+    needsApproval: step.needs_approval === true,
+    judge: judgeOf(step.judge),
   }))
 }
 
