@@ -91,12 +91,13 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
   const [typed, setTyped] = useState<TypedTerms>(() => typedTerms(terms))
   const [isChecked, setChecked] = useState(false)
   const [warning, setWarning] = useState(terms.warning)
-  const found = termsOf(typed)
-  const set = (given: Partial<TypedTerms>) => setTyped((before) => ({ ...before, ...given }))
-  const wrong = (key: WrongTerm) => isChecked && "wrong" in found && found.wrong.has(key) && words.wrong[key]
+  const result = termsOf(typed)
+  const set = (change: Partial<TypedTerms>) => setTyped((before) => ({ ...before, ...change }))
+  const wrong = (key: WrongTerm) =>
+    isChecked && "wrong" in result && result.wrong.has(key) && words.wrong[key]
   const save = useAct(async () => {
-    if ("wrong" in found) return
-    const saved = await api.put<FleetPromptsAnswer>(`${path}/prompts`, found.terms)
+    if ("wrong" in result) return
+    const saved = await api.put<FleetPromptsAnswer>(`${path}/prompts`, result.terms)
     cache.invalidate(FLEETS)
     cache.set<FleetPromptsAnswer>(`${path}/prompts`, () => saved)
     toast({ title: words.saved })
@@ -105,7 +106,7 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
   })
   const submit = () => {
     setChecked(true)
-    if (!("wrong" in found)) void save.run()
+    if (!("wrong" in result)) void save.run()
   }
   const lines = (key: "allow" | "deny" | "passthrough") => (
     <TextArea
@@ -195,12 +196,12 @@ export function TenantTerms({ terms, path, onClose }: OfTenant) {
   const [isChecked, setChecked] = useState(false)
   const isRight = areNodeTypes(allow) && areNodeTypes(deny)
   const save = useAct(async () => {
-    const wanted: TenantPrompts = {
+    const body: TenantPrompts = {
       fleets: isAny ? null : [...chosen],
       allow: linesOf(allow),
       deny: linesOf(deny),
     }
-    await api.put<TenantPrompts>(`${path}/prompts`, wanted)
+    await api.put<TenantPrompts>(`${path}/prompts`, body)
     cache.invalidate(path)
     toast({ title: words.saved })
     onClose()
@@ -227,9 +228,9 @@ export function TenantTerms({ terms, path, onClose }: OfTenant) {
       />
       {!isAny && (
         <Loaded query={fleets} skeleton={<Skeleton height="72px" />}>
-          {(known) => (
+          {(answer) => (
             <ul className="fleets-choose">
-              {known.fleets.map(fleetName).map((name) => (
+              {answer.fleets.map(fleetName).map((name) => (
                 <li key={name}>
                   <Check label={name} checked={chosen.has(name)} onChange={() => toggle(name)} />
                 </li>

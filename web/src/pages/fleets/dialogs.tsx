@@ -45,59 +45,59 @@ export type FleetAsked =
   | { kind: "secret" | "assign" | "settings" | "prompts"; fleet: FleetAnswer }
 
 interface DialogsProps {
-  asked: FleetAsked | null
-  onAsk: (asked: FleetAsked | null) => void
+  dialog: FleetAsked | null
+  onAsk: (dialog: FleetAsked | null) => void
   fleets: readonly FleetAnswer[]
 }
 
 /** Renders the open dialog, or the secret that a dialog has created. */
-export function FleetDialogs({ asked, onAsk, fleets }: DialogsProps) {
-  const [made, setMade] = useState<FleetSecret | null>(null)
+export function FleetDialogs({ dialog, onAsk, fleets }: DialogsProps) {
+  const [created, setCreated] = useState<FleetSecret | null>(null)
   const close = () => onAsk(null)
   const show = (secret: FleetSecret) => {
     close()
-    setMade(secret)
+    setCreated(secret)
     readAgain()
   }
   return (
     <>
-      {asked?.kind === "new" && <NewFleet onClose={close} onMade={show} />}
-      {asked?.kind === "join" && (
+      {dialog?.kind === "new" && <NewFleet onClose={close} onMade={show} />}
+      {dialog?.kind === "join" && (
         <Join
           fleets={fleets}
-          first={asked.fleet}
+          first={dialog.fleet}
           onClose={close}
           onSecret={(fleet) => onAsk({ kind: "secret", fleet })}
         />
       )}
-      {asked?.kind === "secret" && (
+      {dialog?.kind === "secret" && (
         <Confirm
           open
           onClose={close}
-          title={words.fleets.askSecret(fleetName(asked.fleet))}
+          title={words.fleets.askSecret(fleetName(dialog.fleet))}
           act={words.fleets.actSecret}
           onConfirm={async () =>
-            setMade(await api.post<FleetSecret>(`${fleetPath(asked.fleet)}/rotate-secret`))
+            setCreated(await api.post<FleetSecret>(`${fleetPath(dialog.fleet)}/rotate-secret`))
           }
         >
           {words.fleets.askSecretText}
         </Confirm>
       )}
-      {asked?.kind === "assign" && <Assign fleet={asked.fleet} onClose={close} />}
-      {asked?.kind === "settings" && <Settings fleet={asked.fleet} onClose={close} />}
-      {asked?.kind === "prompts" && (
-        <FleetTerms fleet={asked.fleet} path={fleetPath(asked.fleet)} onClose={close} />
+      {dialog?.kind === "assign" && <Assign fleet={dialog.fleet} onClose={close} />}
+      {dialog?.kind === "settings" && <Settings fleet={dialog.fleet} onClose={close} />}
+      {dialog?.kind === "prompts" && (
+        <FleetTerms fleet={dialog.fleet} path={fleetPath(dialog.fleet)} onClose={close} />
       )}
-      {made && (
+      {created && (
         <ShownOnce
-          title={words.fleets.secret(fleetName(made))}
+          title={words.fleets.secret(fleetName(created))}
           text={words.fleets.secretText}
           label={words.fleets.secretLabel}
-          secret={made.secret}
-          onDone={() => setMade(null)}
+          secret={created.secret}
+          onDone={() => setCreated(null)}
         >
           <p className="dialog-text">{words.addText}</p>
-          <JoinCommand text={made.join} />
+          <JoinCommand text={created.join} />
         </ShownOnce>
       )}
     </>
@@ -232,7 +232,7 @@ interface JoinProps {
 /** The commands that add a worker. They contain the secret only right after it was created. */
 function Join({ fleets, first, onClose, onSecret }: JoinProps) {
   const [name, setName] = useState(fleetName(first ?? fleets[0] ?? { slug: "", stage: "" }))
-  const fleet = fleets.find((each) => fleetName(each) === name)
+  const fleet = fleets.find((fleet) => fleetName(fleet) === name)
   const details = useQuery<FleetDetails>(fleet ? fleetPath(fleet) : null, { freshSeconds: 10 })
   return (
     <Dialog
@@ -255,14 +255,14 @@ function Join({ fleets, first, onClose, onSecret }: JoinProps) {
       {fleets.length > 1 && (
         <Select
           label={words.addTo}
-          options={fleets.map((each) => ({ value: fleetName(each), label: fleetName(each) }))}
+          options={fleets.map((option) => ({ value: fleetName(option), label: fleetName(option) }))}
           value={name}
           onChange={setName}
         />
       )}
       <p className="dialog-text">{words.addText}</p>
       <Loaded query={details} skeleton={<Skeleton height="88px" />}>
-        {(found) => <JoinCommand text={found.join} />}
+        {(details) => <JoinCommand text={details.join} />}
       </Loaded>
       <p className="dialog-text">{words.addNoSecret}</p>
     </Dialog>
@@ -302,15 +302,15 @@ function Assign({ fleet, onClose }: { fleet: FleetAnswer; onClose: () => void })
     >
       <p className="dialog-text">{words.fleets.assignText}</p>
       <Loaded query={workflows} skeleton={<Skeleton height="160px" />}>
-        {(found) =>
-          found.workflows.length === 0 ? (
+        {(answer) =>
+          answer.workflows.length === 0 ? (
             <Empty
               title={words.fleets.assignNone}
               act={<LinkButton href="/console/workflows">{words.fleets.assignNoneAct}</LinkButton>}
             />
           ) : (
             <ul className="fleets-choose">
-              {found.workflows.map(({ slug }) => (
+              {answer.workflows.map(({ slug }) => (
                 <li key={slug}>
                   <Check label={slug} checked={chosen.has(slug)} onChange={() => toggle(slug)} />
                 </li>
@@ -332,8 +332,8 @@ function Settings({ fleet, onClose }: { fleet: FleetAnswer; onClose: () => void 
   const save = useAct(async () => {
     const path = fleetPath(fleet)
     if (approval !== fleet.approval) await api.put(`${path}/approval`, { approval })
-    const wanted = capOf(cap) ?? null
-    if (wanted !== fleet.max_workers) await api.put(`${path}/cap`, { max_workers: wanted })
+    const limit = capOf(cap) ?? null
+    if (limit !== fleet.max_workers) await api.put(`${path}/cap`, { max_workers: limit })
     toast({ title: words.fleets.saved(name) })
     readAgain()
     onClose()

@@ -19,34 +19,34 @@ export default function FleetsPage() {
   const workers = useWorkers().data?.workers
   const matrix = useMatrix().data
   const waiting = useWaiting()
-  const [asked, setAsked] = useState<FleetAsked | null>(null)
-  const known = fleets.data?.fleets
+  const [dialog, setDialog] = useState<FleetAsked | null>(null)
+  const list = fleets.data?.fleets
   const make = (kind: "ink" | "go") => (
-    <Button kind={kind} icon="plus" onClick={() => setAsked({ kind: "new" })}>
+    <Button kind={kind} icon="plus" onClick={() => setDialog({ kind: "new" })}>
       {words.fleets.make}
     </Button>
   )
   return (
-    <Page title={words.fleets.title} className="fleets" actions={known && known.length > 0 && make("ink")}>
+    <Page title={words.fleets.title} className="fleets" actions={list && list.length > 0 && make("ink")}>
       <Loaded query={fleets} skeleton={<Skeleton height="240px" />}>
-        {({ fleets: found }) =>
-          found.length === 0 ? (
+        {({ fleets: all }) =>
+          all.length === 0 ? (
             <Empty title={words.noFleet} act={make("go")}>
               {words.noFleetText}
             </Empty>
           ) : (
             <div className="stack">
-              {found.map((each) => {
-                const mine = workers?.filter((worker) => worker.fleet === fleetName(each))
+              {all.map((fleet) => {
+                const mine = workers?.filter((worker) => worker.fleet === fleetName(fleet))
                 return (
                   <OneFleet
-                    key={fleetName(each)}
-                    fleet={each}
+                    key={fleetName(fleet)}
+                    fleet={fleet}
                     online={mine && countOf(mine, "busy", "idle", "draining")}
                     pending={mine ? countOf(mine, "pending") : 0}
                     matrix={matrix}
-                    waiting={waiting?.[fleetName(each)]}
-                    onAsk={setAsked}
+                    waiting={waiting?.[fleetName(fleet)]}
+                    onAsk={setDialog}
                   />
                 )
               })}
@@ -54,7 +54,7 @@ export default function FleetsPage() {
           )
         }
       </Loaded>
-      <FleetDialogs asked={asked} onAsk={setAsked} fleets={known ?? []} />
+      <FleetDialogs dialog={dialog} onAsk={setDialog} fleets={list ?? []} />
     </Page>
   )
 }
@@ -66,7 +66,7 @@ interface OneFleetProps {
   pending: number
   matrix: Matrix | undefined
   waiting: number | undefined
-  onAsk: (asked: FleetAsked) => void
+  onAsk: (dialog: FleetAsked) => void
 }
 
 function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetProps) {
@@ -119,21 +119,23 @@ function More({ fleet }: { fleet: FleetAnswer }) {
       <summary>{words.fleets.details}</summary>
       {isOpen && (
         <Loaded query={details} skeleton={<Skeleton height="120px" />}>
-          {(found) => (
+          {(details) => (
             <div className="stack">
               <p className="quiet">
                 {words.addText} {words.addNoSecret}
               </p>
-              <JoinCommand text={found.join} />
+              <JoinCommand text={details.join} />
               <h3>{words.fleets.switches}</h3>
-              {found.model_switches.length === 0 && <p className="faint">{words.fleets.switchesNone}</p>}
+              {details.model_switches.length === 0 && <p className="faint">{words.fleets.switchesNone}</p>}
               <ul className="fleets-switches">
-                {found.model_switches.map((each) => (
-                  <li key={each.model}>
-                    <span className="mono">{each.model}</span>
+                {details.model_switches.map((modelSwitch) => (
+                  <li key={modelSwitch.model}>
+                    <span className="mono">{modelSwitch.model}</span>
                     <span className="quiet">
-                      {each.is_free ? words.fleets.free : words.fleets.switchOf(duration(each.seconds))},{" "}
-                      {words.fleets.runOf(duration(each.run_seconds))}
+                      {modelSwitch.is_free
+                        ? words.fleets.free
+                        : words.fleets.switchOf(duration(modelSwitch.seconds))}
+                      , {words.fleets.runOf(duration(modelSwitch.run_seconds))}
                     </span>
                   </li>
                 ))}

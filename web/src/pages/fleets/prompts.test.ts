@@ -39,8 +39,8 @@ test("one price replaces the other", () => {
 test("what is wrong is told by its field", () => {
   const typed = typedTerms(TERMS)
   const wrongOf = (changes: Partial<typeof typed>) => {
-    const found = termsOf({ ...typed, ...changes })
-    return "wrong" in found ? [...found.wrong] : []
+    const result = termsOf({ ...typed, ...changes })
+    return "wrong" in result ? [...result.wrong] : []
   }
   expect(wrongOf({ price: "0.5" })).toEqual(["price"])
   expect(wrongOf({ price: "" })).toEqual(["price"])

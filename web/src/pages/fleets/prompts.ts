@@ -38,13 +38,13 @@ const ROUTE = /^(\/[A-Za-z0-9_-]{1,60}){1,6}$/
 
 /** Returns the trimmed lines without duplicates. */
 export function linesOf(text: string): string[] {
-  const all = text.split("\n").map((each) => each.trim())
+  const all = text.split("\n").map((line) => line.trim())
   return [...new Set(all.filter(Boolean))]
 }
 
 export function areNodeTypes(text: string): boolean {
   const lines = linesOf(text)
-  return lines.length <= LINES_MAX.allow && lines.every((each) => NODE_TYPE.test(each))
+  return lines.length <= LINES_MAX.allow && lines.every((line) => NODE_TYPE.test(line))
 }
 
 export function typedTerms(terms: FleetPrompts): TypedTerms {
@@ -74,7 +74,7 @@ export function termsOf(typed: TypedTerms): { terms: FleetPrompts } | { wrong: R
   if (typed.priceKind === "each" && !isWhole) wrong.add("price")
   if (!areNodeTypes(typed.allow)) wrong.add("allow")
   if (!areNodeTypes(typed.deny)) wrong.add("deny")
-  if (routes.length > LINES_MAX.passthrough || !routes.every((each) => ROUTE.test(each)))
+  if (routes.length > LINES_MAX.passthrough || !routes.every((route) => ROUTE.test(route)))
     wrong.add("passthrough")
   for (const key of ["nodes", "bytes", "seconds"] as const) {
     const [least, most] = BOUNDS[key]

@@ -41,14 +41,14 @@ function OneLine({ line: { attempt, bars } }: { line: Line }) {
             key={bar.kind}
             className={`job-bar job-bar-${bar.kind} is-${state}`}
             style={{ left: `${bar.from * 100}%`, width: `${(bar.to - bar.from) * 100}%` }}
-            title={told(bar, attempt.outcome === null)}
+            title={barText(bar, attempt.outcome === null)}
           >
-            <span>{told(bar, attempt.outcome === null)}</span>
+            <span>{barText(bar, attempt.outcome === null)}</span>
           </span>
         ))}
       </div>
       <p className="job-times narrow-only">
-        {bars.map((each) => told(each, attempt.outcome === null)).join(", ")}
+        {bars.map((bar) => barText(bar, attempt.outcome === null)).join(", ")}
       </p>
       <div className="job-outcome">
         <Status status={state}>
@@ -60,7 +60,7 @@ function OneLine({ line: { attempt, bars } }: { line: Line }) {
   )
 }
 
-function told(bar: Bar, goesOn: boolean): string {
+function barText(bar: Bar, goesOn: boolean): string {
   const time = duration(bar.seconds)
   if (bar.kind === "waited") return words.waited(time)
   if (bar.kind === "prepared") return words.prepared(time)

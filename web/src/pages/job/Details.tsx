@@ -13,7 +13,7 @@ type Shown = "error" | "prompt" | "attempts" | "audit"
 
 export function Details({ job }: { job: JobDetails }) {
   const [shown, setShown] = useState<Shown>(job.raw_error || job.error ? "error" : "prompt")
-  const sent = job.attempts.filter((each) => each.prompt !== null)
+  const sent = job.attempts.filter((attempt) => attempt.prompt !== null)
   return (
     <Panel className="job-details">
       <Tabs
@@ -32,10 +32,10 @@ export function Details({ job }: { job: JobDetails }) {
         {shown === "attempts" && (
           <>
             {sent.length === 0 && <p className="job-none">{words.notSent}</p>}
-            {sent.map((each) => (
-              <section key={each.lease_number}>
-                <h3>{words.attempt(each.attempt)}</h3>
-                <JsonTree value={each.prompt} />
+            {sent.map((attempt) => (
+              <section key={attempt.lease_number}>
+                <h3>{words.attempt(attempt.attempt)}</h3>
+                <JsonTree value={attempt.prompt} />
               </section>
             ))}
           </>

@@ -54,7 +54,7 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
         )}
       </div>
       <Values title={words.properties} entries={Object.entries(job.properties)} />
-      <Values title={words.values} entries={job.values.map((each) => [each.name, each.value])} />
+      <Values title={words.values} entries={job.values.map((value) => [value.name, value.value])} />
     </Panel>
   )
 }

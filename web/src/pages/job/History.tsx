@@ -14,14 +14,14 @@ export function History({ job }: { job: JobDetails }) {
     >
       {job.audit.length === 0 && <p className="job-none">{words.noAudit}</p>}
       <ol>
-        {job.audit.map((each) => (
-          <li key={each.id} className={kindOf(each.action)}>
-            <time dateTime={each.at} title={exactTime(new Date(each.at))} className="mono">
-              {clock(each.at)}
+        {job.audit.map((entry) => (
+          <li key={entry.id} className={kindOf(entry.action)}>
+            <time dateTime={entry.at} title={exactTime(new Date(entry.at))} className="mono">
+              {clock(entry.at)}
             </time>
             <i aria-hidden="true" />
-            <b>{actionWord(each.action)}</b>
-            <span>{[words.by(shortActor(each.actor)), factsOf(each)].filter(Boolean).join(", ")}</span>
+            <b>{actionWord(entry.action)}</b>
+            <span>{[words.by(shortActor(entry.actor)), factsOf(entry)].filter(Boolean).join(", ")}</span>
           </li>
         ))}
       </ol>

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest"
 import type { AttemptLine } from "@/api/schema"
-import { axisOf, isGivenBack, stateOfOutcome } from "./axis"
+import { axisOf, isRefunded, stateOfOutcome } from "./axis"
 
 const at = (second: number) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString()
 
@@ -30,7 +30,7 @@ test("attempts share one axis", () => {
     ["prepared", 0.1, 0.2],
     ["ran", 0.2, 0.5],
   ])
-  expect(lines[1]?.bars.map((each) => each.seconds)).toEqual([4, 1, 5])
+  expect(lines[1]?.bars.map((bar) => bar.seconds)).toEqual([4, 1, 5])
 })
 
 test("one that goes on reaches to now", () => {
@@ -46,7 +46,7 @@ test("one that goes on reaches to now", () => {
 test("what is not known is left out, and a job without attempts has an axis", () => {
   const unknown = line({ queued_at: null, started_at: null })
   const job = { submitted_at: at(0), completed_at: at(10), attempts: [unknown] }
-  expect(axisOf(job, new Date(at(10))).lines[0]?.bars.map((each) => each.kind)).toEqual(["ran"])
+  expect(axisOf(job, new Date(at(10))).lines[0]?.bars.map((bar) => bar.kind)).toEqual(["ran"])
   expect(axisOf({ ...job, completed_at: null, attempts: [] }, new Date(at(0))).seconds).toBeGreaterThan(0)
 })
 
@@ -61,5 +61,5 @@ test("outcomes are states", () => {
 
 test("tokens of a job that made nothing are given back", () => {
   const states = ["queued", "processing", "completed", "failed", "cancelled"]
-  expect(states.filter(isGivenBack)).toEqual(["failed", "cancelled"])
+  expect(states.filter(isRefunded)).toEqual(["failed", "cancelled"])
 })

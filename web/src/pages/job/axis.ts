@@ -22,19 +22,22 @@ export interface Axis {
 
 const AXIS_SECONDS_MIN = 0.001
 
-type Given = Pick<JobDetails, "attempts" | "submitted_at" | "completed_at">
+type TimedJob = Pick<JobDetails, "attempts" | "submitted_at" | "completed_at">
 
-export function axisOf(job: Given, now: Date): Axis {
+export function axisOf(job: TimedJob, now: Date): Axis {
   const begin = Date.parse(job.submitted_at)
-  const ends = job.attempts.map((each) => momentOf(each.ended_at) ?? now.getTime())
+  const ends = job.attempts.map((attempt) => momentOf(attempt.ended_at) ?? now.getTime())
   const end = Math.max(momentOf(job.completed_at) ?? begin, ...ends, begin)
   const seconds = Math.max(AXIS_SECONDS_MIN, (end - begin) / 1000)
   const part = (moment: number) => Math.min(1, Math.max(0, (moment - begin) / 1000 / seconds))
-  return { seconds, lines: job.attempts.map((each) => ({ attempt: each, bars: barsOf(each, part, now) })) }
+  return {
+    seconds,
+    lines: job.attempts.map((attempt) => ({ attempt: attempt, bars: barsOf(attempt, part, now) })),
+  }
 }
 
-function momentOf(told: string | null): number | null {
-  return told === null ? null : Date.parse(told)
+function momentOf(text: string | null): number | null {
+  return text === null ? null : Date.parse(text)
 }
 
 function barsOf(line: AttemptLine, part: (moment: number) => number, now: Date): Bar[] {
@@ -53,14 +56,14 @@ function barsOf(line: AttemptLine, part: (moment: number) => number, now: Date):
 }
 
 /** Checks whether the tokens that were reserved for the job have been refunded. */
-export function isGivenBack(status: string): boolean {
+export function isRefunded(status: string): boolean {
   return status === "failed" || status === "cancelled"
 }
 
 /** Returns the new job's id if the job was retried. A job is retried only once; another request
  * returns the same new job. */
 export function retryOf({ audit }: Pick<JobDetails, "audit">): string | null {
-  const entry = audit.findLast((each) => each.action === "retry" && each.details.new_job)
+  const entry = audit.findLast((entry) => entry.action === "retry" && entry.details.new_job)
   return entry ? String(entry.details.new_job) : null
 }
 

@@ -30,7 +30,7 @@ import {
 } from "@/ui"
 import { words } from "@/words/en/job"
 import { Attempts } from "./Attempts"
-import { isGivenBack, retryOf } from "./axis"
+import { isRefunded, retryOf } from "./axis"
 import { Details } from "./Details"
 import { Files } from "./Files"
 import { History } from "./History"
@@ -72,7 +72,7 @@ export default function JobPage({ id }: { id: string }) {
 function useLive(id: string, reload: () => void): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {
-    if (event !== "jobs" || !data.jobs.some((each) => each.id === id)) return
+    if (event !== "jobs" || !data.jobs.some((job) => job.id === id)) return
     timer.current ??= setTimeout(() => {
       timer.current = null
       reload()
@@ -113,7 +113,7 @@ function Whole({ job, path }: { job: JobDetails; path: string }) {
 
 function Facts({ job }: { job: JobDetails }) {
   const tenants = useQuery<Tenants>("/api/admin/tenants", { freshSeconds: 60 }).data?.tenants
-  const tenant = tenants?.find((each) => each.id === job.tenant_id)?.name ?? shortId(job.tenant_id)
+  const tenant = tenants?.find((tenant) => tenant.id === job.tenant_id)?.name ?? shortId(job.tenant_id)
   const { facts } = words
   const worker = job.dispatch?.worker_id
   const retry = retryOf(job)
@@ -141,7 +141,7 @@ function Facts({ job }: { job: JobDetails }) {
       )}
       {job.backend_affinity && <Fact name={facts.affinity}>{job.backend_affinity}</Fact>}
       {job.reserved_tokens > 0 && (
-        <Fact name={isGivenBack(job.status) ? facts.givenBack : facts.tokens}>
+        <Fact name={isRefunded(job.status) ? facts.givenBack : facts.tokens}>
           {tokens(job.reserved_tokens)}
         </Fact>
       )}
@@ -178,8 +178,8 @@ function useReplay(job: JobDetails) {
   const [, go] = useLocation()
   return useAct(async (worker: string | null) => {
     const body = worker === null ? {} : { backend_affinity: `worker:${worker}` }
-    const made = await api.post<ReplayedJob>(`/api/admin/jobs/${job.id}/replay`, body)
-    tellNew(words.replayed, made.job_id, go)
+    const newJob = await api.post<ReplayedJob>(`/api/admin/jobs/${job.id}/replay`, body)
+    tellNew(words.replayed, newJob.job_id, go)
   })
 }
 
@@ -193,8 +193,8 @@ function Failure({ job }: { job: JobDetails }) {
   const able = useQuery<AbleWorkers>(path, { query: { version: job.version }, freshSeconds: 30 }).data
     ?.workers
   const failed = job.dispatch?.worker_id
-  const other = able?.find((each) => each.can_run && each.worker_id !== failed)
-  const own = able?.find((each) => each.worker_id === failed)
+  const other = able?.find((worker) => worker.can_run && worker.worker_id !== failed)
+  const own = able?.find((worker) => worker.worker_id === failed)
   const missing = Object.values(own?.missing ?? {}).flat()
   const replay = useReplay(job)
   const raw = job.raw_error ? readError(job.raw_error) : null
@@ -238,20 +238,20 @@ function Running({ job }: { job: JobDetails }) {
 
 function Acts({ job, reload }: { job: JobDetails; reload: () => void }) {
   const [, go] = useLocation()
-  const [asked, setAsked] = useState<"cancel" | "priority" | null>(null)
+  const [dialog, setDialog] = useState<"cancel" | "priority" | null>(null)
   const replay = useReplay(job)
   const retry = useAct(async () => {
     const answer = await api.post<BulkAnswer>("/api/admin/jobs/bulk", { act: "retry", ids: [job.id] })
-    const made = answer.retries[job.id]
-    if (!made) throw new Error(answer.failed[0]?.message ?? words.cannot.retry)
-    tellNew(words.retried, made, go)
+    const newId = answer.retries[job.id]
+    if (!newId) throw new Error(answer.failed[0]?.message ?? words.cannot.retry)
+    tellNew(words.retried, newId, go)
     reload()
   })
   const retried = retryOf(job)
-  const act = async (kind: "cancel" | "reprioritise", told: string, priority: number | null = null) => {
+  const act = async (kind: "cancel" | "reprioritise", title: string, priority: number | null = null) => {
     const { failed } = await actOn(kind, { ids: [job.id] }, priority)
     if (failed[0]) throw new Error(failed[0].message)
-    toast({ title: told, state: kind === "cancel" ? "cancelled" : "succeeded" })
+    toast({ title: title, state: kind === "cancel" ? "cancelled" : "succeeded" })
     reload()
   }
   const error = retry.error ?? replay.error
@@ -265,11 +265,11 @@ function Acts({ job, reload }: { job: JobDetails; reload: () => void }) {
         <>
           <Button
             offReason={!job.can.reprioritise && words.cannot.reprioritise}
-            onClick={() => setAsked("priority")}
+            onClick={() => setDialog("priority")}
           >
             {words.priority}
           </Button>
-          <Button kind="stop" onClick={() => setAsked("cancel")}>
+          <Button kind="stop" onClick={() => setDialog("cancel")}>
             {words.cancel}
           </Button>
         </>
@@ -302,8 +302,8 @@ function Acts({ job, reload }: { job: JobDetails; reload: () => void }) {
       )}
       {error && <ErrorNote error={error} />}
       <Confirm
-        open={asked === "cancel"}
-        onClose={() => setAsked(null)}
+        open={dialog === "cancel"}
+        onClose={() => setDialog(null)}
         title={words.askCancel}
         act={words.actCancel}
         onConfirm={() => act("cancel", words.cancelled)}
@@ -311,9 +311,9 @@ function Acts({ job, reload }: { job: JobDetails; reload: () => void }) {
         {words.askCancelText}
       </Confirm>
       <AskPriority
-        open={asked === "priority"}
+        open={dialog === "priority"}
         title={words.askPriority}
-        onClose={() => setAsked(null)}
+        onClose={() => setDialog(null)}
         onSet={(priority) => act("reprioritise", words.prioritySet(priority), priority)}
       />
     </>

@@ -15,9 +15,9 @@ function text(value: unknown): string | null {
 
 function parsed(raw: string): Record<string, unknown> | null {
   try {
-    const found: unknown = JSON.parse(raw)
-    return found !== null && typeof found === "object" && !Array.isArray(found)
-      ? (found as Record<string, unknown>)
+    const value: unknown = JSON.parse(raw)
+    return value !== null && typeof value === "object" && !Array.isArray(value)
+      ? (value as Record<string, unknown>)
       : null
   } catch {
     return null
@@ -25,19 +25,20 @@ function parsed(raw: string): Record<string, unknown> | null {
 }
 
 export function readError(raw: string): ReadError {
-  const found = parsed(raw)
-  if (!found) return { title: null, nodeId: null, nodeType: null, text: raw }
-  const title = [text(found.exception_type), text(found.exception_message)].filter(Boolean).join(": ") || null
-  const traceback = Array.isArray(found.traceback)
-    ? found.traceback.map(String).join("")
-    : text(found.traceback)
-  const rest = Object.entries(found)
+  const record = parsed(raw)
+  if (!record) return { title: null, nodeId: null, nodeType: null, text: raw }
+  const title =
+    [text(record.exception_type), text(record.exception_message)].filter(Boolean).join(": ") || null
+  const traceback = Array.isArray(record.traceback)
+    ? record.traceback.map(String).join("")
+    : text(record.traceback)
+  const rest = Object.entries(record)
     .filter(([name]) => !["exception_type", "exception_message", "traceback"].includes(name))
     .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)
   return {
     title,
-    nodeId: text(found.node_id),
-    nodeType: text(found.node_type),
+    nodeId: text(record.node_id),
+    nodeType: text(record.node_type),
     text: [title, traceback?.trimEnd(), rest.join("\n")].filter(Boolean).join("\n\n"),
   }
 }

@@ -8,7 +8,7 @@ import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/jobs"
 import { actOn, type Chosen, type Done } from "./bulk"
 
-export type Asked = "retry" | "cancel" | "priority" | null
+export type OpenDialog = "retry" | "cancel" | "priority" | null
 
 const WORKFLOWS = "/api/admin/workflows"
 const PRIORITY_MAX = 1000
@@ -42,8 +42,8 @@ interface BulkBarProps {
   chosen: Chosen
   /** Null means all matching jobs. */
   count: number | null
-  asked: Asked
-  onAsk: (asked: Asked) => void
+  dialog: OpenDialog
+  onAsk: (dialog: OpenDialog) => void
   onDone: () => void
   onSelectAll: (() => void) | null
   onSelectNone: () => void
@@ -52,7 +52,7 @@ interface BulkBarProps {
 }
 
 export function BulkBar(props: BulkBarProps) {
-  const { chosen, count, asked, onAsk, onDone, onSelectAll, onSelectNone, workflows } = props
+  const { chosen, count, dialog, onAsk, onDone, onSelectAll, onSelectNone, workflows } = props
   const run = async (act: BulkAct, priority: number | null = null) => {
     tellDone(act, await actOn(act, chosen, priority))
     onDone()
@@ -100,7 +100,7 @@ export function BulkBar(props: BulkBarProps) {
       </Button>
       {retry.error && <ErrorNote error={retry.error} />}
       <Confirm
-        open={asked === "cancel"}
+        open={dialog === "cancel"}
         onClose={close}
         title={words.askCancel(count)}
         act={words.actCancel}
@@ -109,7 +109,7 @@ export function BulkBar(props: BulkBarProps) {
         {words.askCancelText}
       </Confirm>
       <Confirm
-        open={asked === "retry"}
+        open={dialog === "retry"}
         onClose={close}
         title={words.askRetry}
         act={words.actRetry}
@@ -119,7 +119,7 @@ export function BulkBar(props: BulkBarProps) {
         {words.askRetryText}
       </Confirm>
       <AskPriority
-        open={asked === "priority"}
+        open={dialog === "priority"}
         title={words.askPriority(count)}
         onClose={close}
         onSet={(priority) => run("reprioritise", priority)}

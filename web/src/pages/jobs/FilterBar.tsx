@@ -6,12 +6,12 @@ import { Icon } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/jobs"
 import { type Chip, isJobId, parseTyped, withChips } from "./filter"
-import { type Known, suggest } from "./suggest"
+import { type FilterValues, suggest } from "./suggest"
 
 interface FilterBarProps {
   chips: readonly Chip[]
   onChange: (chips: Chip[]) => void
-  known: Known
+  known: FilterValues
   ref?: Ref<HTMLInputElement>
   /** Back to the rows. */
   onLeave: () => void
@@ -24,7 +24,7 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
   const [isWrong, setWrong] = useState("")
   const [, go] = useLocation()
   const id = useId()
-  const found = isOpen ? suggest(text, known) : []
+  const suggestions = isOpen ? suggest(text, known) : []
   const type = (value: string) => {
     setText(value)
     setAt(-1)
@@ -43,16 +43,16 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
   }
   const handleKey = (event: KeyboardEvent) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
-    if (step && found.length > 0) {
+    if (step && suggestions.length > 0) {
       event.preventDefault()
-      setAt((at + step + found.length) % found.length)
+      setAt((at + step + suggestions.length) % suggestions.length)
     } else if (event.key === "Enter" && (text.trim() || at >= 0)) {
       event.preventDefault()
-      take(found[at]?.text ?? text)
+      take(suggestions[at]?.text ?? text)
     } else if (event.key === "Backspace" && text === "" && chips.length > 0) {
       onChange(chips.slice(0, -1))
     } else if (event.key === "Escape") {
-      if (isOpen && found.length > 0) setOpen(false)
+      if (isOpen && suggestions.length > 0) setOpen(false)
       else onLeave()
     }
   }
@@ -61,13 +61,13 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
       <div className="input jobs-field">
         <Icon name="search" />
         <ul className="jobs-chips">
-          {chips.map((each) => (
-            <li key={`${each.key}:${each.value}`} className="chip jobs-chip">
-              <span>{words.chips[each.key]}</span> <b>{shown(each, known)}</b>
+          {chips.map((chip) => (
+            <li key={`${chip.key}:${chip.value}`} className="chip jobs-chip">
+              <span>{words.chips[chip.key]}</span> <b>{shown(chip, known)}</b>
               <button
                 type="button"
-                aria-label={words.removeChip(`${words.chips[each.key]} ${shown(each, known)}`)}
-                onClick={() => onChange(chips.filter((other) => other !== each))}
+                aria-label={words.removeChip(`${words.chips[chip.key]} ${shown(chip, known)}`)}
+                onClick={() => onChange(chips.filter((other) => other !== chip))}
               >
                 <Icon name="cross" size={12} />
               </button>
@@ -78,7 +78,7 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
           ref={ref}
           role="combobox"
           aria-label={words.filter}
-          aria-expanded={found.length > 0}
+          aria-expanded={suggestions.length > 0}
           aria-controls={`${id}-list`}
           aria-autocomplete="list"
           aria-activedescendant={at >= 0 ? `${id}-${at}` : undefined}
@@ -100,21 +100,21 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
         role="listbox"
         aria-label={words.filter}
         className="menu-list jobs-found"
-        hidden={found.length === 0}
+        hidden={suggestions.length === 0}
       >
-        {found.map((each, index) => (
+        {suggestions.map((suggestion, index) => (
           // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the field's
           <div
-            key={each.text}
+            key={suggestion.text}
             id={`${id}-${index}`}
             role="option"
             tabIndex={-1}
             aria-selected={index === at}
             className="menu-item"
             onMouseDown={(event) => event.preventDefault()}
-            onClick={() => take(each.text)}
+            onClick={() => take(suggestion.text)}
           >
-            <span className="mono">{each.label}</span>
+            <span className="mono">{suggestion.label}</span>
           </div>
         ))}
       </div>
@@ -127,7 +127,7 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
   )
 }
 
-function shown({ key, value }: Chip, known: Known): string {
+function shown({ key, value }: Chip, known: FilterValues): string {
   if (key === "status") return known.statusWord(value)
   if (key === "tenant") return known.tenantNames.get(value) ?? value.slice(0, 8)
   if (key === "since" || key === "until") return words.spans[value] ?? new Date(value).toLocaleString()

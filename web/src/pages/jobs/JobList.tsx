@@ -17,12 +17,12 @@ import { putConsoleCounts } from "@/app/consoleCounts"
 import { chooseDensity, density } from "@/app/theme"
 import { Choices, Dialog, Empty, ErrorNote, Page } from "@/ui"
 import { words } from "@/words/en/jobs"
-import { type Asked, BulkBar, tellDone, tellFailed } from "./BulkBar"
+import { BulkBar, type OpenDialog, tellDone, tellFailed } from "./BulkBar"
 import { actOn } from "./bulk"
 import { FilterBar } from "./FilterBar"
 import { type Chip, chipsOf, filterOf, searchOf } from "./filter"
 import { JobTable } from "./JobTable"
-import { knownOf } from "./suggest"
+import { filterValuesOf } from "./suggest"
 import { EVENTS, useJobs } from "./useJobs"
 import "./jobs.css"
 
@@ -38,13 +38,13 @@ interface JobListProps {
 
 const FRESH = { freshSeconds: 60 }
 
-function useKnown() {
+function useFilterValues() {
   const workflows = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows
   const effects = useQuery<AdminEffects>("/api/admin/effects", FRESH).data?.effects
   const workers = useQuery<Workers>("/api/admin/workers", FRESH).data?.workers
   const tenants = useQuery<Tenants>("/api/admin/tenants", FRESH).data?.tenants
   const known = useMemo(
-    () => knownOf({ workflows, effects, workers, tenants }),
+    () => filterValuesOf({ workflows, effects, workers, tenants }),
     [workflows, effects, workers, tenants],
   )
   return { known, workflows: workflows ?? [] }
@@ -63,11 +63,11 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
     filter,
     useCallback(() => setVersion((old) => old + 1), []),
   )
-  const { known, workflows } = useKnown()
+  const { known, workflows } = useFilterValues()
   const show = (next: string) => go(next ? `${path}?${next}` : path, { replace: true })
   const selection = useSelection(search)
   const { selected } = selection
-  const [asked, setAsked] = useState<Asked>(null)
+  const [dialog, setDialog] = useState<OpenDialog>(null)
   const { field, toRows, isHelpOpen, setHelpOpen } = usePageKeys()
   useEvents<OverviewNow>(EVENTS, (data, { event }) => {
     if (event === "counts") putConsoleCounts({ queued: data.queued })
@@ -79,7 +79,7 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
   }
   const onKey = (key: string, row: JobListed) => {
     if (key === "Escape") selection.set(new Set())
-    if (key === "r" && selection.isAll) setAsked("retry")
+    if (key === "r" && selection.isAll) setDialog("retry")
     else if (key === "r" && selected.size === 0) void retryOne(row).catch(tellFailed)
     else if (key === "r")
       void actOn("retry", { ids: [...selected] }).then((done) => {
@@ -88,12 +88,12 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
       }, tellFailed)
     if (key === "p") {
       if (selected.size === 0) selection.set(new Set([row.id]))
-      setAsked("priority")
+      setDialog("priority")
     }
   }
   const finish = () => {
     selection.set(new Set())
-    setAsked(null)
+    setDialog(null)
     jobs.reload()
     toRows()
   }
@@ -126,14 +126,14 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
         <BulkBar
           chosen={selection.isAll ? { filter } : { ids: [...selected] }}
           count={selection.isAll ? null : selected.size}
-          asked={asked}
-          onAsk={setAsked}
+          dialog={dialog}
+          onAsk={setDialog}
           onDone={finish}
           onSelectAll={
             !selection.isAll && jobs.hasMore && selected.size === jobs.rows?.length ? selection.takeAll : null
           }
           onSelectNone={() => selection.set(new Set())}
-          workflows={workflows.filter((each) => names.has(each.slug))}
+          workflows={workflows.filter((workflow) => names.has(workflow.slug))}
         />
       ) : (
         <p className="jobs-keys wide-only">

@@ -24,12 +24,12 @@ export function isJobId(text: string): boolean {
 
 function keyOf(name: string | undefined): FilterKey | null {
   const key = name && (ALIASES[name.toLowerCase()] ?? name.toLowerCase())
-  return KEYS.find((each) => each === key) ?? null
+  return KEYS.find((filterKey) => filterKey === key) ?? null
 }
 
 function isValid({ key, value }: Chip): boolean {
   if (value === "") return false
-  if (key === "status") return STATUSES.some((each) => each === value)
+  if (key === "status") return STATUSES.some((status) => status === value)
   if (key === "tenant") return UUID.test(value)
   if (key === "since" || key === "until")
     return Object.hasOwn(SPANS, value) || !Number.isNaN(Date.parse(value))
@@ -48,12 +48,12 @@ export function parseTyped(
   const free: string[] = []
   for (const [whole, name, quoted, plain] of text.matchAll(WORD)) {
     const key = keyOf(name)
-    const given = (quoted ?? plain ?? "").trim()
+    const text = (quoted ?? plain ?? "").trim()
     if (!key) {
-      free.push(quoted !== undefined && !name ? given : whole)
+      free.push(quoted !== undefined && !name ? text : whole)
       continue
     }
-    const chip = { key, value: meant(key, given, tenants) }
+    const chip = { key, value: meaningOf(key, text, tenants) }
     if (isValid(chip)) chips.push(chip)
     else rest.push(whole)
   }
@@ -61,41 +61,41 @@ export function parseTyped(
   return { chips, rest: rest.join(" ") }
 }
 
-function meant(key: FilterKey, given: string, tenants: ReadonlyMap<string, string>): string {
-  const small = given.toLowerCase()
+function meaningOf(key: FilterKey, text: string, tenants: ReadonlyMap<string, string>): string {
+  const small = text.toLowerCase()
   if (key === "status") return STATUS_WORDS[small] ?? small
-  if (key === "tenant") return tenants.get(small) ?? given
-  return given
+  if (key === "tenant") return tenants.get(small) ?? text
+  return text
 }
 
 /** Adds chips. Several statuses may be selected; for any other key the last chip replaces
  * earlier ones. */
 export function withChips(chips: readonly Chip[], added: readonly Chip[]): Chip[] {
-  let kept = [...chips]
-  for (const each of added) {
-    kept = kept.filter(({ key, value }) => key !== each.key || (key === "status" && value !== each.value))
-    kept.push(each)
+  let result = [...chips]
+  for (const chip of added) {
+    result = result.filter(({ key, value }) => key !== chip.key || (key === "status" && value !== chip.value))
+    result.push(chip)
   }
-  return kept
+  return result
 }
 
 export function chipsOf(search: string): Chip[] {
-  const given = new URLSearchParams(search)
-  const chips = KEYS.flatMap((key) => given.getAll(key).map((value) => ({ key, value })))
+  const params = new URLSearchParams(search)
+  const chips = KEYS.flatMap((key) => params.getAll(key).map((value) => ({ key, value })))
   return withChips([], chips.filter(isValid))
 }
 
 export function searchOf(chips: readonly Chip[]): string {
-  const given = new URLSearchParams()
-  for (const key of KEYS) for (const each of chips) if (each.key === key) given.append(key, each.value)
-  return given.toString()
+  const params = new URLSearchParams()
+  for (const key of KEYS) for (const chip of chips) if (chip.key === key) params.append(key, chip.value)
+  return params.toString()
 }
 
 /** Converts chips to API parameters. Time ranges end at the current minute, so that a list keeps
  * the same address for a while. */
 export function filterOf(chips: readonly Chip[], now: Date): BulkFilter {
   const filter: BulkFilter = {}
-  const status = chips.filter((each) => each.key === "status").map((each) => each.value as JobStatus)
+  const status = chips.filter((chip) => chip.key === "status").map((chip) => chip.value as JobStatus)
   if (status.length > 0) filter.status = status
   for (const { key, value } of chips) {
     if (key === "status") continue
@@ -124,12 +124,12 @@ export interface View {
 const KEPT_AS = "comfyfleet.views.jobs"
 const VIEWS_MAX = 12
 
-export function keptViews(storage: Pick<Storage, "getItem">): View[] {
+export function storedViews(storage: Pick<Storage, "getItem">): View[] {
   try {
-    const found: unknown = JSON.parse(storage.getItem(KEPT_AS) ?? "[]")
-    if (!Array.isArray(found)) return []
-    return found
-      .filter((each) => typeof each?.name === "string" && typeof each?.search === "string")
+    const stored: unknown = JSON.parse(storage.getItem(KEPT_AS) ?? "[]")
+    if (!Array.isArray(stored)) return []
+    return stored
+      .filter((view) => typeof view?.name === "string" && typeof view?.search === "string")
       .slice(0, VIEWS_MAX)
   } catch {
     return []

@@ -6,7 +6,7 @@ import type { JobCountsAnswer } from "@/api/schema"
 import { Badge, Button, Dialog, Empty, Field, LinkButton, Tabs, toast } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/jobs"
-import { type Chip, filterOf, keepViews, keptViews, searchOf, type View } from "./filter"
+import { type Chip, filterOf, keepViews, searchOf, storedViews, type View } from "./filter"
 import { JobList } from "./JobList"
 
 const FAILED_TODAY = "status=failed&since=24h"
@@ -42,7 +42,7 @@ interface ViewsProps {
 
 function Views({ chips, show, version }: ViewsProps) {
   const search = searchOf(chips)
-  const [kept, setKept] = useState<View[]>(() => keptViews(localStorage))
+  const [views, setViews] = useState<View[]>(() => storedViews(localStorage))
   const [isNaming, setNaming] = useState(false)
   const day = useMemo(() => filterOf([{ key: "since", value: "24h" }], new Date()), [])
   const all = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { freshSeconds: 2 })
@@ -55,24 +55,24 @@ function Views({ chips, show, version }: ViewsProps) {
   }, [version])
   const of = all.data?.counts
   const most = all.data?.counted_max ?? 0
-  const sum = of && Object.values(of).reduce((before, each) => before + each, 0)
-  const isMore = of && Object.values(of).some((each) => each >= most)
+  const sum = of && Object.values(of).reduce((before, count) => before + count, 0)
+  const isMore = of && Object.values(of).some((count) => count >= most)
   const tabs = [
     { key: "", title: titled(words.all, sum, isMore ? sum : undefined) },
     { key: "status=processing", title: titled(words.running, of?.processing, most) },
     { key: "status=queued", title: titled(words.queued, of?.queued, most) },
     { key: FAILED_TODAY, title: titled(words.failedToday, today.data?.counts.failed, most) },
-    ...kept.map((each) => ({ key: each.search, title: each.name })),
+    ...views.map((view) => ({ key: view.search, title: view.name })),
   ]
-  const own = kept.find((each) => each.search === search)
-  const isKnown = tabs.some((each) => each.key === search)
+  const own = views.find((view) => view.search === search)
+  const isKnown = tabs.some((tab) => tab.key === search)
   const put = (next: View[]) => {
     keepViews(localStorage, next)
-    setKept(next)
+    setViews(next)
   }
   const remove = (view: View) => {
-    put(kept.filter((each) => each !== view))
-    toast({ title: words.removed(view.name), act: { label: words.undo, run: () => put([...kept]) } })
+    put(views.filter((other) => other !== view))
+    toast({ title: words.removed(view.name), act: { label: words.undo, run: () => put([...views]) } })
   }
   return (
     <>
@@ -94,7 +94,7 @@ function Views({ chips, show, version }: ViewsProps) {
       <NameView
         open={isNaming}
         onClose={() => setNaming(false)}
-        onName={(name) => put([...kept, { name, search }])}
+        onName={(name) => put([...views, { name, search }])}
       />
     </>
   )

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest"
 import type { BulkAnswer, JobListed } from "@/api/schema"
 import { actOn, PART } from "./bulk"
-import { chipsOf, filterOf, isJobId, keepViews, keptViews, parseTyped, searchOf, withChips } from "./filter"
+import { chipsOf, filterOf, isJobId, keepViews, parseTyped, searchOf, storedViews, withChips } from "./filter"
 import { isNews, type JobEvent, spansOf, withEvents, withNewest } from "./rows"
 
 const TENANT = "0197a1b2-0000-7000-8000-000000000001"
@@ -105,15 +105,15 @@ describe("a filter", () => {
     expect(at(59)).toEqual(at(1))
   })
   it("is kept under a name", () => {
-    const kept = new Map<string, string>()
+    const stored = new Map<string, string>()
     const storage = {
-      getItem: (key: string) => kept.get(key) ?? null,
-      setItem: (key: string, value: string) => void kept.set(key, value),
+      getItem: (key: string) => stored.get(key) ?? null,
+      setItem: (key: string, value: string) => void stored.set(key, value),
     }
     keepViews(storage, [{ name: "Mine", search: "status=failed" }])
-    expect(keptViews(storage)).toEqual([{ name: "Mine", search: "status=failed" }])
-    kept.set([...kept.keys()][0] as string, '{"not": "a list"}')
-    expect(keptViews(storage)).toEqual([])
+    expect(storedViews(storage)).toEqual([{ name: "Mine", search: "status=failed" }])
+    stored.set([...stored.keys()][0] as string, '{"not": "a list"}')
+    expect(storedViews(storage)).toEqual([])
   })
 })
 
@@ -121,15 +121,15 @@ describe("rows", () => {
   it("are put in front when the newest are read again, and older ones stay", () => {
     const rows = [row(9), row(8), row(2), row(1)]
     const again = withNewest(rows, [row(10), row(8)], false)
-    expect(again.map((each) => each.id)).toEqual(["job-10", "job-8", "job-2", "job-1"])
-    expect(withNewest(rows, [row(10)], true).map((each) => each.id)).toEqual(["job-10"])
+    expect(again.map((job) => job.id)).toEqual(["job-10", "job-8", "job-2", "job-1"])
+    expect(withNewest(rows, [row(10)], true).map((job) => job.id)).toEqual(["job-10"])
   })
   it("change with events, and go where they fit no more", () => {
     const rows = [row(3), row(2)]
     const all = withEvents(rows, [event(3)], {})
     expect(all[0]).toMatchObject({ status: "processing", percent: 40, worker_id: "w1" })
     expect(all[1]).toBe(rows[1])
-    expect(withEvents(rows, [event(3)], { status: ["queued"] }).map((each) => each.id)).toEqual(["job-2"])
+    expect(withEvents(rows, [event(3)], { status: ["queued"] }).map((job) => job.id)).toEqual(["job-2"])
     expect(withEvents(rows, [event(7)], {})).toBe(rows)
   })
   it("are missed where an event tells of one that fits", () => {
@@ -163,7 +163,7 @@ describe("an act on many", () => {
       sent.push(body.ids as unknown[])
       return answer((body.ids as unknown[]).length)
     })
-    expect(sent.map((each) => each.length)).toEqual([PART, 1])
+    expect(sent.map((batch) => batch.length)).toEqual([PART, 1])
     expect(done.done).toBe(PART + 1)
   })
   it("follows a filter to its end", async () => {
@@ -172,13 +172,13 @@ describe("an act on many", () => {
       bodies.push(body)
       return answer(500, bodies.length < 3 ? `after-${bodies.length}` : null)
     })
-    expect(bodies.map((each) => each.after)).toEqual([null, "after-1", "after-2"])
+    expect(bodies.map((body) => body.after)).toEqual([null, "after-1", "after-2"])
     expect(bodies[0]).toMatchObject({ priority: 7, filter: { workflow: "draw" } })
     expect(done.done).toBe(1500)
   })
 })
 
 it("no word of an address that every object has is taken for a time", () => {
-  for (const each of ["__proto__", "constructor", "toString"])
-    expect(chipsOf(`since=${each}&until=${each}`)).toEqual([])
+  for (const name of ["__proto__", "constructor", "toString"])
+    expect(chipsOf(`since=${name}&until=${name}`)).toEqual([])
 })

@@ -36,8 +36,8 @@ function isOlder(row: JobListed, than: JobListed): boolean {
 }
 
 export function withPage(rows: readonly JobListed[], page: readonly JobListed[]): JobListed[] {
-  const known = new Set(rows.map((each) => each.id))
-  return [...rows, ...page.filter((each) => !known.has(each.id))]
+  const ids = new Set(rows.map((job) => job.id))
+  return [...rows, ...page.filter((job) => !ids.has(job.id))]
 }
 
 /** Applies a new read of the first page. It replaces the rows in its range; older rows stay as
@@ -51,7 +51,7 @@ export function withNewest(
   if (isWhole || !last) return [...newest]
   return withPage(
     newest,
-    rows.filter((each) => isOlder(each, last)),
+    rows.filter((job) => isOlder(job, last)),
   )
 }
 
@@ -62,11 +62,11 @@ export function withEvents(
   events: readonly JobEvent[],
   filter: BulkFilter,
 ): readonly JobListed[] {
-  const told = new Map(events.map((each) => [each.id, each]))
-  if (!rows.some((row) => told.has(row.id))) return rows
+  const eventsById = new Map(events.map((event) => [event.id, event]))
+  if (!rows.some((row) => eventsById.has(row.id))) return rows
   return rows
     .map((row) => {
-      const event = told.get(row.id)
+      const event = eventsById.get(row.id)
       return event ? changed(row, event) : row
     })
     .filter((row) => keeps(filter, row))
@@ -90,21 +90,21 @@ function changed(row: JobListed, event: JobEvent): JobListed {
 
 /** Checks whether events report a job that belongs in the list but isn't there yet. */
 export function isNews(rows: readonly JobListed[], events: readonly JobEvent[], filter: BulkFilter): boolean {
-  const known = new Set(rows.map((each) => each.id))
+  const ids = new Set(rows.map((job) => job.id))
   return events.some(
-    (each) =>
-      !known.has(each.id) &&
-      keeps(filter, { status: statusOf(each) }) &&
-      (!filter.tenant || filter.tenant === each.tenant_id) &&
-      (!filter.workflow || filter.workflow === each.workflow) &&
-      (!filter.worker || filter.worker === each.worker_id),
+    (event) =>
+      !ids.has(event.id) &&
+      keeps(filter, { status: statusOf(event) }) &&
+      (!filter.tenant || filter.tenant === event.tenant_id) &&
+      (!filter.workflow || filter.workflow === event.workflow) &&
+      (!filter.worker || filter.worker === event.worker_id),
   )
 }
 
 /** Returns the seconds that a job waited and ran, or null where they are unknown. */
 export function spansOf(row: JobListed, now: Date): { waited: number | null; ran: number | null } {
-  const [submitted, started, ended] = [row.submitted_at, row.started_at, row.completed_at].map((each) =>
-    each === null ? null : Date.parse(each),
+  const [submitted, started, ended] = [row.submitted_at, row.started_at, row.completed_at].map((time) =>
+    time === null ? null : Date.parse(time),
   ) as [number, number | null, number | null]
   const until = started ?? ended ?? now.getTime()
   return {

@@ -39,7 +39,11 @@ async function readPage(filter: BulkFilter, after: string | null, signal: AbortS
 }
 
 /** Reads pages until one has rows or there are no more pages. */
-async function readFound(filter: BulkFilter, after: string | null, signal: AbortSignal): Promise<JobPage> {
+async function readNonEmptyPage(
+  filter: BulkFilter,
+  after: string | null,
+  signal: AbortSignal,
+): Promise<JobPage> {
   let page = await readPage(filter, after, signal)
   for (let read = 1; page.jobs.length === 0 && page.next !== null && read < PAGES_AT_ONCE_MAX; read += 1)
     page = await readPage(filter, page.next, signal)
@@ -49,8 +53,8 @@ async function readFound(filter: BulkFilter, after: string | null, signal: Abort
 export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
   const key = JSON.stringify(filter)
   const [state, setState] = useState<State>(NOTHING)
-  const given = useRef({ filter, state, onNews })
-  given.current = { filter, state, onNews }
+  const latest = useRef({ filter, state, onNews })
+  latest.current = { filter, state, onNews }
   const abort = useRef(new AbortController())
   const isReading = useRef(false)
   const isMissed = useRef(false)
@@ -64,8 +68,8 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     isReading.current = true
     const { signal } = abort.current
     try {
-      const after = kind === "more" ? given.current.state.next : null
-      const page = await readFound(given.current.filter, after, signal)
+      const after = kind === "more" ? latest.current.state.next : null
+      const page = await readNonEmptyPage(latest.current.filter, after, signal)
       if (signal.aborted) return
       setState((old) => merged(old, page, kind))
     } catch (thrown) {
@@ -101,23 +105,23 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     again.current ??= setTimeout(() => {
       again.current = null
       void read("newest")
-      given.current.onNews?.()
+      latest.current.onNews?.()
     }, AGAIN_MS)
   }, [read])
 
   useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {
     if (event !== "jobs") return
-    const { filter: wanted, state: seen } = given.current
+    const { filter: currentFilter, state: seen } = latest.current
     if (!seen.rows) {
       // The event stream is back, so the rows may be readable again.
       if (seen.error?.isTemporary) void read("first")
       return
     }
-    if (isNews(seen.rows, data.jobs, wanted)) readNewest()
-    const rows = withEvents(seen.rows, data.jobs, wanted)
+    if (isNews(seen.rows, data.jobs, currentFilter)) readNewest()
+    const rows = withEvents(seen.rows, data.jobs, currentFilter)
     if (rows === seen.rows) return
     if (rows.length !== seen.rows.length) readNewest()
-    setState((old) => (old.rows ? { ...old, rows: withEvents(old.rows, data.jobs, wanted) } : old))
+    setState((old) => (old.rows ? { ...old, rows: withEvents(old.rows, data.jobs, currentFilter) } : old))
   })
 
   return {
@@ -127,8 +131,8 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     leftOut: state.leftOut,
     loadMore: useCallback(() => void read("more"), [read]),
     reload: useCallback(() => {
-      void read(given.current.state.rows ? "newest" : "first")
-      given.current.onNews?.()
+      void read(latest.current.state.rows ? "newest" : "first")
+      latest.current.onNews?.()
     }, [read]),
   }
 }

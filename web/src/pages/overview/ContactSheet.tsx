@@ -21,7 +21,7 @@ const REST_MS = 400
 function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap<string, string> {
   const [pictures, setPictures] = useState<ReadonlyMap<string, string>>(new Map())
   const jobs = useRef<readonly string[]>([])
-  jobs.current = workers.flatMap((each) => jobAtHand(each)?.job_id ?? [])
+  jobs.current = workers.flatMap((worker) => jobAtHand(worker)?.job_id ?? [])
   useEffect(() => {
     if (!isOn) return undefined
     const stop = new AbortController()
@@ -56,7 +56,7 @@ interface SheetProps {
 }
 
 export function ContactSheet({ workers, withPreviews }: SheetProps) {
-  const shown = inOrder(workers.filter((each) => each.state !== "revoked")).slice(0, SHOWN_MAX)
+  const shown = inOrder(workers.filter((worker) => worker.state !== "revoked")).slice(0, SHOWN_MAX)
   const pictures = usePreviews(shown, withPreviews)
   if (shown.length === 0)
     return (
@@ -69,8 +69,12 @@ export function ContactSheet({ workers, withPreviews }: SheetProps) {
     )
   return (
     <ul className="overview-sheet" aria-label={words.workers}>
-      {shown.map((each) => (
-        <Tile key={each.worker_id} worker={each} picture={pictures.get(jobAtHand(each)?.job_id ?? "")} />
+      {shown.map((worker) => (
+        <Tile
+          key={worker.worker_id}
+          worker={worker}
+          picture={pictures.get(jobAtHand(worker)?.job_id ?? "")}
+        />
       ))}
     </ul>
   )

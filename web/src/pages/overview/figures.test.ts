@@ -25,8 +25,8 @@ test("an alert has a way on that fits it", () => {
 })
 
 test("where a person is waited for comes first", () => {
-  const found = alertsInOrder([alert("disk"), alert("error_rate"), alert("workers_pending")])
-  expect(found.map((each) => each.kind)).toEqual(["workers_pending", "disk", "error_rate"])
+  const ordered = alertsInOrder([alert("disk"), alert("error_rate"), alert("workers_pending")])
+  expect(ordered.map((alert) => alert.kind)).toEqual(["workers_pending", "disk", "error_rate"])
 })
 
 test("the plot of successes begins below its lowest value", () => {

@@ -30,8 +30,8 @@ const brief = (value: number) => (value < 10_000 ? count(value) : compact.format
 /** Returns a range that starts at the multiple of ten below the lowest value, so that a fall
  * from 100 to 98 is visible. */
 export function shareRange(values: readonly (number | null)[]): [number, number] {
-  const known = values.filter((each) => each !== null)
-  const low = Math.min(95, ...known)
+  const numbers = values.filter((value) => value !== null)
+  const low = Math.min(95, ...numbers)
   return [Math.max(0, Math.floor((low - 1) / 10) * 10), 100]
 }
 
@@ -168,7 +168,7 @@ export function actsOf(alert: Alert): AlertAct[] {
 /** Puts alerts that require a decision by the operator first. The others keep the API's order,
  * worst first. */
 export function alertsInOrder(alerts: readonly Alert[]): Alert[] {
-  const rank = (each: Alert) => (each.kind === "workers_pending" ? 0 : 1)
+  const rank = (alert: Alert) => (alert.kind === "workers_pending" ? 0 : 1)
   return [...alerts].sort((a, b) => rank(a) - rank(b))
 }
 

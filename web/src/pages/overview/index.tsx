@@ -46,7 +46,7 @@ const CHOICES = RANGES.map((value) => ({ value, label: words.ranges[value] }))
 export default function OverviewPage() {
   const search = useSearch()
   const [, go] = useLocation()
-  const range = RANGES.find((each) => each === new URLSearchParams(search).get("range")) ?? "1h"
+  const range = RANGES.find((span) => span === new URLSearchParams(search).get("range")) ?? "1h"
   const overview = useOverview(range)
   const workers = useWorkers()
   const all = workers.data?.workers ?? []
@@ -66,9 +66,9 @@ export default function OverviewPage() {
       }
     >
       <Loaded query={overview} skeleton={<Coming />}>
-        {(found) => (
+        {(overview) => (
           <>
-            <Plots overview={found} />
+            <Plots overview={overview} />
             <div className="overview-two">
               <Panel
                 className="overview-workers"
@@ -103,12 +103,12 @@ export default function OverviewPage() {
                 }
               >
                 <Loaded query={workers} skeleton={<Skeleton height="200px" />}>
-                  {({ workers: known }) => <ContactSheet workers={known} withPreviews={withPreviews} />}
+                  {({ workers }) => <ContactSheet workers={workers} withPreviews={withPreviews} />}
                 </Loaded>
               </Panel>
-              <Alerts alerts={alertsInOrder(found.alerts)} />
+              <Alerts alerts={alertsInOrder(overview.alerts)} />
             </div>
-            <ByWorkflow overview={found} />
+            <ByWorkflow overview={overview} />
           </>
         )}
       </Loaded>
@@ -145,11 +145,11 @@ function Coming() {
 }
 
 function Plots({ overview }: { overview: Overview }) {
-  const moments = overview.series.at.map((each) => Date.parse(each) / 1000)
+  const moments = overview.series.at.map((moment) => Date.parse(moment) / 1000)
   return (
     <section className="overview-plots" aria-label={words.plots}>
-      {figuresOf(overview).map((each) => (
-        <OnePlot key={each.key} figure={each} moments={moments} />
+      {figuresOf(overview).map((figure) => (
+        <OnePlot key={figure.key} figure={figure} moments={moments} />
       ))}
     </section>
   )
@@ -163,12 +163,12 @@ function OnePlot({ figure, moments }: { figure: Figure; moments: readonly number
         <h3>{title}</h3>
         {series.length > 1 && (
           <span className="overview-legend" aria-hidden="true">
-            {series.map((each) => (
+            {series.map((plot) => (
               <span
-                key={each.label}
-                className={`overview-key plot-${each.colour}${each.dashed ? " is-dashed" : ""}`}
+                key={plot.label}
+                className={`overview-key plot-${plot.colour}${plot.dashed ? " is-dashed" : ""}`}
               >
-                {each.label}
+                {plot.label}
               </span>
             ))}
           </span>
@@ -273,9 +273,9 @@ function time(seconds: number | null): string {
 
 function ByWorkflow({ overview }: { overview: Overview }) {
   const workflows = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows
-  const paused = new Map(workflows?.map((each) => [each.slug, each.is_paused]))
+  const paused = new Map(workflows?.map((workflow) => [workflow.slug, workflow.is_paused]))
   const { columns } = words
-  const moments = overview.series.at.map((each) => Date.parse(each) / 1000)
+  const moments = overview.series.at.map((moment) => Date.parse(moment) / 1000)
   return (
     <Panel
       className="overview-flows"
@@ -320,24 +320,24 @@ function ByWorkflow({ overview }: { overview: Overview }) {
             </tr>
           </thead>
           <tbody>
-            {overview.workflows.map((each) => {
-              const success = successOf(each)
-              const name = each.workflow
+            {overview.workflows.map((workflow) => {
+              const success = successOf(workflow)
+              const name = workflow.workflow
               return (
                 <tr key={name}>
                   <th scope="row">
                     <Link href={`/console/workflows/${encodeURIComponent(name)}`}>{name}</Link>
                   </th>
-                  <td>{count(each.queued)}</td>
-                  <td className="wide-only">{count(each.running)}</td>
-                  <td>{count(each.completed + each.failed)}</td>
+                  <td>{count(workflow.queued)}</td>
+                  <td className="wide-only">{count(workflow.running)}</td>
+                  <td>{count(workflow.completed + workflow.failed)}</td>
                   <td className="overview-spark wide-only">
-                    <Ended figures={each} moments={moments} />
+                    <Ended figures={workflow} moments={moments} />
                   </td>
-                  <td>{count(each.failed)}</td>
-                  <td className="wide-only">{time(each.wait_p95_seconds)}</td>
-                  <td className="wide-only">{time(each.mean_run_seconds)}</td>
-                  <td className="wide-only">{time(each.run_p95_seconds)}</td>
+                  <td>{count(workflow.failed)}</td>
+                  <td className="wide-only">{time(workflow.wait_p95_seconds)}</td>
+                  <td className="wide-only">{time(workflow.mean_run_seconds)}</td>
+                  <td className="wide-only">{time(workflow.run_p95_seconds)}</td>
                   <td
                     className={success !== null && success < BAD_SHARE ? "wide-only is-failed" : "wide-only"}
                   >

@@ -10,7 +10,7 @@ const FOUND = {
 
 test("things of customers lead to their pages", () => {
   const things = customersThings(FOUND, new Map([["1", { title: "Softened photo" }]]))
-  expect(things.map((each) => [each.href, each.label])).toEqual([
+  expect(things.map((hit) => [hit.href, hit.label])).toEqual([
     ["/effects/soften", "Softened photo"],
     ["/media/2", "Without a name"],
     [`/results/${JOB}`, "Softened photo, 6a1f0b5c"],
@@ -24,14 +24,14 @@ test("things of operators lead into the console", () => {
       { kind: "effect", id: "a b", name: "A b", detail: "active" },
     ],
   })
-  expect(things.map((each) => each.href)).toEqual(["/console/workers/w1", "/console/effects/a%20b"])
-  expect(actsOn(things[0] ?? ({} as never)).map((each) => each.act)).toEqual(["drain", "copy"])
+  expect(things.map((hit) => hit.href)).toEqual(["/console/workers/w1", "/console/effects/a%20b"])
+  expect(actsOn(things[0] ?? ({} as never)).map((hit) => hit.act)).toEqual(["drain", "copy"])
 })
 
 test("nobody is led to pages of others", () => {
-  expect(placesAndActs("", [], false).some((each) => each.href === "/wallet")).toBe(false)
-  expect(placesAndActs("", ["customer"], false).some((each) => each.href === "/console")).toBe(false)
-  expect(placesAndActs("wor", ["operator"], true).map((each) => each.href)).toEqual([
+  expect(placesAndActs("", [], false).some((hit) => hit.href === "/wallet")).toBe(false)
+  expect(placesAndActs("", ["customer"], false).some((hit) => hit.href === "/console")).toBe(false)
+  expect(placesAndActs("wor", ["operator"], true).map((hit) => hit.href)).toEqual([
     "/console/workers",
     "/console/workflows",
   ])
@@ -39,10 +39,10 @@ test("nobody is led to pages of others", () => {
 
 test("things stand first, then acts on the first one, then places", () => {
   const things = customersThings(FOUND, new Map())
-  const groups = arranged(things, placesAndActs("", ["customer"], false), "").map((each) => each.group)
+  const groups = arranged(things, placesAndActs("", ["customer"], false), "").map((hit) => hit.group)
   expect([...new Set(groups)]).toEqual(["things", "acts", "places"])
   expect(
-    arranged([], placesAndActs("", ["customer"], false), "").every((each) => each.group === "places"),
+    arranged([], placesAndActs("", ["customer"], false), "").every((hit) => hit.group === "places"),
   ).toBe(true)
 })
 
@@ -61,8 +61,8 @@ test("runs are found by their name and id, the newest first", () => {
     status: "active",
     created_at: "2026-01-02",
   }
-  const found = (text: string) => runsNamed(text, [graph as never], [pipeline as never])
-  expect(found("por").map((each) => each.href)).toEqual(["/pipelines/p/runs/8f00", "/graphs/g/runs/7f00"])
-  expect(found("7f").map((each) => each.note)).toEqual(["Graph run, waiting for user"])
-  expect(found("cat")).toEqual([])
+  const search = (text: string) => runsNamed(text, [graph as never], [pipeline as never])
+  expect(search("por").map((hit) => hit.href)).toEqual(["/pipelines/p/runs/8f00", "/graphs/g/runs/7f00"])
+  expect(search("7f").map((hit) => hit.note)).toEqual(["Graph run, waiting for user"])
+  expect(search("cat")).toEqual([])
 })

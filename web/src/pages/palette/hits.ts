@@ -43,18 +43,18 @@ function thing(
   return { key, group: "things", label, note, icon: ICONS[kind], href, thing: { kind, id, isOperators } }
 }
 
-export function customersThings(found: SearchAnswer, titles: ReadonlyMap<string, { title: string }>): Hit[] {
+export function customersThings(answer: SearchAnswer, titles: ReadonlyMap<string, { title: string }>): Hit[] {
   const { kinds } = words
   return [
-    ...found.effects.map((each) =>
-      thing("effect", each.id, each.title, kinds.effect, `/effects/${each.slug}`),
+    ...answer.effects.map((effect) =>
+      thing("effect", effect.id, effect.title, kinds.effect, `/effects/${effect.slug}`),
     ),
-    ...found.media.map((each) =>
-      thing("media", each.id, each.filename ?? words.unnamed, kinds.media, `/media/${each.id}`),
+    ...answer.media.map((media) =>
+      thing("media", media.id, media.filename ?? words.unnamed, kinds.media, `/media/${media.id}`),
     ),
-    ...found.jobs.map((each) => {
-      const title = titles.get(each.effect_id ?? "")?.title ?? kinds.job
-      return thing("job", each.id, `${title}, ${each.id.slice(0, 8)}`, each.status, `/results/${each.id}`)
+    ...answer.jobs.map((job) => {
+      const title = titles.get(job.effect_id ?? "")?.title ?? kinds.job
+      return thing("job", job.id, `${title}, ${job.id.slice(0, 8)}`, job.status, `/results/${job.id}`)
     }),
   ]
 }
@@ -68,20 +68,20 @@ export function runsNamed(
   pipelines: readonly PipelineRunSummary[],
 ): Hit[] {
   const { kinds } = words
-  const found = [
-    ...graphs.map((each) => ({
-      ...each,
+  const runs = [
+    ...graphs.map((run) => ({
+      ...run,
       kind: "graphRun" as const,
-      href: `/graphs/${each.graph_id}/runs/${each.id}`,
+      href: `/graphs/${run.graph_id}/runs/${run.id}`,
     })),
-    ...pipelines.map((each) => ({
-      ...each,
-      name: each.pipeline ?? "",
+    ...pipelines.map((run) => ({
+      ...run,
+      name: run.pipeline ?? "",
       kind: "pipelineRun" as const,
-      href: `/pipelines/${each.pipeline_id}/runs/${each.id}`,
+      href: `/pipelines/${run.pipeline_id}/runs/${run.id}`,
     })),
-  ].filter((each) => begins(each.name ?? "", text) || begins(each.id, text))
-  return found
+  ].filter((run) => begins(run.name ?? "", text) || begins(run.id, text))
+  return runs
     .sort((one, other) => Date.parse(other.created_at) - Date.parse(one.created_at))
     .slice(0, RUNS_MAX)
     .map(({ kind, id, name, status, href }) => {
@@ -151,21 +151,21 @@ export function placesAndActs(text: string, kinds: readonly string[], isConsole:
   const places = isConsole
     ? [...operators, ...FOR_ALL, ...customers]
     : [...FOR_ALL, ...customers, ...operators]
-  const acts = kinds.length > 0 ? GENERAL : GENERAL.filter((each) => each.act !== "out")
-  return [...acts, ...places].filter((each) => begins(each.label, text))
+  const acts = kinds.length > 0 ? GENERAL : GENERAL.filter((hit) => hit.act !== "out")
+  return [...acts, ...places].filter((hit) => begins(hit.label, text))
 }
 
 function begins(label: string, text: string): boolean {
-  const wanted = text.trim().toLocaleLowerCase()
+  const query = text.trim().toLocaleLowerCase()
   const name = label.toLocaleLowerCase()
-  return wanted === "" || name.startsWith(wanted) || name.includes(` ${wanted}`)
+  return query === "" || name.startsWith(query) || name.includes(` ${query}`)
 }
 
 /** Orders the list: results, then actions on the first result, then the rest. Actions that need
  * no result appear only if the text matches them. */
 export function arranged(things: readonly Hit[], others: readonly Hit[], text: string): Hit[] {
   const first = things[0]
-  const acts = others.filter((each) => each.group === "acts" && text.trim() !== "")
-  const places = others.filter((each) => each.group === "places")
+  const acts = others.filter((hit) => hit.group === "acts" && text.trim() !== "")
+  const places = others.filter((hit) => hit.group === "places")
   return [...things, ...(first ? actsOn(first) : []), ...acts, ...places]
 }

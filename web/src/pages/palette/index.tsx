@@ -90,8 +90,8 @@ interface HitGroupProps {
 }
 
 function HitGroup({ id, group, hits, current, onChoose }: HitGroupProps) {
-  if (!hits.some((each) => each.group === group)) return null
-  const isOnThing = group === "acts" && hits.some((each) => each.group === "acts" && each.thing)
+  if (!hits.some((hit) => hit.group === group)) return null
+  const isOnThing = group === "acts" && hits.some((hit) => hit.group === "acts" && hit.thing)
   const title = isOnThing ? words.actsOn(hits[0]?.label ?? "") : words.groups[group]
   return (
     <div role="group" aria-label={title}>
@@ -99,20 +99,20 @@ function HitGroup({ id, group, hits, current, onChoose }: HitGroupProps) {
         {title}
       </div>
       {hits.map(
-        (each, index) =>
-          each.group === group && (
+        (hit, index) =>
+          hit.group === group && (
             // biome-ignore lint/a11y/useKeyWithClickEvents: the text field handles the keys
             <div
-              key={each.key}
+              key={hit.key}
               id={`${id}-${index}`}
               role="option"
               aria-selected={index === current}
               className="palette-hit"
-              onClick={() => onChoose(each)}
+              onClick={() => onChoose(hit)}
             >
-              <Icon name={each.icon} />
-              <span className="cut-text">{each.label}</span>
-              {each.note && <span className="faint cut-text">{each.note}</span>}
+              <Icon name={hit.icon} />
+              <span className="cut-text">{hit.label}</span>
+              {hit.note && <span className="faint cut-text">{hit.note}</span>}
             </div>
           ),
       )}
@@ -122,9 +122,9 @@ function HitGroup({ id, group, hits, current, onChoose }: HitGroupProps) {
 
 function useHits(text: string, isConsole: boolean) {
   const kinds = useSession().data?.kinds
-  const wanted = useTyped(text.trim())
-  const query = { q: wanted }
-  const isAsked = wanted !== ""
+  const typed = useTyped(text.trim())
+  const query = { q: typed }
+  const isAsked = typed !== ""
   const mine = useQuery<SearchAnswer>(isAsked && kinds?.includes("customer") ? "/api/search" : null, {
     query,
     freshSeconds: 10,
@@ -136,18 +136,18 @@ function useHits(text: string, isConsole: boolean) {
   const effects = useEffectsById(kinds?.includes("customer") ?? false)
   const runs = useRuns(isAsked && (kinds?.includes("customer") ?? false))
   const hits = useMemo(() => {
-    const named = runsNamed(wanted, runs.graphs, runs.pipelines)
+    const named = runsNamed(typed, runs.graphs, runs.pipelines)
     const own = mine.data ? [...customersThings(mine.data, effects), ...named] : []
     const others = all.data ? operatorsThings(all.data) : []
     // Results for an earlier text are not offered, because Enter would select them.
-    const found = isConsole ? [...others, ...own] : [...own, ...others]
-    const things = wanted === text.trim() ? found : []
+    const items = isConsole ? [...others, ...own] : [...own, ...others]
+    const things = typed === text.trim() ? items : []
     return arranged(things, placesAndActs(text, kinds ?? [], isConsole), text)
-  }, [mine.data, all.data, effects, runs, wanted, text, kinds, isConsole])
+  }, [mine.data, all.data, effects, runs, typed, text, kinds, isConsole])
   return {
     hits,
     error: mine.error ?? all.error,
-    isLoading: wanted !== text.trim() || mine.isFirstLoad || all.isFirstLoad,
+    isLoading: typed !== text.trim() || mine.isFirstLoad || all.isFirstLoad,
   }
 }
 

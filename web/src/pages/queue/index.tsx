@@ -70,13 +70,13 @@ function Flows() {
   }, [reload])
   if (!overview.data || !workflows) return <div className="jobs-flows" />
   const { now } = overview.data
-  const figures = new Map(overview.data.workflows.map((each) => [each.workflow, each]))
-  const inQueue = (each: WorkflowAnswer) =>
-    (figures.get(each.slug)?.queued ?? 0) +
-    (figures.get(each.slug)?.running ?? 0) +
-    (figures.get(each.slug)?.held ?? 0)
+  const figures = new Map(overview.data.workflows.map((workflow) => [workflow.workflow, workflow]))
+  const inQueue = (workflow: WorkflowAnswer) =>
+    (figures.get(workflow.slug)?.queued ?? 0) +
+    (figures.get(workflow.slug)?.running ?? 0) +
+    (figures.get(workflow.slug)?.held ?? 0)
   const shown = workflows
-    .filter((each) => each.is_paused || inQueue(each) > 0)
+    .filter((workflow) => workflow.is_paused || inQueue(workflow) > 0)
     .sort((a, b) => inQueue(b) - inQueue(a))
   return (
     <>

@@ -36,7 +36,7 @@ export default function WorkerPage({ id: name }: { id: string }) {
   const workers = useWorkers()
   const matrix = useMatrix().data
   const questions = useQuestions()
-  const seen = workers.data?.workers.find((each) => each.worker_id === name)
+  const seen = workers.data?.workers.find((worker) => worker.worker_id === name)
   const condition = seen && conditionOf(seen)
   if (detail.error?.status === 404 && !detail.data)
     return (
@@ -72,19 +72,19 @@ export default function WorkerPage({ id: name }: { id: string }) {
         <span className="mono">{name}</span>
       </Crumb>
       <Loaded query={detail} skeleton={<Skeleton height="420px" />}>
-        {(found) => (
+        {(worker) => (
           <>
-            <Facts worker={found} seen={seen} />
+            <Facts worker={worker} seen={seen} />
             <div className="worker-two">
               <Panel title={words.one.now}>
                 <div className="worker-now">
                   {seen && condition && <Now worker={seen} condition={condition} />}
                 </div>
               </Panel>
-              <CanRun worker={found} matrix={matrix} />
+              <CanRun worker={worker} matrix={matrix} />
             </div>
             <ReadingPlots path={path} readAt={seen?.read_at ?? null} />
-            <Models worker={found} />
+            <Models worker={worker} />
           </>
         )}
       </Loaded>
@@ -130,19 +130,19 @@ function Facts({ worker, seen }: { worker: WorkerDetail; seen: WorkerSeen | unde
 }
 
 function CanRun({ worker, matrix }: { worker: WorkerDetail; matrix: Matrix | undefined }) {
-  const row = matrix?.workers.find((each) => each.worker_id === worker.worker_id)
+  const row = matrix?.workers.find((other) => other.worker_id === worker.worker_id)
   const able = row ? row.can_run.length : worker.workflows.length
   return (
     <Panel title={words.one.runs} aside={<Badge>{words.one.atOnce(able, worker.workflows.length)}</Badge>}>
       {worker.workflows.length === 0 && <p className="worker-none">{words.one.runsNone}</p>}
       <ul className="worker-runs">
-        {worker.workflows.map((each) => {
-          const lack = row ? lackOf(row, each) : []
-          const isUnknown = row?.unknown.includes(each)
+        {worker.workflows.map((workflow) => {
+          const lack = row ? lackOf(row, workflow) : []
+          const isUnknown = row?.unknown.includes(workflow)
           return (
-            <li key={each}>
+            <li key={workflow}>
               <StateIcon state={lack.length > 0 ? "failed" : isUnknown ? "queued" : "succeeded"} />
-              <Link href={`/console/workflows/${encodeURIComponent(each)}`}>{each}</Link>
+              <Link href={`/console/workflows/${encodeURIComponent(workflow)}`}>{workflow}</Link>
               <span className={lack.length > 0 ? "is-failed" : "faint"}>
                 {lack.length > 0
                   ? words.one.lacks(lack.join(", "))
@@ -161,7 +161,7 @@ function CanRun({ worker, matrix }: { worker: WorkerDetail; matrix: Matrix | und
 interface Kind {
   title: string
   value: (reading: Reading) => number | null | undefined
-  told: (value: number) => string
+  format: (value: number) => string
   range?: readonly [number, number]
 }
 
@@ -170,20 +170,24 @@ const part = (value: number) => percent(Math.round(value))
 const big = (value: number | null | undefined) => (value == null ? null : value / GIGABYTE)
 const size = (value: number) => `${gigabytes(value * GIGABYTE)} GB`
 const KINDS: readonly Kind[] = [
-  { title: words.one.gpuLoad, value: (each) => each.gpu_load_percent, told: part, range: [0, 100] },
-  { title: words.one.gpuMemory, value: (each) => big(each.gpu_memory_used_bytes), told: size },
-  { title: words.one.temperature, value: (each) => each.gpu_temperature_celsius, told: words.celsius },
-  { title: words.one.cpu, value: (each) => each.cpu_percent, told: part, range: [0, 100] },
-  { title: words.one.memory, value: (each) => big(each.memory_used_bytes), told: size },
-  { title: words.one.disk, value: (each) => big(each.disk_free_bytes), told: size },
+  { title: words.one.gpuLoad, value: (reading) => reading.gpu_load_percent, format: part, range: [0, 100] },
+  { title: words.one.gpuMemory, value: (reading) => big(reading.gpu_memory_used_bytes), format: size },
+  {
+    title: words.one.temperature,
+    value: (reading) => reading.gpu_temperature_celsius,
+    format: words.celsius,
+  },
+  { title: words.one.cpu, value: (reading) => reading.cpu_percent, format: part, range: [0, 100] },
+  { title: words.one.memory, value: (reading) => big(reading.memory_used_bytes), format: size },
+  { title: words.one.disk, value: (reading) => big(reading.disk_free_bytes), format: size },
 ]
 const HOURS = Object.entries(words.one.hours).map(([value, label]) => ({ value, label }))
 const POINTS = 240
 
 function ReadingPlots({ path, readAt }: { path: string; readAt: string | null }) {
   const [hours, setHours] = useState("1")
-  const found = useQuery<Readings>(`${path}/readings`, { query: { hours, points: POINTS }, freshSeconds: 10 })
-  const { reload } = found
+  const query = useQuery<Readings>(`${path}/readings`, { query: { hours, points: POINTS }, freshSeconds: 10 })
+  const { reload } = query
   // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
   useEffect(() => reload(), [readAt])
   return (
@@ -192,7 +196,7 @@ function ReadingPlots({ path, readAt }: { path: string; readAt: string | null })
         <h2>{words.one.readings}</h2>
         <Choices hideLabel label={words.one.ranges} options={HOURS} value={hours} onChange={setHours} />
       </div>
-      <Loaded query={found} skeleton={<Skeleton height="180px" />}>
+      <Loaded query={query} skeleton={<Skeleton height="180px" />}>
         {({ readings }) => <Plots readings={[...readings].reverse()} hours={Number(hours)} />}
       </Loaded>
     </section>
@@ -202,26 +206,26 @@ function ReadingPlots({ path, readAt }: { path: string; readAt: string | null })
 function Plots({ readings, hours }: { readings: readonly ReadingAnswer[]; hours: number }) {
   const kinds = KINDS.map((kind) => ({
     ...kind,
-    values: readings.map((each) => kind.value(each.reading) ?? null),
-  })).filter((each) => each.values.some((value) => value !== null))
+    values: readings.map((reading) => kind.value(reading.reading) ?? null),
+  })).filter((plot) => plot.values.some((value) => value !== null))
   if (kinds.length === 0) return <p className="worker-none">{words.one.noReadings}</p>
-  const moments = readings.map((each) => Date.parse(each.at) / 1000)
+  const moments = readings.map((reading) => Date.parse(reading.at) / 1000)
   return (
     <div className="worker-plots">
-      {kinds.map(({ title, values, told, range }) => {
-        const latest = values.findLast((each) => each !== null) ?? 0
+      {kinds.map(({ title, values, format, range }) => {
+        const latest = values.findLast((value) => value !== null) ?? 0
         return (
           <Panel key={title}>
             <div className="worker-plot">
               <h3>{title}</h3>
-              <b>{told(latest)}</b>
+              <b>{format(latest)}</b>
               <Plot
-                label={`${title}: ${told(latest)}`}
+                label={`${title}: ${format(latest)}`}
                 moments={moments}
                 series={[{ label: title, values }]}
                 height={110}
                 spanSeconds={hours * 3600}
-                format={told}
+                format={format}
                 {...(range && { range })}
               />
             </div>

@@ -14,23 +14,23 @@ interface AbilitiesProps {
 
 export function Abilities({ matrix, fleet, workflows }: AbilitiesProps) {
   if (workflows.length === 0) return <p className="workers-able faint">{words.noWorkflows}</p>
-  const known = matrix && abilitiesOf(matrix, fleet, workflows)
-  const [first] = known ?? []
+  const abilities = matrix && abilitiesOf(matrix, fleet, workflows)
+  const [first] = abilities ?? []
   return (
     <ul className="workers-able">
       {first && first.online === 0 && <li className="workers-nobody">{words.nobodyTakes(first.draining)}</li>}
-      {known?.map((each) => (
-        <li key={each.workflow}>
-          <Chip ability={each} />
+      {abilities?.map((ability) => (
+        <li key={ability.workflow}>
+          <Chip ability={ability} />
         </li>
-      )) ?? workflows.map((each) => <li key={each}>{<span className="chip">{each}</span>}</li>)}
+      )) ?? workflows.map((workflow) => <li key={workflow}>{<span className="chip">{workflow}</span>}</li>)}
     </ul>
   )
 }
 
 function Chip({ ability }: { ability: Ability }) {
   const { workflow, able, online } = ability
-  const isStuck = online > 0 && able === 0 && ability.notTold < online
+  const isStuck = online > 0 && able === 0 && ability.unknown < online
   return (
     <Link
       href={`/console/workflows/${encodeURIComponent(workflow)}`}
@@ -43,8 +43,8 @@ function Chip({ ability }: { ability: Ability }) {
   )
 }
 
-function lackInWords({ everywhere, first, notTold }: Ability): string {
+function lackInWords({ everywhere, first, unknown }: Ability): string {
   if (everywhere) return words.missingEverywhere(everywhere)
   if (first) return words.lacks(first.worker, first.what, first.more)
-  return notTold > 0 ? words.notTold(notTold) : ""
+  return unknown > 0 ? words.notTold(unknown) : ""
 }

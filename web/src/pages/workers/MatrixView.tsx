@@ -9,7 +9,7 @@ import { words } from "@/words/en/workers"
 import { type Cell, cellOf, type Gap, gapsOf, lackOf } from "./machines"
 
 export function MatrixView({ matrix }: { matrix: Matrix }) {
-  const workflows = matrix.workflows.filter((each) => each.fleets.length > 0)
+  const workflows = matrix.workflows.filter((workflow) => workflow.fleets.length > 0)
   if (workflows.length === 0 || matrix.workers.length === 0)
     return (
       <Empty
@@ -74,8 +74,8 @@ const MARKS: Readonly<Record<Cell, ReactNode>> = {
 }
 
 function Grid({ matrix }: { matrix: Matrix }) {
-  const workflows = matrix.workflows.filter((each) => each.fleets.length > 0)
-  const workers = matrix.workers.filter((each) => each.state !== "revoked")
+  const workflows = matrix.workflows.filter((workflow) => workflow.fleets.length > 0)
+  const workers = matrix.workers.filter((worker) => worker.state !== "revoked")
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll a wide table
     <section className="panel workers-grid" aria-label={words.grid.table} tabIndex={0}>
@@ -83,10 +83,12 @@ function Grid({ matrix }: { matrix: Matrix }) {
         <thead>
           <tr>
             <th scope="col">{words.grid.workflow}</th>
-            {workers.map((each) => (
-              <th key={each.worker_id} scope="col">
-                <Link href={`/console/workers/${encodeURIComponent(each.worker_id)}`}>{each.worker_id}</Link>
-                <Badge>{each.fleet}</Badge>
+            {workers.map((worker) => (
+              <th key={worker.worker_id} scope="col">
+                <Link href={`/console/workers/${encodeURIComponent(worker.worker_id)}`}>
+                  {worker.worker_id}
+                </Link>
+                <Badge>{worker.fleet}</Badge>
               </th>
             ))}
           </tr>
@@ -100,14 +102,14 @@ function Grid({ matrix }: { matrix: Matrix }) {
                   {online > 0 ? words.able(able, online) : words.nobody(drainingIn(workers, fleets))}
                 </Badge>
               </th>
-              {workers.map((each) => {
-                const cell = cellOf(each, workflow)
-                const told =
-                  cell === "cannot" ? words.one.lacks(lackOf(each, workflow).join(", ")) : words.grid[cell]
+              {workers.map((worker) => {
+                const cell = cellOf(worker, workflow)
+                const title =
+                  cell === "cannot" ? words.one.lacks(lackOf(worker, workflow).join(", ")) : words.grid[cell]
                 return (
-                  <td key={each.worker_id} title={told} data-cell={cell}>
+                  <td key={worker.worker_id} title={title} data-cell={cell}>
                     {MARKS[cell]}
-                    <span className="unseen">{told}</span>
+                    <span className="unseen">{title}</span>
                   </td>
                 )
               })}
@@ -120,15 +122,15 @@ function Grid({ matrix }: { matrix: Matrix }) {
 }
 
 function drainingIn(workers: Matrix["workers"], fleets: readonly string[]): number {
-  return workers.filter((each) => each.state === "draining" && fleets.includes(each.fleet)).length
+  return workers.filter((worker) => worker.state === "draining" && fleets.includes(worker.fleet)).length
 }
 
 function Legend() {
   return (
     <p className="workers-legend faint" aria-hidden="true">
-      {(["can", "cannot", "unknown", "not"] as const).map((each) => (
-        <span key={each}>
-          {MARKS[each]} {words.grid[each]}
+      {(["can", "cannot", "unknown", "not"] as const).map((cell) => (
+        <span key={cell}>
+          {MARKS[cell]} {words.grid[cell]}
         </span>
       ))}
     </p>

@@ -34,8 +34,8 @@ export function WorkerRows({ label, workers, ask, withFleet = false }: RowsProps
         <span />
       </div>
       <ul aria-label={label}>
-        {workers.map((each) => (
-          <Row key={each.worker_id} worker={each} ask={ask} withFleet={withFleet} />
+        {workers.map((worker) => (
+          <Row key={worker.worker_id} worker={worker} ask={ask} withFleet={withFleet} />
         ))}
       </ul>
     </div>
@@ -166,28 +166,28 @@ function LoadSpark({ worker }: { worker: WorkerSeen }) {
   useEffect(() => {
     if (!box.current || isSeen) return undefined
     const observer = new IntersectionObserver((entries) => {
-      if (entries.some((each) => each.isIntersecting)) setSeen(true)
+      if (entries.some((entry) => entry.isIntersecting)) setSeen(true)
     })
     observer.observe(box.current)
     return () => observer.disconnect()
   }, [isSeen])
   const path = isSeen && worker.read_at ? `${WORKERS}/${encodeURIComponent(worker.worker_id)}/readings` : null
-  const found = useQuery<Readings>(path, {
+  const query = useQuery<Readings>(path, {
     query: { hours: 1, points: POINTS },
     freshSeconds: READINGS_FRESH_SECONDS,
   })
-  const { reload } = found
+  const { reload } = query
   // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
   useEffect(() => {
     if (isSeen) reload()
   }, [worker.read_at])
-  const readings = [...(found.data?.readings ?? [])].reverse()
-  const hasGpu = readings.some((each) => each.reading.gpu_load_percent != null)
+  const readings = [...(query.data?.readings ?? [])].reverse()
+  const hasGpu = readings.some((reading) => reading.reading.gpu_load_percent != null)
   const values = readings.map(({ reading }) =>
     hasGpu ? (reading.gpu_load_percent ?? null) : (reading.cpu_percent ?? null),
   )
-  const latest = values.findLast((each) => each !== null) ?? null
-  const told = latest === null ? null : percent(Math.round(latest))
+  const latest = values.findLast((value) => value !== null) ?? null
+  const load = latest === null ? null : percent(Math.round(latest))
   return (
     <span ref={box} className="workers-spark">
       {values.length > 1 ? (
@@ -195,12 +195,12 @@ function LoadSpark({ worker }: { worker: WorkerSeen }) {
           spark
           height={26}
           range={[0, 100]}
-          label={(hasGpu ? words.gpuOver : words.machineOver)(worker.worker_id, told)}
-          moments={readings.map((each) => Date.parse(each.at) / 1000)}
+          label={(hasGpu ? words.gpuOver : words.machineOver)(worker.worker_id, load)}
+          moments={readings.map((reading) => Date.parse(reading.at) / 1000)}
           series={[{ label: words.columns.load, values }]}
         />
       ) : (
-        <span className="faint">{told ?? "–"}</span>
+        <span className="faint">{load ?? "–"}</span>
       )}
     </span>
   )

@@ -11,7 +11,7 @@ import { words } from "@/words/en/workers"
 import type { Condition } from "./machines"
 import { readAgain, WORKERS } from "./useMachines"
 
-type Asked = { kind: "revoke" | "rotate" | "letIn"; name: string } | null
+type OpenDialog = { kind: "revoke" | "rotate" | "letIn"; name: string } | null
 
 /** Opens the confirmation before an action that can't be undone. */
 export type Ask = (kind: "revoke" | "rotate" | "letIn", worker: string) => void
@@ -44,17 +44,17 @@ export interface Questions {
 }
 
 export function useQuestions(): Questions {
-  const [asked, setAsked] = useState<Asked>(null)
-  const [made, setMade] = useState<(NewKey & { isNow: boolean }) | null>(null)
-  const close = () => setAsked(null)
-  const name = asked?.name ?? ""
+  const [dialog, setDialog] = useState<OpenDialog>(null)
+  const [newKey, setNewKey] = useState<(NewKey & { isNow: boolean }) | null>(null)
+  const close = () => setDialog(null)
+  const name = dialog?.name ?? ""
   return {
     // Keeps its identity, so that rows render again only if their worker has changed.
-    ask: useCallback((kind, worker) => setAsked({ kind, name: worker }), []),
+    ask: useCallback((kind, worker) => setDialog({ kind, name: worker }), []),
     dialogs: (
       <>
         <Confirm
-          open={asked?.kind === "revoke"}
+          open={dialog?.kind === "revoke"}
           onClose={close}
           title={words.askRevoke(name)}
           act={words.actRevoke}
@@ -66,7 +66,7 @@ export function useQuestions(): Questions {
           {words.askRevokeText}
         </Confirm>
         <Confirm
-          open={asked?.kind === "letIn"}
+          open={dialog?.kind === "letIn"}
           onClose={close}
           title={words.askLetIn(name)}
           act={words.actLetIn}
@@ -75,23 +75,23 @@ export function useQuestions(): Questions {
         >
           {words.askLetInText}
         </Confirm>
-        {asked?.kind === "rotate" && (
+        {dialog?.kind === "rotate" && (
           <Rotate
             name={name}
             onClose={close}
             onMade={(key, isNow) => {
               close()
-              setMade({ ...key, isNow })
+              setNewKey({ ...key, isNow })
             }}
           />
         )}
-        {made && (
+        {newKey && (
           <ShownOnce
-            title={words.newKey(made.worker_id)}
-            text={made.isNow ? words.newKeyNowText : words.newKeyText}
+            title={words.newKey(newKey.worker_id)}
+            text={newKey.isNow ? words.newKeyNowText : words.newKeyText}
             label={words.keyLabel}
-            secret={made.token}
-            onDone={() => setMade(null)}
+            secret={newKey.token}
+            onDone={() => setNewKey(null)}
           />
         )}
       </>

@@ -23,15 +23,15 @@ type View = (typeof VIEWS)[number]["key"]
 export default function WorkersPage() {
   const search = useSearch()
   const [, go] = useLocation()
-  const view = VIEWS.find((each) => each.key === new URLSearchParams(search).get("view"))?.key ?? "fleets"
+  const view = VIEWS.find((item) => item.key === new URLSearchParams(search).get("view"))?.key ?? "fleets"
   const workers = useWorkers()
   const fleets = useFleets()
   const matrix = useMatrix()
   const waiting = useWaiting()
   const questions = useQuestions()
-  const [asked, setAsked] = useState<FleetAsked | null>(null)
+  const [dialog, setDialog] = useState<FleetAsked | null>(null)
   const all = workers.data?.workers
-  const known = fleets.data?.fleets
+  const list = fleets.data?.fleets
   const show = (next: View) =>
     go(next === "fleets" ? "/console/workers" : `/console/workers?view=${next}`, { replace: true })
   return (
@@ -40,7 +40,7 @@ export default function WorkersPage() {
       className="workers"
       aside={
         <span className="faint workers-summary">
-          {all && known && words.summary(all.length, known.length, busyOf(all))}
+          {all && list && words.summary(all.length, list.length, busyOf(all))}
         </span>
       }
       actions={
@@ -49,7 +49,7 @@ export default function WorkersPage() {
           <Button
             kind="ink"
             icon="plus"
-            onClick={() => setAsked(known?.length === 0 ? { kind: "new" } : { kind: "join", fleet: null })}
+            onClick={() => setDialog(list?.length === 0 ? { kind: "new" } : { kind: "join", fleet: null })}
           >
             {words.add}
           </Button>
@@ -58,28 +58,28 @@ export default function WorkersPage() {
     >
       {view === "matrix" ? (
         <Loaded query={matrix} skeleton={<Skeleton height="320px" />}>
-          {(found) => <MatrixView matrix={found} />}
+          {(matrix) => <MatrixView matrix={matrix} />}
         </Loaded>
       ) : (
         <Loaded query={workers} skeleton={<Coming />}>
-          {({ workers: found }) => (
+          {({ workers: all }) => (
             <Loaded query={fleets} skeleton={<Coming />}>
               {({ fleets: groups }) =>
                 groups.length === 0 ? (
-                  <NoFleet onMake={() => setAsked({ kind: "new" })} />
-                ) : view === "all" && found.length > 0 ? (
+                  <NoFleet onMake={() => setDialog({ kind: "new" })} />
+                ) : view === "all" && all.length > 0 ? (
                   <Panel>
-                    <WorkerRows label={words.all} workers={inOrder(found)} ask={questions.ask} withFleet />
+                    <WorkerRows label={words.all} workers={inOrder(all)} ask={questions.ask} withFleet />
                   </Panel>
                 ) : (
-                  byFleet(found, groups).map((each) => (
+                  byFleet(all, groups).map((group) => (
                     <OneFleet
-                      key={each.name}
-                      group={each}
+                      key={group.name}
+                      group={group}
                       ask={questions.ask}
                       matrix={matrix.data}
-                      waiting={waiting?.[each.name]}
-                      onAsk={setAsked}
+                      waiting={waiting?.[group.name]}
+                      onAsk={setDialog}
                     />
                   ))
                 )
@@ -89,7 +89,7 @@ export default function WorkersPage() {
         </Loaded>
       )}
       {questions.dialogs}
-      <FleetDialogs asked={asked} onAsk={setAsked} fleets={known ?? []} />
+      <FleetDialogs dialog={dialog} onAsk={setDialog} fleets={list ?? []} />
     </Page>
   )
 }
@@ -123,7 +123,7 @@ interface OneFleetProps {
   ask: Ask
   matrix: ReturnType<typeof useMatrix>["data"]
   waiting: number | undefined
-  onAsk: (asked: FleetAsked) => void
+  onAsk: (dialog: FleetAsked) => void
 }
 
 function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onAsk }: OneFleetProps) {

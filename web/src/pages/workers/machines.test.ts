@@ -98,8 +98,8 @@ test("of a worker that was not heard when it should have been nobody says that i
 
 test("what a worker makes now is what has begun, not what it holds for later", () => {
   const next = job("next")
-  const begun = job("begun", { started_at: "2031-05-01T12:00:00Z" })
-  expect(jobAtHand(worker("a", { jobs: [next, begun] }))).toBe(begun)
+  const started = job("begun", { started_at: "2031-05-01T12:00:00Z" })
+  expect(jobAtHand(worker("a", { jobs: [next, started] }))).toBe(started)
   expect(jobAtHand(worker("a", { jobs: [next] }))).toBe(next)
   expect(jobAtHand(worker("a"))).toBeUndefined()
 })
@@ -111,7 +111,7 @@ test("who waits for a person comes first, who is shut out last, the rest by name
     worker("a", { state: "revoked" }),
     worker("z", { state: "pending" }),
   ]
-  expect(inOrder(all).map((each) => each.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
+  expect(inOrder(all).map((worker) => worker.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
 })
 
 test("a fleet without a worker is listed, too", () => {
@@ -127,7 +127,7 @@ test("a fleet without a worker is listed, too", () => {
     created_at: "",
   }
   const groups = byFleet([worker("a")], [fleet])
-  expect(groups.map((each) => [each.name, each.workers.length])).toEqual([
+  expect(groups.map((group) => [group.name, group.workers.length])).toEqual([
     ["gpu/production", 1],
     ["video/staging", 0],
   ])
@@ -135,36 +135,39 @@ test("a fleet without a worker is listed, too", () => {
 
 test("events change workers, remove those that left, and tell of those that have to be read", () => {
   const load = { current_load: 0, max_concurrency: 1, models_loaded: ["flux"] }
-  const told = { fleet: "gpu/production", ...load, silent_since: null }
+  const report = { fleet: "gpu/production", ...load, silent_since: null }
   const seen = [worker("gpu-1"), worker("gpu-2")]
   const changed = withWorkers(seen, {
-    workers: [{ worker_id: "gpu-1", state: "draining", ...told }],
+    workers: [{ worker_id: "gpu-1", state: "draining", ...report }],
     gone: ["gpu-2"],
   })
   expect(changed.isUnknown).toBe(false)
-  expect(changed.workers.map((each) => [each.worker_id, each.state, each.models_loaded])).toEqual([
+  expect(changed.workers.map((worker) => [worker.worker_id, worker.state, worker.models_loaded])).toEqual([
     ["gpu-1", "draining", ["flux"]],
   ])
-  const joined = withWorkers(seen, { workers: [{ worker_id: "gpu-3", state: "online", ...told }], gone: [] })
+  const joined = withWorkers(seen, {
+    workers: [{ worker_id: "gpu-3", state: "online", ...report }],
+    gone: [],
+  })
   expect(joined.isUnknown).toBe(true)
 })
 
 test("a job comes to its worker, moves on, goes to another, and ends", () => {
   const seen = [worker("gpu-1"), worker("gpu-2")]
-  const begun = withJobs(seen, [news("j")])
-  expect(begun[0]?.jobs).toMatchObject([{ job_id: "j", percent: 40, node: "KSampler" }])
-  const further = withJobs(begun, [news("j", { percent: 80 })])
+  const started = withJobs(seen, [news("j")])
+  expect(started[0]?.jobs).toMatchObject([{ job_id: "j", percent: 40, node: "KSampler" }])
+  const further = withJobs(started, [news("j", { percent: 80 })])
   expect(further[0]?.jobs).toMatchObject([{ percent: 80 }])
   const moved = withJobs(further, [news("j", { worker_id: "gpu-2", percent: null })])
-  expect(moved.map((each) => each.jobs.length)).toEqual([0, 1])
+  expect(moved.map((worker) => worker.jobs.length)).toEqual([0, 1])
   const ended = withJobs(moved, [news("j", { status: "completed", worker_id: "gpu-2" })])
-  expect(ended.map((each) => each.jobs.length)).toEqual([0, 0])
+  expect(ended.map((worker) => worker.jobs.length)).toEqual([0, 0])
   expect(withJobs(ended, [news("other", { status: "completed" })])).toBe(ended)
 })
 
 function row(name: string, changes: Partial<MatrixWorker>): MatrixWorker {
-  const usual = { fleet: "gpu/production", state: "online", can_run: [], missing: {}, unknown: [] }
-  return { worker_id: name, ...usual, ...changes }
+  const worker = { fleet: "gpu/production", state: "online", can_run: [], missing: {}, unknown: [] }
+  return { worker_id: name, ...worker, ...changes }
 }
 
 const MATRIX: Matrix = {
@@ -194,7 +197,10 @@ test("of those that are online it is told how many can, and who lacks what", () 
 })
 
 test("who drains is not gone", () => {
-  const workers = MATRIX.workers.map((each, at) => ({ ...each, state: at === 0 ? "draining" : "offline" }))
+  const workers = MATRIX.workers.map((worker, at) => ({
+    ...worker,
+    state: at === 0 ? "draining" : "offline",
+  }))
   const [relight] = abilitiesOf({ ...MATRIX, workers }, "gpu/production", ["relight"])
   expect(relight).toMatchObject({ able: 0, online: 0, draining: 1 })
 })
@@ -216,7 +222,7 @@ test("what is missing everywhere comes first", () => {
 })
 
 test("each cell says one of four things", () => {
-  const cells = MATRIX.workers.map((each) => cellOf(each, "relight"))
+  const cells = MATRIX.workers.map((worker) => cellOf(worker, "relight"))
   expect([...cells, cellOf(row("x", {}), "relight")]).toEqual(["can", "cannot", "unknown", "not"])
 })
 

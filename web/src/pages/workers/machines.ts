@@ -31,10 +31,11 @@ export const STATE_OF: Readonly<Record<Condition, State>> = {
   revoked: "cancelled",
 }
 
-type Told = Pick<WorkerSeen, "state" | "current_load" | "jobs" | "silent_since">
+type WorkerReport = Pick<WorkerSeen, "state" | "current_load" | "jobs" | "silent_since">
 
-export function conditionOf(worker: Told): Condition {
-  if (worker.state !== "online") return CONDITIONS.find((each) => each === worker.state) ?? "offline"
+export function conditionOf(worker: WorkerReport): Condition {
+  if (worker.state !== "online")
+    return CONDITIONS.find((condition) => condition === worker.state) ?? "offline"
   // A silent worker may be offline, so its last report of idle or busy no longer counts.
   if (worker.silent_since) return "silent"
   return worker.current_load > 0 || worker.jobs.length > 0 ? "busy" : "idle"
@@ -43,7 +44,7 @@ export function conditionOf(worker: Told): Condition {
 /** Returns the job that the worker is running. A worker may also hold its next job, which hasn't
  * started. */
 export function jobAtHand(worker: Pick<WorkerSeen, "jobs">): WorkerJob | undefined {
-  return worker.jobs.find((each) => each.started_at !== null) ?? worker.jobs[0]
+  return worker.jobs.find((job) => job.started_at !== null) ?? worker.jobs[0]
 }
 
 const names = new Intl.Collator(undefined, { numeric: true })
@@ -51,7 +52,7 @@ const names = new Intl.Collator(undefined, { numeric: true })
 /** Sorts workers: pending ones first and revoked ones last, otherwise by name, so that no row
  * moves when a job starts or ends. */
 export function inOrder(workers: readonly WorkerSeen[]): WorkerSeen[] {
-  const rank = (each: WorkerSeen) => (each.state === "pending" ? 0 : each.state === "revoked" ? 2 : 1)
+  const rank = (worker: WorkerSeen) => (worker.state === "pending" ? 0 : worker.state === "revoked" ? 2 : 1)
   return [...workers].sort((a, b) => rank(a) - rank(b) || names.compare(a.worker_id, b.worker_id))
 }
 
@@ -84,23 +85,23 @@ export function betterThan(address: string, here: string = window.location.origi
 
 /** Groups workers by fleet, including fleets without workers. */
 export function byFleet(workers: readonly WorkerSeen[], fleets: readonly FleetAnswer[]): FleetGroup[] {
-  const known = new Map(fleets.map((each) => [fleetName(each), each]))
-  const all = new Set([...known.keys(), ...workers.map((each) => each.fleet)])
+  const fleetsByName = new Map(fleets.map((fleet) => [fleetName(fleet), fleet]))
+  const all = new Set([...fleetsByName.keys(), ...workers.map((worker) => worker.fleet)])
   return [...all].sort(names.compare).map((name) => ({
     name,
-    fleet: known.get(name) ?? null,
-    workers: inOrder(workers.filter((each) => each.fleet === name)),
+    fleet: fleetsByName.get(name) ?? null,
+    workers: inOrder(workers.filter((worker) => worker.fleet === name)),
   }))
 }
 
 export function countOf(workers: readonly WorkerSeen[], ...conditions: readonly Condition[]): number {
-  return workers.filter((each) => conditions.includes(conditionOf(each))).length
+  return workers.filter((worker) => conditions.includes(conditionOf(worker))).length
 }
 
 /** Counts the workers that have a job, including draining workers. */
 export function busyOf(workers: readonly WorkerSeen[]): number {
   return workers.filter(
-    (each) => conditionOf(each) === "busy" || (each.state === "draining" && each.jobs.length > 0),
+    (worker) => conditionOf(worker) === "busy" || (worker.state === "draining" && worker.jobs.length > 0),
   ).length
 }
 
@@ -125,16 +126,16 @@ export function withWorkers(
   seen: readonly WorkerSeen[],
   { workers, gone }: WorkersEvent,
 ): { workers: readonly WorkerSeen[]; isUnknown: boolean } {
-  const news = new Map(workers.map((each) => [each.worker_id, each]))
-  const left = new Set(gone)
-  const known = new Set(seen.map((each) => each.worker_id))
-  const kept = seen.filter((each) => !left.has(each.worker_id))
+  const news = new Map(workers.map((worker) => [worker.worker_id, worker]))
+  const goneIds = new Set(gone)
+  const knownIds = new Set(seen.map((worker) => worker.worker_id))
+  const remaining = seen.filter((worker) => !goneIds.has(worker.worker_id))
   return {
-    workers: kept.map((each) => {
-      const now = news.get(each.worker_id)
-      return now ? { ...each, ...now } : each
+    workers: remaining.map((worker) => {
+      const now = news.get(worker.worker_id)
+      return now ? { ...worker, ...now } : worker
     }),
-    isUnknown: workers.some((each) => !known.has(each.worker_id)),
+    isUnknown: workers.some((worker) => !knownIds.has(worker.worker_id)),
   }
 }
 
@@ -142,18 +143,18 @@ export type JobNews = JobEvent & { dispatch_id: number; node: string | null }
 
 /** Updates the workers' jobs from job events. */
 export function withJobs(seen: readonly WorkerSeen[], jobs: readonly JobNews[]): readonly WorkerSeen[] {
-  const news = new Map(jobs.map((each) => [each.id, each]))
+  const news = new Map(jobs.map((job) => [job.id, job]))
   let isChanged = false
   const next = seen.map((worker) => {
-    const stays = worker.jobs.filter((each) => isStill(news.get(each.job_id), worker.worker_id))
-    const held = stays.map((each) => withNews(each, news.get(each.job_id)))
-    const own = new Set(held.map((each) => each.job_id))
-    const begun = jobs.filter((each) => each.worker_id === worker.worker_id && each.status === "leased")
-    const fresh = begun.filter((each) => !own.has(each.id)).map(jobOf)
+    const stays = worker.jobs.filter((job) => isStill(news.get(job.job_id), worker.worker_id))
+    const held = stays.map((job) => withNews(job, news.get(job.job_id)))
+    const own = new Set(held.map((job) => job.job_id))
+    const started = jobs.filter((job) => job.worker_id === worker.worker_id && job.status === "leased")
+    const fresh = started.filter((job) => !own.has(job.id)).map(jobOf)
     const isSame =
       fresh.length === 0 &&
       held.length === worker.jobs.length &&
-      held.every((each, at) => each === worker.jobs[at])
+      held.every((job, at) => job === worker.jobs[at])
     if (isSame) return worker
     isChanged = true
     return { ...worker, jobs: [...held, ...fresh] }
@@ -191,29 +192,30 @@ export interface Ability {
   readonly everywhere: string | null
   /** The first worker that lacks something. */
   readonly first: { worker: string; what: string; more: number } | null
-  readonly notTold: number
+  readonly unknown: number
 }
 
 /** Counts, for each workflow, how many of a fleet's online workers can run it. */
 export function abilitiesOf(matrix: Matrix, fleet: string, workflows: readonly string[]): Ability[] {
-  const all = matrix.workers.filter((each) => each.fleet === fleet)
-  const mine = all.filter((each) => each.state === "online")
-  const draining = all.filter((each) => each.state === "draining").length
+  const all = matrix.workers.filter((worker) => worker.fleet === fleet)
+  const mine = all.filter((worker) => worker.state === "online")
+  const draining = all.filter((worker) => worker.state === "draining").length
   return workflows.map((workflow) => {
-    const lacking = mine.filter((each) => lackOf(each, workflow).length > 0)
+    const lacking = mine.filter((worker) => lackOf(worker, workflow).length > 0)
     const [first] = lacking
     const common =
-      first && lackOf(first, workflow).find((what) => mine.every((each) => doesLack(each, workflow, what)))
+      first &&
+      lackOf(first, workflow).find((what) => mine.every((worker) => doesLack(worker, workflow, what)))
     return {
       workflow,
-      able: mine.filter((each) => each.can_run.includes(workflow)).length,
+      able: mine.filter((worker) => worker.can_run.includes(workflow)).length,
       online: mine.length,
       draining,
       everywhere: common ?? null,
       first: first
         ? { worker: first.worker_id, what: lackOf(first, workflow)[0] ?? "", more: lacking.length - 1 }
         : null,
-      notTold: mine.filter((each) => each.unknown.includes(workflow)).length,
+      unknown: mine.filter((worker) => worker.unknown.includes(workflow)).length,
     }
   })
 }
@@ -233,21 +235,21 @@ export interface Gap {
 
 /** Returns what is missing and where, with the items that stop the most workers first. */
 export function gapsOf(matrix: Matrix): Gap[] {
-  const found = new Map<string, { workflow: string; kind: string; what: string; workers: string[] }>()
+  const gaps = new Map<string, { workflow: string; kind: string; what: string; workers: string[] }>()
   for (const worker of matrix.workers) {
     if (worker.state === "revoked") continue
     for (const [workflow, lack] of Object.entries(worker.missing))
       for (const [kind, things] of Object.entries(lack))
         for (const what of things) {
           const key = JSON.stringify([workflow, kind, what])
-          const gap = found.get(key) ?? { workflow, kind, what, workers: [] }
+          const gap = gaps.get(key) ?? { workflow, kind, what, workers: [] }
           gap.workers.push(worker.worker_id)
-          found.set(key, gap)
+          gaps.set(key, gap)
         }
   }
-  const able = new Map(matrix.workflows.map((each) => [each.workflow, each.able]))
-  return [...found.values()]
-    .map((each) => ({ ...each, isEverywhere: able.get(each.workflow) === 0 }))
+  const able = new Map(matrix.workflows.map((workflow) => [workflow.workflow, workflow.able]))
+  return [...gaps.values()]
+    .map((gap) => ({ ...gap, isEverywhere: able.get(gap.workflow) === 0 }))
     .sort(
       (a, b) =>
         Number(b.isEverywhere) - Number(a.isEverywhere) ||

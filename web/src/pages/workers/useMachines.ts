@@ -85,5 +85,5 @@ export function useWaiting(): Readonly<Record<string, number>> | undefined {
 
 /** After something was done with a worker or a fleet. */
 export function readAgain(): void {
-  for (const each of [WORKERS, FLEETS, MATRIX, OVERVIEW]) cache.invalidate(each)
+  for (const path of [WORKERS, FLEETS, MATRIX, OVERVIEW]) cache.invalidate(path)
 }
