@@ -33,7 +33,7 @@ export default function Account() {
   return (
     <Page title={words.title} className="account">
       <Loaded query={account} skeleton={<Skeleton height="280px" />}>
-        {(found) => <Facts account={found} />}
+        {(account) => <Facts account={account} />}
       </Loaded>
       <Panel title={words.look}>
         <div className="account-body">
@@ -106,7 +106,7 @@ function Facts({ account }: { account: AccountAnswer }) {
             {key.name} <span className="mono faint">{key.prefix}…</span>
           </dd>
           <dt>{words.may}</dt>
-          <dd>{key.scopes.map((each) => words.scopes[each]).join(", ")}</dd>
+          <dd>{key.scopes.map((scope) => words.scopes[scope]).join(", ")}</dd>
           {session?.expires_at && (
             <>
               <dt>{words.until}</dt>

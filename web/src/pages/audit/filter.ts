@@ -12,13 +12,13 @@ const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
 const NOT_PEOPLE = ["admin", "sweep", "system"]
 
 export function filterOf(search: string): AuditFilter {
-  const given = new URLSearchParams(search)
-  const found: Partial<Record<AuditKey, string>> = {}
+  const params = new URLSearchParams(search)
+  const filter: Partial<Record<AuditKey, string>> = {}
   for (const key of KEYS) {
-    const value = given.get(key)?.trim()
-    if (value && isValid(key, value)) found[key] = value
+    const value = params.get(key)?.trim()
+    if (value && isValid(key, value)) filter[key] = value
   }
-  return found
+  return filter
 }
 
 function isValid(key: AuditKey, value: string): boolean {
@@ -29,12 +29,12 @@ function isValid(key: AuditKey, value: string): boolean {
 }
 
 export function searchOf(filter: AuditFilter): string {
-  const given = new URLSearchParams()
+  const params = new URLSearchParams()
   for (const key of KEYS) {
     const value = filter[key]
-    if (value) given.set(key, value)
+    if (value) params.set(key, value)
   }
-  return given.toString()
+  return params.toString()
 }
 
 /** A time range ends at the current minute, so that a list keeps the same address for a while. */
@@ -54,8 +54,8 @@ export function queryOf(filter: AuditFilter, now: Date): Query {
 export function actorOf(typed: string, operators: readonly string[]): string {
   const text = typed.trim()
   if (NOT_PEOPLE.includes(text) || text.includes(":")) return text
-  const known = operators.find((each) => each.toLowerCase() === text.toLowerCase())
-  return known ? `operator:${known}` : text
+  const match = operators.find((operator) => operator.toLowerCase() === text.toLowerCase())
+  return match ? `operator:${match}` : text
 }
 
 const PLACES: Readonly<Record<string, (name: string) => string>> = {

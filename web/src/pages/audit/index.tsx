@@ -83,7 +83,7 @@ export default function AuditPage() {
           label={words.title}
           columns={columns}
           rows={pages.rows}
-          rowKey={(each) => String(each.id)}
+          rowKey={(entry) => String(entry.id)}
           total={(pages.rows?.length ?? 0) + (pages.hasMore ? 1 : 0)}
           onEnd={() => void pages.more.run()}
           onOpen={setSeen}
@@ -109,8 +109,8 @@ export default function AuditPage() {
  * the list is read again. */
 function useTenantNames(rows: readonly EntryAnswer[] | undefined): ReadonlyMap<string, string> {
   const { data, reload } = useQuery<Tenants>("/api/admin/tenants", { freshSeconds: 60 })
-  const names = useMemo(() => new Map(data?.tenants.map((each) => [each.id, each.name])), [data])
-  const unknown = data && rows?.find((each) => each.tenant_id && !names.has(each.tenant_id))?.tenant_id
+  const names = useMemo(() => new Map(data?.tenants.map((tenant) => [tenant.id, tenant.name])), [data])
+  const unknown = data && rows?.find((entry) => entry.tenant_id && !names.has(entry.tenant_id))?.tenant_id
   // biome-ignore lint/correctness/useExhaustiveDependencies: once for each unknown tenant
   useEffect(() => {
     if (unknown) reload()
@@ -221,7 +221,7 @@ interface FilterProps {
 
 function Filter({ filter, tenants, onChange }: FilterProps) {
   const operators = useQuery<Operators>("/api/admin/operators", { freshSeconds: 60 }).data?.operators
-  const people = operators?.map((each) => each.name) ?? []
+  const people = operators?.map((operator) => operator.name) ?? []
   const put = (key: AuditKey, value: string) => onChange({ ...filter, [key]: value.trim() || undefined })
   const options = [
     { value: "", label: words.anyTenant },
@@ -233,7 +233,7 @@ function Filter({ filter, tenants, onChange }: FilterProps) {
         label={words.person}
         placeholder={words.personHint}
         value={filter.actor ?? ""}
-        known={["admin", ...people.map((each) => `operator:${each}`), "sweep", "system"]}
+        suggestions={["admin", ...people.map((name) => `operator:${name}`), "sweep", "system"]}
         onCommit={(text) => put("actor", actorOf(text, people))}
       />
       <Typed
@@ -306,12 +306,12 @@ interface TypedProps {
   label: string
   placeholder: string
   value: string
-  known?: readonly string[]
+  suggestions?: readonly string[]
   onCommit: (text: string) => void
 }
 
 /** A text field whose value is applied on Enter or when it loses focus. */
-function Typed({ label, placeholder, value, known, onCommit }: TypedProps) {
+function Typed({ label, placeholder, value, suggestions, onCommit }: TypedProps) {
   const [typed, setTyped] = useState<string | null>(null)
   const id = useId()
   const commit = (event?: FormEvent) => {
@@ -325,16 +325,16 @@ function Typed({ label, placeholder, value, known, onCommit }: TypedProps) {
         label={label}
         placeholder={placeholder}
         value={typed ?? value}
-        list={known && id}
+        list={suggestions && id}
         autoComplete="off"
         spellCheck={false}
         onChange={(event) => setTyped(event.target.value)}
         onBlur={() => commit()}
       />
-      {known && (
+      {suggestions && (
         <datalist id={id}>
-          {known.map((each) => (
-            <option key={each} value={each} />
+          {suggestions.map((suggestion) => (
+            <option key={suggestion} value={suggestion} />
           ))}
         </datalist>
       )}

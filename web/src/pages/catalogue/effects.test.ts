@@ -2,7 +2,7 @@ import { expect, test } from "vitest"
 import type { ExampleMedia } from "@/api/schema"
 import { type Effect, fits, ledBy, previewOf, tagsOf } from "./effects"
 
-function effect(given: Partial<Effect>): Effect {
+function effect(fields: Partial<Effect>): Effect {
   return {
     id: "1",
     slug: "golden-hour",
@@ -17,7 +17,7 @@ function effect(given: Partial<Effect>): Effect {
     tags: [],
     examples: [],
     can_pay: true,
-    ...given,
+    ...fields,
   }
 }
 
@@ -40,7 +40,7 @@ test("a tag leaves out effects without it", () => {
 test("one without anything to show is never the largest", () => {
   const blank = effect({ title: "blank" })
   const seen = effect({ title: "seen", preview_url: "/a.png" })
-  expect(ledBy([blank, blank, seen, blank], "")?.map((each) => each.title)).toEqual([
+  expect(ledBy([blank, blank, seen, blank], "")?.map((effect) => effect.title)).toEqual([
     "seen",
     ...Array(3).fill("blank"),
   ])
@@ -61,11 +61,11 @@ test("a preview of another host is left out", () => {
 })
 
 test("an example comes before the single preview", () => {
-  const given = effect({
+  const shown = effect({
     preview_url: "/a.png",
     examples: [{ before: media("/b.png"), after: media("/c.png") }],
   })
-  expect(previewOf(given, "")).toEqual({ before: "/b.png", after: "/c.png", isVideo: false })
+  expect(previewOf(shown, "")).toEqual({ before: "/b.png", after: "/c.png", isVideo: false })
 })
 
 test("clips are shown as clips, and never under a picture; sound is no preview", () => {

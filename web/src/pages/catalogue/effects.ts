@@ -12,7 +12,7 @@ export interface Preview {
 }
 
 export function tagsOf(effects: readonly Effect[]): string[] {
-  return [...new Set(effects.flatMap((each) => each.tags))].sort((a, b) => a.localeCompare(b))
+  return [...new Set(effects.flatMap((effect) => effect.tags))].sort((a, b) => a.localeCompare(b))
 }
 
 /** Checks whether every word of the text occurs in the effect's title, description or tags. */
@@ -49,8 +49,8 @@ export function previewOf(
 /** Moves the first effect with a preview to the front, where it is shown larger. Returns null if
  * there are too few effects for that. */
 export function ledBy(effects: readonly Effect[], origin?: string): Effect[] | null {
-  const lead = effects.length > 3 ? effects.find((each) => previewOf(each, origin)) : undefined
-  return lead ? [lead, ...effects.filter((each) => each !== lead)] : null
+  const lead = effects.length > 3 ? effects.find((effect) => previewOf(effect, origin)) : undefined
+  return lead ? [lead, ...effects.filter((effect) => effect !== lead)] : null
 }
 
 function kindOf(file: { content_type: string }): string {

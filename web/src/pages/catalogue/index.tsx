@@ -29,10 +29,10 @@ export default function Catalogue() {
   })
   const [text, setText] = useState("")
   const [tag, setTag] = useTag()
-  const wanted = useDeferredValue(text)
+  const query = useDeferredValue(text)
   const all = effects.data?.effects
   const tags = useMemo(() => tagsOf(all ?? []), [all])
-  const shown = useMemo(() => all?.filter((each) => fits(each, wanted, tag)), [all, wanted, tag])
+  const shown = useMemo(() => all?.filter((effect) => fits(effect, query, tag)), [all, query, tag])
   const showAll = () => {
     setText("")
     setTag(null)
@@ -83,15 +83,15 @@ function Tags({ tags, value, onChange }: TagsProps) {
       <button type="button" className="chip" aria-pressed={value === null} onClick={() => onChange(null)}>
         {words.all}
       </button>
-      {tags.map((each) => (
+      {tags.map((tag) => (
         <button
-          key={each}
+          key={tag}
           type="button"
           className="chip"
-          aria-pressed={value === each}
-          onClick={() => onChange(value === each ? null : each)}
+          aria-pressed={value === tag}
+          onClick={() => onChange(value === tag ? null : tag)}
         >
-          {each}
+          {tag}
         </button>
       ))}
     </div>
@@ -103,9 +103,9 @@ function Sheet({ effects, isWhole }: { effects: readonly Effect[]; isWhole: bool
   const led = isWhole ? ledBy(effects) : null
   return (
     <ul className={led ? "catalogue-sheet is-led" : "catalogue-sheet"}>
-      {(led ?? effects).map((each) => (
-        <li key={each.id}>
-          <Card effect={each} />
+      {(led ?? effects).map((effect) => (
+        <li key={effect.id}>
+          <Card effect={effect} />
         </li>
       ))}
     </ul>
@@ -167,8 +167,8 @@ function Preview({ effect }: { effect: Effect }) {
 function Coming() {
   return (
     <ul className="catalogue-sheet" aria-busy="true">
-      {["a", "b", "c", "d", "e"].map((each) => (
-        <li key={each}>
+      {["a", "b", "c", "d", "e"].map((key) => (
+        <li key={key}>
           <div className="print catalogue-print" />
           <span className="catalogue-caption">
             <Skeleton width="60%" />

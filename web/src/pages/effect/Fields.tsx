@@ -94,9 +94,9 @@ export function OneField({ field, value, error, onChange }: OneFieldProps) {
 
 /** Options may have values of any type, so they are identified by position. */
 function ChoiceField({ field, value, error, onChange }: OneFieldProps) {
-  const options = field.choices.map((each, place) => ({ value: String(place), label: String(each) }))
+  const options = field.choices.map((choice, place) => ({ value: String(place), label: String(choice) }))
   const at = field.choices.indexOf(value)
-  const isShort = options.every((each) => each.label.length <= CHOICE_CHARACTERS_MAX)
+  const isShort = options.every((option) => option.label.length <= CHOICE_CHARACTERS_MAX)
   const take = (place: string) => onChange(place === "" ? undefined : field.choices[Number(place)])
   if (at >= 0 && isShort && options.length <= CHOICES_MAX)
     return <Choices label={field.label} options={options} value={String(at)} onChange={take} />

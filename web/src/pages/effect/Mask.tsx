@@ -102,7 +102,7 @@ function drawStroke(paper: CanvasRenderingContext2D, { tool, brush, spots }: Str
   paper.lineWidth = (brush / 100) * Math.max(width, height)
   paper.beginPath()
   paper.moveTo(first.x * width, first.y * height)
-  for (const each of rest.length > 0 ? rest : [first]) paper.lineTo(each.x * width + 0.01, each.y * height)
+  for (const spot of rest.length > 0 ? rest : [first]) paper.lineTo(spot.x * width + 0.01, spot.y * height)
   paper.stroke()
 }
 
@@ -138,13 +138,13 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
     stroke.spots.push(spot)
     drawStroke(paper, stroke, Math.max(0, stroke.spots.length - 2))
   }
-  const redraw = (kept: Stroke[]) => {
+  const redraw = (shown: Stroke[]) => {
     const paper = canvas.current?.getContext("2d")
     current.current = null
-    strokes.current = kept
-    setCount(kept.length)
+    strokes.current = shown
+    setCount(shown.length)
     paper?.clearRect(0, 0, paper.canvas.width, paper.canvas.height)
-    if (paper) for (const each of kept) drawStroke(paper, each)
+    if (paper) for (const stroke of shown) drawStroke(paper, stroke)
   }
   // biome-ignore lint/correctness/useExhaustiveDependencies: a new size clears the canvas
   useEffect(() => {
@@ -254,15 +254,15 @@ function within(value: number): number {
 
 /** Exports the mask in white on black without transparency, which mask loaders expect. */
 async function fileOf(painted: HTMLCanvasElement): Promise<File> {
-  const made = document.createElement("canvas")
-  made.width = painted.width
-  made.height = painted.height
-  const paper = made.getContext("2d")
+  const mask = document.createElement("canvas")
+  mask.width = painted.width
+  mask.height = painted.height
+  const paper = mask.getContext("2d")
   if (paper) {
     paper.fillStyle = "#000"
-    paper.fillRect(0, 0, made.width, made.height)
+    paper.fillRect(0, 0, mask.width, mask.height)
     paper.drawImage(painted, 0, 0)
   }
-  const blob = await new Promise<Blob | null>((done) => made.toBlob(done, "image/png"))
+  const blob = await new Promise<Blob | null>((done) => mask.toBlob(done, "image/png"))
   return new File(blob ? [blob] : [], "mask.png", { type: "image/png" })
 }

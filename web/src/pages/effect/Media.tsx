@@ -7,7 +7,7 @@ import type { Video, Videos } from "@/api/schema"
 import { Button, bytes, Dialog, Empty, ErrorNote, Icon, Loaded, Progress, Skeleton, StateIcon } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/effect"
-import { acceptOf, fileMistake, refusalOf, type Takes, typesTold } from "./form"
+import { acceptOf, fileMistake, refusalOf, type Takes, typeNames } from "./form"
 import { FileUpload } from "./upload"
 
 /** The chosen file. `upload` is null for a file from the user's media. */
@@ -61,7 +61,7 @@ export function MediaInput(props: MediaInputProps) {
     },
     [takes, effectId, isMain, onChange],
   )
-  const isOver = useGiven(isMain, give)
+  const isOver = usePageFiles(isMain, give)
   const wrong = mistake ?? error
   return (
     <section className="field effect-media" aria-labelledby={`${id}-label`}>
@@ -99,7 +99,7 @@ export function MediaInput(props: MediaInputProps) {
           <span>{isOver ? words.dropNow : words.drop(noun)}</span>
           <span className="effect-pick">{wrong ? words.pickAnother : words.pick}</span>
           <span className="field-hint">
-            {typesTold(takes)}, {words.upTo(bytes(takes.max_bytes))}
+            {typeNames(takes)}, {words.upTo(bytes(takes.max_bytes))}
           </span>
         </button>
       )}
@@ -125,9 +125,9 @@ export function MediaInput(props: MediaInputProps) {
         open={isPicking}
         kind={takes.kind}
         onClose={() => setPicking(false)}
-        onTake={(taken) => {
+        onTake={(picked) => {
           setMistake(null)
-          onChange(taken)
+          onChange(picked)
         }}
       />
     </section>
@@ -135,7 +135,7 @@ export function MediaInput(props: MediaInputProps) {
 }
 
 /** Passes on files that are pasted, or dropped anywhere on the page. */
-function useGiven(isMain: boolean, give: (file: File) => void): boolean {
+function usePageFiles(isMain: boolean, give: (file: File) => void): boolean {
   const [isOver, setOver] = useState(false)
   useEffect(() => {
     if (!isMain) return undefined
@@ -218,14 +218,14 @@ function ChosenRow({ chosen, kind, onRemove, onPick }: ChosenRowProps) {
         {chosen.upload ? (
           <SentBar upload={chosen.upload} kind={kind} size={chosen.size ?? 0} onPick={onPick} />
         ) : (
-          <Told state="succeeded">{words.ofMedia}</Told>
+          <UploadState state="succeeded">{words.ofMedia}</UploadState>
         )}
       </div>
     </div>
   )
 }
 
-function Told({ state, children }: { state: "succeeded" | "failed" | "queued"; children: ReactNode }) {
+function UploadState({ state, children }: { state: "succeeded" | "failed" | "queued"; children: ReactNode }) {
   return (
     <span className="effect-told">
       <StateIcon state={state} size={12} />
@@ -246,16 +246,19 @@ interface SentBarProps {
 function SentBar({ upload, kind, size, onPick }: SentBarProps) {
   const { phase, sentBytes, error } = useSyncExternalStore(upload.subscribe, upload.state)
   if (phase === "failed" && error) {
-    const told = refusalOf(error, kind)
+    const refusal = refusalOf(error, kind)
     return (
-      <ErrorNote error={told ? new ApiError(error.code, told, error.status) : error} title={words.notTaken}>
+      <ErrorNote
+        error={refusal ? new ApiError(error.code, refusal, error.status) : error}
+        title={words.notTaken}
+      >
         <Button size="small" onClick={onPick}>
           {words.pickAnother}
         </Button>
       </ErrorNote>
     )
   }
-  const told = {
+  const text = {
     sending: words.uploading(bytes(sentBytes), bytes(size)),
     paused: words.paused,
     linking: words.checking,
@@ -272,7 +275,7 @@ function SentBar({ upload, kind, size, onPick }: SentBarProps) {
       <span className="effect-told" role="status">
         {phase === "paused" && <Icon name="offline" size={12} />}
         {phase === "done" && <StateIcon state="succeeded" size={12} />}
-        <span>{told}</span>
+        <span>{text}</span>
         {phase === "sending" && (
           <span className="mono row-end">{size ? Math.floor((100 * sentBytes) / size) : 0}%</span>
         )}
@@ -304,7 +307,7 @@ interface FromMediaProps {
   open: boolean
   kind: string
   onClose: () => void
-  onTake: (taken: Chosen) => void
+  onTake: (picked: Chosen) => void
 }
 
 function FromMedia({ open, kind, onClose, onTake }: FromMediaProps) {
@@ -321,8 +324,8 @@ function FromMedia({ open, kind, onClose, onTake }: FromMediaProps) {
       <MediaPage
         kind={kind}
         before={null}
-        onTake={(taken) => {
-          onTake(taken)
+        onTake={(picked) => {
+          onTake(picked)
           onClose()
         }}
       />
@@ -333,7 +336,7 @@ function FromMedia({ open, kind, onClose, onTake }: FromMediaProps) {
 interface MediaPageProps {
   kind: string
   before: string | null
-  onTake: (taken: Chosen) => void
+  onTake: (picked: Chosen) => void
 }
 
 /** Shows one page of the user's media, followed by the next page on request. */
@@ -343,32 +346,32 @@ function MediaPage({ kind, before, onTake }: MediaPageProps) {
   return (
     <Loaded query={page} skeleton={<Skeleton height="160px" />}>
       {({ videos, next }) => {
-        const kept = videos.filter((each) => each.original_file_url)
+        const available = videos.filter((item) => item.original_file_url)
         return (
           <>
-            {kept.length === 0 && before === null && <Empty title={words.mediaNone} />}
+            {available.length === 0 && before === null && <Empty title={words.mediaNone} />}
             <ul className="effect-sheet">
-              {kept.map((each) => (
-                <li key={each.id}>
+              {available.map((item) => (
+                <li key={item.id}>
                   <button
                     type="button"
                     className="print"
-                    aria-label={words.take(each.filename ?? words.unnamed)}
-                    onClick={() => onTake(chosenMedia(each))}
+                    aria-label={words.take(item.filename ?? words.unnamed)}
+                    onClick={() => onTake(chosenMedia(item))}
                   >
                     {kind === "image" && (
                       <img
-                        src={each.original_small_url ?? each.original_file_url ?? ""}
+                        src={item.original_small_url ?? item.original_file_url ?? ""}
                         alt=""
                         loading="lazy"
                       />
                     )}
                     {kind === "video" && (
-                      <video src={each.original_file_url ?? ""} muted preload="metadata" />
+                      <video src={item.original_file_url ?? ""} muted preload="metadata" />
                     )}
                     {kind === "audio" && <Icon name="sound" />}
                   </button>
-                  <span className="cut-text faint">{each.filename ?? words.unnamed}</span>
+                  <span className="cut-text faint">{item.filename ?? words.unnamed}</span>
                 </li>
               ))}
             </ul>

@@ -23,8 +23,8 @@ test("what was typed, and files that are stored, are there after a reload", () =
 })
 
 test("a few forms are kept, and none that is too long or that somebody has changed by hand", () => {
-  for (const each of ["1", "2", "3", "4"]) noteDraft(each, { chosen: {}, values: { each } })
-  expect(["1", "2", "3", "4"].map((each) => notedDraft(each) !== null)).toEqual([false, true, true, true])
+  for (const place of ["1", "2", "3", "4"]) noteDraft(place, { chosen: {}, values: { each: place } })
+  expect(["1", "2", "3", "4"].map((place) => notedDraft(place) !== null)).toEqual([false, true, true, true])
   noteDraft("long", { chosen: {}, values: { text: "x".repeat(100_001) } })
   expect(notedDraft("long")).toBeNull()
   for (const wrong of ["{", "null", "[[1]]", '[["4", {"media": 0}]]']) {

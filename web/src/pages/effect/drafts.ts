@@ -31,11 +31,11 @@ export function keepDraft(place: string, draft: Draft): void {
 export function dropDraft(place: string): void {
   Object.values(drafts.get(place)?.chosen ?? {}).forEach(forget)
   drafts.delete(place)
-  writeNotes(readNotes().filter(([each]) => each !== place))
+  writeNotes(readNotes().filter(([noted]) => noted !== place))
 }
 
 /** The part of a form that survives a reload: values, and files by their media ids. */
-export interface Noted {
+export interface StoredDraft {
   media: Record<string, string>
   values: Values
 }
@@ -45,26 +45,26 @@ const NOTE_CHARACTERS_MAX = 100_000
 
 export function noteDraft(place: string, { chosen, values }: Draft): void {
   const media: Record<string, string> = {}
-  for (const [name, each] of Object.entries(chosen)) {
-    const id = each.mediaId ?? each.upload?.state().mediaId
+  for (const [name, file] of Object.entries(chosen)) {
+    const id = file.mediaId ?? file.upload?.state().mediaId
     if (id) media[name] = id
   }
-  const noted: Noted = { media, values }
+  const noted: StoredDraft = { media, values }
   if (JSON.stringify(noted).length > NOTE_CHARACTERS_MAX) return
-  const others = readNotes().filter(([each]) => each !== place)
+  const others = readNotes().filter(([noted]) => noted !== place)
   writeNotes([...others, [place, noted] as const].slice(-DRAFTS_MAX))
 }
 
-export function notedDraft(place: string): Noted | null {
-  return readNotes().find(([each]) => each === place)?.[1] ?? null
+export function notedDraft(place: string): StoredDraft | null {
+  return readNotes().find(([noted]) => noted === place)?.[1] ?? null
 }
 
-type Notes = readonly (readonly [place: string, noted: Noted])[]
+type Notes = readonly (readonly [place: string, noted: StoredDraft])[]
 
 function readNotes(): Notes {
   try {
-    const told: unknown = JSON.parse(sessionStorage.getItem(NOTES) ?? "[]")
-    return Array.isArray(told) ? (told as Notes).filter(([, noted]) => noted?.media && noted.values) : []
+    const notes: unknown = JSON.parse(sessionStorage.getItem(NOTES) ?? "[]")
+    return Array.isArray(notes) ? (notes as Notes).filter(([, noted]) => noted?.media && noted.values) : []
   } catch {
     return []
   }

@@ -26,13 +26,13 @@ const SCHEMA = {
 }
 const FIELDS = fieldsOf(SCHEMA)
 const field = (name: string) => {
-  const found = FIELDS.find((each) => each.name === name)
-  if (!found) throw new Error(name)
-  return found
+  const field = FIELDS.find((field) => field.name === name)
+  if (!field) throw new Error(name)
+  return field
 }
 
 test("fields come in the order of the schema, with their defaults; an unknown kind is a text", () => {
-  expect(FIELDS.map((each) => each.kind).join(" ")).toBe(
+  expect(FIELDS.map((field) => field.kind).join(" ")).toBe(
     "multiline integer integer choice colour seed boolean text",
   )
   expect(initialValues(FIELDS)).toMatchObject({ warmth: 72, keep: false, prompt: undefined })

@@ -62,12 +62,12 @@ export function isMedia(field: FormField): boolean {
 export function fieldsOf(schema: Schema): FormField[] {
   const required = new Set(Array.isArray(schema.required) ? schema.required : [])
   const properties = (schema.properties ?? {}) as Record<string, Schema>
-  return Object.entries(properties).map(([name, each]) => fieldOf(name, each, required.has(name)))
+  return Object.entries(properties).map(([name, property]) => fieldOf(name, property, required.has(name)))
 }
 
 function fieldOf(name: string, schema: Schema, isRequired: boolean): FormField {
-  const told = String(schema["x-kind"] ?? "")
-  const kind = (KINDS.has(told) ? told : Array.isArray(schema.enum) ? "choice" : "text") as Kind
+  const mediaKind = String(schema["x-kind"] ?? "")
+  const kind = (KINDS.has(mediaKind) ? mediaKind : Array.isArray(schema.enum) ? "choice" : "text") as Kind
   return {
     name,
     label: typeof schema.title === "string" ? schema.title : name,
@@ -106,18 +106,23 @@ export function stepOf(field: FormField): number {
 /** Returns the form's initial values. */
 export function initialValues(fields: readonly FormField[]): Values {
   return Object.fromEntries(
-    fields.map((each) => [each.name, each.initial ?? (each.kind === "boolean" ? false : undefined)]),
+    fields.map((field) => [field.name, field.initial ?? (field.kind === "boolean" ? false : undefined)]),
   )
 }
 
 /** Describes what is wrong with a value, or returns null if it is valid. */
 export function mistakeOf(field: FormField, value: unknown): string | null {
   if (value === undefined || value === null || value === "")
-    return field.isRequired ? (isMedia(field) ? words.fileMissing : words.missing) : null
+    return field.isRequired ? missingValue(field) : null
   if (NUMBERS.has(field.kind)) return numberMistake(field, Number(value))
   if (typeof value === "string" && field.lengthMax !== null && value.length > field.lengthMax)
     return words.tooLong(field.lengthMax)
   return null
+}
+
+function missingValue(field: FormField): string {
+  if (field.kind === "mask") return words.maskMissing
+  return isMedia(field) ? words.fileMissing : words.missing
 }
 
 function numberMistake(field: FormField, value: number): string | null {
@@ -129,16 +134,16 @@ function numberMistake(field: FormField, value: number): string | null {
 }
 
 export function mistakesOf(fields: readonly FormField[], values: Values): Record<string, string> {
-  const found = fields.map((each) => [each.name, mistakeOf(each, values[each.name])] as const)
-  return Object.fromEntries(found.filter((each): each is readonly [string, string] => each[1] !== null))
+  const mistakes = fields.map((field) => [field.name, mistakeOf(field, values[field.name])] as const)
+  return Object.fromEntries(mistakes.filter((entry): entry is readonly [string, string] => entry[1] !== null))
 }
 
 /** Returns the values to submit, without empty ones. */
 export function propertiesOf(fields: readonly FormField[], values: Values): Values {
-  const given = fields
-    .map((each) => [each.name, values[each.name]] as const)
+  const filled = fields
+    .map((field) => [field.name, values[field.name]] as const)
     .filter(([, value]) => value !== undefined && value !== null && value !== "")
-  return Object.fromEntries(given)
+  return Object.fromEntries(filled)
 }
 
 /** Returns a random seed within the field's range and within the range of exact integers. */
@@ -170,7 +175,7 @@ export function fileMistake(file: { type: string; size: number }, takes: Takes):
   const isType = takes.media_types.length
     ? takes.media_types.includes(type)
     : type.startsWith(`${takes.kind}/`) && !type.startsWith("image/svg")
-  if (!isType) return words.wrongType(typesTold(takes))
+  if (!isType) return words.wrongType(typeNames(takes))
   if (file.size === 0) return words.emptyFile
   if (file.size > takes.max_bytes) return words.tooLarge(file.size, takes.max_bytes)
   return null
@@ -183,8 +188,10 @@ export function refusalOf(
   kind: string,
 ): string | null {
   if (details.field !== "content_type") return null
-  const found = typeof details.found === "string" ? details.found : null
-  return found ? words.isOtherType(NAMES[found] ?? found) : words.isNothing(words.noun[kind] ?? "file")
+  const detectedType = typeof details.found === "string" ? details.found : null
+  return detectedType
+    ? words.isOtherType(NAMES[detectedType] ?? detectedType)
+    : words.isNothing(words.noun[kind] ?? "file")
 }
 
 const NAMES: Record<string, string> = {
@@ -201,9 +208,9 @@ const NAMES: Record<string, string> = {
 
 /** Names the accepted types, such as "JPEG, PNG", or just the kind if all its types are
  * accepted. */
-export function typesTold(takes: Takes): string {
+export function typeNames(takes: Takes): string {
   if (takes.media_types.length === 0) return words.anyOf(takes.kind)
-  return takes.media_types.map((each) => NAMES[each] ?? each.split("/")[1]?.toUpperCase() ?? each).join(", ")
+  return takes.media_types.map((type) => NAMES[type] ?? type.split("/")[1]?.toUpperCase() ?? type).join(", ")
 }
 
 /** Returns the `accept` attribute for the browser's file picker. */

@@ -50,7 +50,7 @@ import {
   mistakesOf,
   propertiesOf,
   type Takes,
-  typesTold,
+  typeNames,
   type Values,
 } from "./form"
 import { MaskInput } from "./Mask"
@@ -64,19 +64,19 @@ export default function EffectPage({ slug }: { slug: string }) {
   const effect = useQuery<EffectAnswer>(path, { freshSeconds: 10 })
   const account = useQuery<AccountAnswer>(path && "/api/account", { freshSeconds: 2 })
   const place = `${session.data?.user?.id ?? ""} ${slug} ${useSearch()}`
-  const given = useGiven(path !== null, place)
+  const start = useStartValues(path !== null, place)
   useTitle(effect.data?.title ?? "")
   if (isOut && session.data) return <Visitor slug={slug} path={effectsPathOf(session.data)} />
   if (effect.error?.status === 404) return <NotFound />
-  const error = effect.error ?? account.error ?? given.error
-  if (effect.data && account.data && given.isThere)
+  const error = effect.error ?? account.error ?? start.error
+  if (effect.data && account.data && start.isThere)
     return (
       <Effect
         key={effect.data.id}
         effect={effect.data}
         account={account.data}
-        again={given.again}
-        video={given.video}
+        again={start.again}
+        video={start.video}
         place={place}
       />
     )
@@ -91,7 +91,7 @@ export default function EffectPage({ slug }: { slug: string }) {
 
 /** Reads the initial values: an earlier job's settings or a media file named in the address, or
  * the file chosen before a reload. */
-function useGiven(isIn: boolean, place: string) {
+function useStartValues(isIn: boolean, place: string) {
   const search = new URLSearchParams(useSearch())
   const from = search.get("from")
   const again = useQuery<AgainAnswer>(isIn && from ? `/api/ai-jobs/${encodeURIComponent(from)}/again` : null)
@@ -123,13 +123,13 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
   }))
   const [isTried, setTried] = useState(false)
   const start = useStart(effect, fields, values, files.chosen)
-  useKept(place, { chosen: files.chosen, values }, start.isSent)
+  useStoredDraft(place, { chosen: files.chosen, values }, start.isSent)
   const main = files.chosen[MAIN] ?? null
   const [unseen, setUnseen] = useState<string | null>(null)
   const isRefused = usePhase(main) === "failed"
   const picture = isRefused || main?.url === unseen ? null : (main?.url ?? null)
-  const known = { ...values, ...Object.fromEntries(Object.keys(files.chosen).map((name) => [name, "file"])) }
-  const mistakes = mistakesOf(fields, known)
+  const filled = { ...values, ...Object.fromEntries(Object.keys(files.chosen).map((name) => [name, "file"])) }
+  const mistakes = mistakesOf(fields, filled)
   const noun = words.noun[effect.takes?.kind ?? ""] ?? "file"
   const lacksFile = Boolean(effect.takes && (!main || isRefused))
   const form = useRef<HTMLFormElement>(null)
@@ -161,7 +161,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
       : Object.keys(mistakes).length > 0
         ? words.mend
         : start.error && problemOf(start.error, isOnline)
-  const told = (name: string) => (isTried ? (mistakes[name] ?? null) : null)
+  const shownMistake = (name: string) => (isTried ? (mistakes[name] ?? null) : null)
   return (
     <div className="effect">
       <Stage
@@ -171,7 +171,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
       />
       <form className="effect-side" ref={form} onSubmit={submit} noValidate>
         <Intro effect={effect} />
-        {again && <TakenOver again={again} />}
+        {again && <Reused again={again} />}
         {effect.takes && (
           <MediaInput
             label={words.yours(noun)}
@@ -190,7 +190,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
             effect={effect}
             account={account}
             picture={picture}
-            error={told(field.name)}
+            error={shownMistake(field.name)}
             value={values[field.name]}
             chosen={files.chosen[field.name] ?? null}
             onValue={(value) => setValues((before) => ({ ...before, [field.name]: value }))}
@@ -215,7 +215,7 @@ function problemOf(error: ApiError, isOnline: boolean): string {
 
 /** Stores the form's draft so that it can be restored. Drafts of submitted forms and of users
  * who have signed out are not stored. */
-function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
+function useStoredDraft(place: string, draft: Draft, isSent: { current: boolean }) {
   const latest = useRef({ place, draft })
   latest.current = { place, draft }
   useEffect(() => {
@@ -235,10 +235,10 @@ function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
     return () => {
       window.removeEventListener("pagehide", note)
       document.removeEventListener("visibilitychange", note)
-      const { place: left, draft: last } = latest.current
-      keepDraft(left, last)
+      const { place: leftPlace, draft: last } = latest.current
+      keepDraft(leftPlace, last)
       note()
-      if (isOver()) for (const each of [left, ...places]) dropDraft(each)
+      if (isOver()) for (const key of [leftPlace, ...places]) dropDraft(key)
     }
   }, [isSent])
 }
@@ -262,11 +262,11 @@ function firstFiles(
   video: Video | null,
 ): Record<string, Chosen> {
   const main: Record<string, Chosen> = video?.original_file_url ? { [MAIN]: chosenMedia(video) } : {}
-  const found = fields.flatMap((each) => {
-    const id = media?.[each.name]
-    return isMedia(each) && typeof id === "string" ? [[each.name, former(each.label, id)] as const] : []
+  const entries = fields.flatMap((field) => {
+    const id = media?.[field.name]
+    return isMedia(field) && typeof id === "string" ? [[field.name, former(field.label, id)] as const] : []
   })
-  return { ...main, ...Object.fromEntries(found) }
+  return { ...main, ...Object.fromEntries(entries) }
 }
 
 function former(name: string, id: string): Chosen {
@@ -292,12 +292,12 @@ function useStart(
   const isSent = useRef(false)
   const act = useAct(async () => {
     const properties = propertiesOf(
-      fields.filter((each) => !isMedia(each)),
+      fields.filter((field) => !isMedia(field)),
       values,
     )
-    for (const each of fields.filter(isMedia)) {
-      const file = chosen[each.name]
-      if (file) properties[each.name] = await mediaIdOf(file)
+    for (const field of fields.filter(isMedia)) {
+      const file = chosen[field.name]
+      if (file) properties[field.name] = await mediaIdOf(file)
     }
     const main = chosen[MAIN]
     const body = { effect_id: effect.id, video_id: main ? await mediaIdOf(main) : null, properties }
@@ -326,7 +326,7 @@ async function submitted(body: unknown, idempotencyKey: string): Promise<JobAnsw
 
 function newKey(): string {
   const numbers = crypto.getRandomValues(new Uint32Array(4))
-  return `web-${[...numbers].map((each) => each.toString(36)).join("")}`
+  return `web-${[...numbers].map((number) => number.toString(36)).join("")}`
 }
 
 interface FormPartProps {
@@ -387,7 +387,7 @@ function Stage({ effect, picture, onUnseen }: StageProps) {
     setBefore(picture)
     setAt(null)
   }
-  const samples = effect.examples.filter((each) => each.after)
+  const samples = effect.examples.filter((example) => example.after)
   const shown = samples[at ?? 0]
   const isOwn = picture !== null && at === null
   return (
@@ -421,16 +421,16 @@ function Stage({ effect, picture, onUnseen }: StageProps) {
               <img src={picture} alt="" />
             </button>
           )}
-          {samples.map((each, place) => (
+          {samples.map((example, place) => (
             <button
-              key={each.after?.url}
+              key={example.after?.url}
               type="button"
               className="print"
               aria-label={words.sample(place + 1)}
               aria-pressed={!isOwn && place === (at ?? 0)}
               onClick={() => setAt(place)}
             >
-              {each.after?.content_type.startsWith("image/") && <img src={each.after.url} alt="" />}
+              {example.after?.content_type.startsWith("image/") && <img src={example.after.url} alt="" />}
             </button>
           ))}
           <span className="faint">{words.samples}</span>
@@ -467,7 +467,7 @@ function Intro({ effect }: { effect: EffectAnswer }) {
       {(takes || seconds !== null) && (
         <dl className="effect-facts">
           {seconds !== null && <Fact name={words.typicalTime}>≈ {duration(seconds)}</Fact>}
-          {takes && <Fact name={words.upTo(bytes(takes.max_bytes))}>{capital(typesTold(takes))}</Fact>}
+          {takes && <Fact name={words.upTo(bytes(takes.max_bytes))}>{capital(typeNames(takes))}</Fact>}
         </dl>
       )}
     </header>
@@ -487,13 +487,13 @@ function capital(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1)
 }
 
-function TakenOver({ again }: { again: AgainAnswer }) {
+function Reused({ again }: { again: AgainAnswer }) {
   return (
     <div className="note" role="status">
       <div className="note-text">
         <strong>{words.takenOver}</strong>
-        {again.problems.map((each) => (
-          <span key={each}>{each}</span>
+        {again.problems.map((problem) => (
+          <span key={problem}>{problem}</span>
         ))}
       </div>
     </div>
@@ -562,7 +562,7 @@ function Pay({ effect, account, isRunning, main, problem }: PayProps) {
           </span>
         ) : missing > 0 ? (
           <span className="effect-lacks">
-            {words.have(count(account.balance))} {words.lacks(tokens(missing))}.
+            {words.have(count(account.balance))} {words.lacks(missing)}
           </span>
         ) : isFull ? (
           <span>

@@ -12,7 +12,7 @@ function part(number: number, isThere = false): UploadPart {
 
 /** A store that loses the connection as often as `losses` says, by the part's number. */
 function store(losses: Record<number, number>, change: Partial<Transport> = {}) {
-  const there = new Set<number>()
+  const storedParts = new Set<number>()
   const calls: string[] = []
   const transport: Transport = {
     announce: async () => ({
@@ -27,17 +27,17 @@ function store(losses: Record<number, number>, change: Partial<Transport> = {}) 
       size: 12,
       received_bytes: 0,
       is_whole: false,
-      parts: [1, 2, 3].map((each) => part(each, there.has(each))),
+      parts: [1, 2, 3].map((number) => part(number, storedParts.has(number))),
       expires_at: "",
     }),
     put: async (slot, data, tell) => {
       const number = Number(slot.url.slice(1))
       calls.push(`${number}:${data.size}`)
       tell(data.size / 2)
-      const left = losses[number] ?? 0
-      losses[number] = left - 1
-      if (left > 0) throw LOST
-      there.add(number)
+      const remaining = losses[number] ?? 0
+      losses[number] = remaining - 1
+      if (remaining > 0) throw LOST
+      storedParts.add(number)
     },
     link: async () => ({ id: "media" }) as never,
     wait: async () => undefined,

@@ -74,7 +74,7 @@ export class FileUpload {
   private async sendAll(fileId: string, first: readonly UploadPart[]): Promise<void> {
     let parts = first
     for (;;) {
-      const missing = parts.filter((each) => each.upload)
+      const missing = parts.filter((part) => part.upload)
       if (missing.length === 0) return
       try {
         await this.sendSome(parts, missing)
@@ -87,7 +87,7 @@ export class FileUpload {
   }
 
   private async sendSome(parts: readonly UploadPart[], missing: readonly UploadPart[]): Promise<void> {
-    let before = parts.filter((each) => !each.upload).reduce((sum, each) => sum + each.size, 0)
+    let before = parts.filter((part) => !part.upload).reduce((sum, part) => sum + part.size, 0)
     for (const part of missing) {
       const tell = (bytes: number) => this.put({ phase: "sending", sentBytes: before + bytes })
       const data = this.file.slice(part.start, part.start + part.size)
@@ -120,15 +120,15 @@ export class FileUpload {
     const isOver = error.code === "store_refused" ? this.refusals > REFUSED_MAX : !error.isTemporary
     if (isOver) throw error
     this.put({ phase: "paused" })
-    const usual = PAUSE_SECONDS[Math.min(this.failures, PAUSE_SECONDS.length - 1)] ?? 15
+    const pause = PAUSE_SECONDS[Math.min(this.failures, PAUSE_SECONDS.length - 1)] ?? 15
     this.failures += 1
-    await this.transport.wait(Math.max(usual, error.retryAfterSeconds ?? 0), this.abort.signal)
+    await this.transport.wait(Math.max(pause, error.retryAfterSeconds ?? 0), this.abort.signal)
     this.abort.signal.throwIfAborted()
   }
 
   private put(change: Partial<Sent>): void {
     this.sent = { ...this.sent, ...change }
-    for (const each of this.listeners) each()
+    for (const listener of this.listeners) listener()
   }
 }
 

@@ -21,11 +21,14 @@ export default function EffectsPage() {
   const query = useQuery<AdminEffects>("/api/admin/effects")
   const all = query.data?.effects
   useEffect(() => putConsoleCounts({ effects: all?.length }), [all])
-  const sought = text.trim().toLocaleLowerCase()
-  const rows = all?.filter((each) =>
-    [each.title, each.slug, each.workflow_slug, ...each.tags].join(" ").toLocaleLowerCase().includes(sought),
+  const typed = text.trim().toLocaleLowerCase()
+  const rows = all?.filter((effect) =>
+    [effect.title, effect.slug, effect.workflow_slug, ...effect.tags]
+      .join(" ")
+      .toLocaleLowerCase()
+      .includes(typed),
   )
-  const published = all?.filter((each) => each.published).length ?? 0
+  const published = all?.filter((effect) => effect.published).length ?? 0
   return (
     <Page
       title={words.title}

@@ -29,7 +29,7 @@ export function KeyTable<Key extends ShownKey>({
 }: KeyTableProps<Key>) {
   const [showsOld, setShowsOld] = useState(false)
   const old = keys.filter(isOver)
-  const listed = showsOld ? keys : keys.filter((each) => !isOver(each))
+  const listed = showsOld ? keys : keys.filter((key) => !isOver(key))
   const acts = (key: Key) => {
     if (isOver(key)) return <span className="faint">{key.revoked_at ? words.revoked : words.ended}</span>
     return (
@@ -60,7 +60,7 @@ export function KeyTable<Key extends ShownKey>({
             label={words.title}
             columns={columnsOf(here, acts)}
             rows={listed}
-            rowKey={(each) => each.id}
+            rowKey={(key) => key.id}
             isOver={isOver}
           />
         </div>

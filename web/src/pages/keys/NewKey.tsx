@@ -21,8 +21,8 @@ type End = keyof typeof DAYS
 const ENDS = (Object.keys(DAYS) as End[]).map((value) => ({ value, label: words.form.endChoices[value] }))
 
 export function scopesOf(key: Pick<ShownKey, "scopes">): string {
-  return SCOPES.filter((each) => key.scopes.includes(each))
-    .map((each) => words.scopes[each].label)
+  return SCOPES.filter((scope) => key.scopes.includes(scope))
+    .map((scope) => words.scopes[scope].label)
     .join(", ")
 }
 
@@ -37,21 +37,21 @@ interface NewKeyProps<Made> {
   /** The scopes that the current user may grant. */
   mine: readonly string[]
   onClose: () => void
-  onMade: (made: Made) => void
+  onMade: (key: Made) => void
 }
 
 export function NewKey<Made extends ShownKey>({ path, mine, onClose, onMade }: NewKeyProps<Made>) {
   const [name, setName] = useState("")
   const [end, setEnd] = useState<End>("never")
   const [scopes, setScopes] = useState<ReadonlySet<Scope>>(
-    () => new Set(SCOPES.filter((each) => each !== "keys" && mine.includes(each))),
+    () => new Set(SCOPES.filter((scope) => scope !== "keys" && mine.includes(scope))),
   )
   const [isChecked, setChecked] = useState(false)
   const make = useAct(async () => {
     const body = { name: name.trim(), scopes: [...scopes], expires_at: endOf(end) }
-    const made = await api.post<Made>(path, body)
+    const key = await api.post<Made>(path, body)
     cache.invalidate(path)
-    onMade(made)
+    onMade(key)
   })
   const toggle = (scope: Scope) => {
     const next = new Set(scopes)
@@ -98,15 +98,17 @@ export function NewKey<Made extends ShownKey>({ path, mine, onClose, onMade }: N
         />
         <fieldset className="keys-scopes">
           <legend>{words.may}</legend>
-          {SCOPES.map((each) => (
-            <div key={each}>
+          {SCOPES.map((scope) => (
+            <div key={scope}>
               <Check
-                label={words.scopes[each].label}
-                checked={scopes.has(each)}
-                disabled={!mine.includes(each)}
-                onChange={() => toggle(each)}
+                label={words.scopes[scope].label}
+                checked={scopes.has(scope)}
+                disabled={!mine.includes(scope)}
+                onChange={() => toggle(scope)}
               />
-              <span className="faint">{mine.includes(each) ? words.scopes[each].hint : words.notYours}</span>
+              <span className="faint">
+                {mine.includes(scope) ? words.scopes[scope].hint : words.notYours}
+              </span>
             </div>
           ))}
           {isChecked && scopes.size === 0 && <p className="field-error">{words.form.scopeMissing}</p>}
@@ -119,28 +121,28 @@ export function NewKey<Made extends ShownKey>({ path, mine, onClose, onMade }: N
 }
 
 interface MadeKeyProps {
-  made: ShownKey & { key: string }
+  newKey: ShownKey & { key: string }
   /** The key that the new one replaces. It is revoked at the end. */
   replaces?: ShownKey | undefined
   onDone: () => unknown
 }
 
-export function KeyShownOnce({ made, replaces, onDone }: MadeKeyProps) {
+export function KeyShownOnce({ newKey, replaces, onDone }: MadeKeyProps) {
   return (
     <ShownOnce
       label={common.once.key}
-      secret={made.key}
+      secret={newKey.key}
       act={replaces && words.once.doneAndRevoke}
       onDone={onDone}
     >
       <p className="keys-made">
         <Icon name="tick" />
-        <b>{made.name}</b>
+        <b>{newKey.name}</b>
         <span className="faint">
-          {scopesOf(made)},{" "}
-          {made.expires_at ? (
+          {scopesOf(newKey)},{" "}
+          {newKey.expires_at ? (
             <>
-              {words.once.ends} <Time at={made.expires_at} />
+              {words.once.ends} <Time at={newKey.expires_at} />
             </>
           ) : (
             words.once.noEnd

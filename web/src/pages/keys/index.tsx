@@ -9,7 +9,7 @@ import { type Language, type SnippetEffect, snippet } from "./snippets"
 import "./keys.css"
 
 interface Shown {
-  made: MadeKey
+  newKey: MadeKey
   replaces?: KeyAnswer
 }
 
@@ -41,7 +41,7 @@ export default function Keys() {
         <Empty title={words.noScope}>{words.noScopeText}</Empty>
       ) : (
         <Loaded query={keys} skeleton={<Skeleton height="60vh" />}>
-          {(found) => <KeyList keys={found.keys} onMade={setShown} />}
+          {(answer) => <KeyList keys={answer.keys} onMade={setShown} />}
         </Loaded>
       )}
       {/* Rendered only once the length of the list above it is known. */}
@@ -51,9 +51,9 @@ export default function Keys() {
           path="/api/keys"
           mine={mine}
           onClose={() => setNew(false)}
-          onMade={(made) => {
+          onMade={(key) => {
             setNew(false)
-            setShown({ made })
+            setShown({ newKey: key })
           }}
         />
       )}
@@ -64,41 +64,41 @@ export default function Keys() {
 
 function KeyList({ keys, onMade }: { keys: readonly KeyAnswer[]; onMade: (shown: Shown) => void }) {
   const account = useQuery<AccountAnswer>("/api/account", { freshSeconds: 60 })
-  const [asked, setAsked] = useState<KeyAnswer | null>(null)
+  const [revoking, setRevoking] = useState<KeyAnswer | null>(null)
   const rotate = useAct(async (key: KeyAnswer) => {
     const { name, scopes, expires_at } = key
-    const made = await api.post<MadeKey>("/api/keys", { name, scopes, expires_at })
+    const newKey = await api.post<MadeKey>("/api/keys", { name, scopes, expires_at })
     cache.invalidate("/api/keys")
-    onMade({ made, replaces: key })
+    onMade({ newKey, replaces: key })
   })
   const here = account.data?.key.id
   return (
     <>
       {rotate.error && <ErrorNote error={rotate.error} />}
       {keys.every(isOver) && <Empty title={words.none}>{words.noneText}</Empty>}
-      <KeyTable keys={keys} here={here} onRotate={(key) => void rotate.run(key)} onRevoke={setAsked} />
-      <Revoke asked={asked} isHere={asked?.id === here} onClose={() => setAsked(null)} />
+      <KeyTable keys={keys} here={here} onRotate={(key) => void rotate.run(key)} onRevoke={setRevoking} />
+      <Revoke shownKey={revoking} isHere={revoking?.id === here} onClose={() => setRevoking(null)} />
     </>
   )
 }
 
 interface RevokeProps {
-  asked: KeyAnswer | null
+  shownKey: KeyAnswer | null
   isHere: boolean
   onClose: () => void
 }
 
-function Revoke({ asked, isHere, onClose }: RevokeProps) {
+function Revoke({ shownKey, isHere, onClose }: RevokeProps) {
   return (
     <Confirm
-      open={asked !== null}
+      open={shownKey !== null}
       onClose={onClose}
-      title={words.revokeTitle(asked?.name ?? "")}
+      title={words.revokeTitle(shownKey?.name ?? "")}
       act={words.revokeAct}
       onConfirm={async () => {
-        if (!asked) return
-        await api.delete(`/api/keys/${asked.id}`)
-        toast({ title: words.gone(asked.name) })
+        if (!shownKey) return
+        await api.delete(`/api/keys/${shownKey.id}`)
+        toast({ title: words.gone(shownKey.name) })
         cache.invalidate(isHere ? "/api/" : "/api/keys")
       }}
     >
@@ -118,9 +118,11 @@ function Programs() {
   const effects = [...useEffectsById().values()]
   const [language, setLanguage] = useState<Language>("curl")
   const [chosen, setChosen] = useState("")
-  const effect = effects.find((each) => each.id === chosen) ?? effects[0] ?? EXAMPLE
+  const effect = effects.find((effect) => effect.id === chosen) ?? effects[0] ?? EXAMPLE
   const coming = [{ value: EXAMPLE.id, label: words.code.anyEffect }]
-  const options = effects.length ? effects.map((each) => ({ value: each.id, label: each.title })) : coming
+  const options = effects.length
+    ? effects.map((option) => ({ value: option.id, label: option.title }))
+    : coming
   return (
     <section className="panel keys-programs">
       <header>

@@ -7,9 +7,9 @@ import { words } from "@/words/en/media"
 /** Returns the result, or else the input. Returns null if neither is left or can be shown as a
  * thumbnail. */
 export function pictureOf(media: VideoSummary): { url: string; kind: "image" | "video" } | null {
-  const made = media.processed_content_type?.split("/")[0]
-  if (media.processed_file_url && (made === "image" || made === "video"))
-    return { url: media.processed_small_url ?? media.processed_file_url, kind: made }
+  const kind = media.processed_content_type?.split("/")[0]
+  if (media.processed_file_url && (kind === "image" || kind === "video"))
+    return { url: media.processed_small_url ?? media.processed_file_url, kind: kind }
   if (media.original_file_url && media.kind !== "audio")
     return { url: media.original_small_url ?? media.original_file_url, kind: media.kind }
   return null

@@ -35,13 +35,13 @@ export default function Media() {
   const [filter, setFilter] = useState<Filter>("all")
   const [kind, setKind] = useState<Kind>("all")
   const [text, setText] = useState("")
-  const wanted = useDeferredValue(text.trim())
+  const query = useDeferredValue(text.trim())
   const pages = usePages<VideoSummary, Videos>(
     "/api/videos",
     {
       limit: PAGE,
       urls: true,
-      q: wanted,
+      q: query,
       kind: kind === "all" ? null : kind,
       status: filter === "originals" ? "uploaded" : null,
     },
@@ -54,14 +54,14 @@ export default function Media() {
   const marks = useMarks()
   const marked = new Set(useSyncExternalStore(marks.subscribe, marks.all))
   const shown = pages.rows?.filter(
-    (each) => (filter !== "marked" || marked.has(each.id)) && (filter !== "making" || isMaking(each)),
+    (item) => (filter !== "marked" || marked.has(item.id)) && (filter !== "making" || isMaking(item)),
   )
   const showAll = () => {
     setFilter("all")
     setKind("all")
     setText("")
   }
-  const isFiltered = filter !== "all" || kind !== "all" || wanted !== ""
+  const isFiltered = filter !== "all" || kind !== "all" || query !== ""
   return (
     <Page
       title={words.title}
@@ -114,16 +114,16 @@ function follow(job: FollowedJob, key: string | null): void {
   if (!key || !job.video_id) return
   if (job.completed_at) cache.invalidate("/api/videos")
   else
-    cache.set<Videos>(key, (known) => {
-      if (!known) return known
-      const isKnown = known.videos.some((each) => each.id === job.video_id)
+    cache.set<Videos>(key, (before) => {
+      if (!before) return before
+      const isKnown = before.videos.some((item) => item.id === job.video_id)
       if (!isKnown) queueMicrotask(() => cache.invalidate(key))
-      const videos = known.videos.map((each) =>
-        each.id === job.video_id
-          ? { ...each, status: job.status, progress: job.progress, job_id: job.id, effect_id: job.effect_id }
-          : each,
+      const videos = before.videos.map((item) =>
+        item.id === job.video_id
+          ? { ...item, status: job.status, progress: job.progress, job_id: job.id, effect_id: job.effect_id }
+          : item,
       )
-      return { ...known, videos }
+      return { ...before, videos }
     })
 }
 
@@ -144,19 +144,19 @@ function Sheet({ media, marked, marks }: SheetProps) {
   useMarkKey(sheet, marks)
   return (
     <div ref={sheet}>
-      {byDay(media, (each) => each.created_at).map((day) => (
+      {byDay(media, (item) => item.created_at).map((day) => (
         <section key={day.key}>
           <h2 className="media-day">
             {dayTitle(day.key)} <span className="mono faint">{day.rows.length}</span>
           </h2>
           <ul className="media-sheet">
-            {day.rows.map((each) => (
+            {day.rows.map((item) => (
               <OneMedia
-                key={each.id}
-                media={each}
-                effect={each.effect_id ? effects.get(each.effect_id) : undefined}
-                isMarked={marked.has(each.id)}
-                onMark={() => marks.toggle(each.id)}
+                key={item.id}
+                media={item}
+                effect={item.effect_id ? effects.get(item.effect_id) : undefined}
+                isMarked={marked.has(item.id)}
+                onMark={() => marks.toggle(item.id)}
               />
             ))}
           </ul>
@@ -252,8 +252,8 @@ function Nothing({ filter, isFiltered, onAll }: { filter: Filter; isFiltered: bo
 function Coming() {
   return (
     <ul className="media-sheet">
-      {["a", "b", "c", "d", "e", "f"].map((each) => (
-        <li key={each} className="media-one">
+      {["a", "b", "c", "d", "e", "f"].map((key) => (
+        <li key={key} className="media-one">
           <div className="print media-print" />
           <span className="media-caption" />
         </li>

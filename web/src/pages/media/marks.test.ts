@@ -1,12 +1,12 @@
 import { expect, test } from "vitest"
 import { Marks } from "./marks"
 
-function storage(kept: Record<string, string> = {}) {
+function storage(items: Record<string, string> = {}) {
   return {
-    kept,
-    getItem: (key: string) => kept[key] ?? null,
+    kept: items,
+    getItem: (key: string) => items[key] ?? null,
     setItem: (key: string, value: string) => {
-      kept[key] = value
+      items[key] = value
     },
   }
 }
@@ -22,8 +22,8 @@ test("marks are kept for each user, and can be taken off", () => {
 })
 
 test("whatever the storage holds, there are marks", () => {
-  for (const kept of ["{", "{}", "[1, null]"])
-    expect(new Marks("ada", storage({ "comfyfleet-marks-ada": kept })).all()).toEqual([])
+  for (const text of ["{", "{}", "[1, null]"])
+    expect(new Marks("ada", storage({ "comfyfleet-marks-ada": text })).all()).toEqual([])
   const full = {
     getItem: () => null,
     setItem: () => {
@@ -37,7 +37,7 @@ test("whatever the storage holds, there are marks", () => {
 
 test("they do not grow without end", () => {
   const marks = new Marks("ada", storage())
-  for (let each = 0; each < 1100; each += 1) marks.toggle(String(each))
+  for (let number = 0; number < 1100; number += 1) marks.toggle(String(number))
   expect(marks.all()).toHaveLength(1000)
   expect(marks.all()[0]).toBe("1099")
 })

@@ -17,14 +17,14 @@ export class Marks {
   all = (): readonly string[] => this.ids
 
   toggle(id: string): void {
-    const without = this.ids.filter((each) => each !== id)
+    const without = this.ids.filter((markedId) => markedId !== id)
     this.ids = without.length < this.ids.length ? without : [id, ...this.ids].slice(0, MARKS_MAX)
     try {
       this.storage?.setItem(this.key, JSON.stringify(this.ids))
     } catch {
       // A full or forbidden storage: the marks last as long as the page.
     }
-    for (const each of this.listeners) each()
+    for (const listener of this.listeners) listener()
   }
 
   subscribe = (listener: () => void): (() => void) => {
@@ -34,8 +34,8 @@ export class Marks {
 
   private read(): readonly string[] {
     try {
-      const kept: unknown = JSON.parse(this.storage?.getItem(this.key) ?? "[]")
-      return Array.isArray(kept) ? kept.filter((each) => typeof each === "string").slice(0, MARKS_MAX) : []
+      const stored: unknown = JSON.parse(this.storage?.getItem(this.key) ?? "[]")
+      return Array.isArray(stored) ? stored.filter((id) => typeof id === "string").slice(0, MARKS_MAX) : []
     } catch {
       return []
     }

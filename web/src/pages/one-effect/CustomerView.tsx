@@ -41,9 +41,9 @@ export function CustomerView({ effect, properties, face }: CustomerViewProps) {
         {face.description && <p className="quiet">{face.description}</p>}
         {face.tags.trim() !== "" && (
           <span className="row row-wrap">
-            {listOf(face.tags).map((each) => (
-              <span key={each} className="chip">
-                {each}
+            {listOf(face.tags).map((tag) => (
+              <span key={tag} className="chip">
+                {tag}
               </span>
             ))}
           </span>
@@ -98,11 +98,11 @@ function Form({ properties, face }: { properties: readonly PropertyAnswer[]; fac
   if (properties.length === 0) return <p className="quiet">{words.noSettings}</p>
   return (
     <>
-      {properties.map((each) => {
-        const field = fieldOf(each, face.overrides[each.name])
+      {properties.map((property) => {
+        const field = fieldOf(property, face.overrides[property.name])
         if (isMedia(field))
           return (
-            <div key={each.name} className="field">
+            <div key={property.name} className="field">
               <span className="field-label">{field.label}</span>
               <p className="field-hint">{words.customersFile}</p>
             </div>
@@ -110,12 +110,15 @@ function Form({ properties, face }: { properties: readonly PropertyAnswer[]; fac
         return (
           <OneField
             // A new default value resets the field.
-            key={`${each.name} ${JSON.stringify(field.initial)}`}
+            key={`${property.name} ${JSON.stringify(field.initial)}`}
             field={field}
-            value={values[`${each.name} ${JSON.stringify(field.initial)}`] ?? field.initial}
+            value={values[`${property.name} ${JSON.stringify(field.initial)}`] ?? field.initial}
             error={null}
             onChange={(value) =>
-              setValues((before) => ({ ...before, [`${each.name} ${JSON.stringify(field.initial)}`]: value }))
+              setValues((before) => ({
+                ...before,
+                [`${property.name} ${JSON.stringify(field.initial)}`]: value,
+              }))
             }
           />
         )

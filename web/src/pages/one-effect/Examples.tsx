@@ -12,7 +12,7 @@ const EMPTY: Example = { before: null, after: null }
 type Side = "before" | "after"
 
 export function Examples({ effect, path }: { effect: AdminEffectAnswer; path: string }) {
-  const [asked, setAsked] = useState<number | null>(null)
+  const [removing, setRemoving] = useState<number | null>(null)
   const put = useAct(async (position: number, side: Side, file: File) => {
     keep(path, await api.put<AdminEffectAnswer>(`${path}/examples/${position}/${side}`, file))
   })
@@ -26,38 +26,38 @@ export function Examples({ effect, path }: { effect: AdminEffectAnswer; path: st
         </div>
       )}
       <ol className="one-effect-examples">
-        {all.map((each, place) => (
+        {all.map((example, place) => (
           // biome-ignore lint/suspicious/noArrayIndexKey: an example is known by its place
           <li key={place}>
             {(["before", "after"] as const).map((side) => (
               <Print
                 key={side}
-                media={each[side]}
+                media={example[side]}
                 side={words[side]}
                 title={effect.title}
                 label={words.put(words[side], place + 1)}
                 onFile={(file) => void put.run(place, side, file)}
               />
             ))}
-            {each !== EMPTY && (
+            {example !== EMPTY && (
               <Button
                 kind="ghost"
                 size="small"
                 icon="trash"
                 label={words.removeExample(place + 1)}
-                onClick={() => setAsked(place)}
+                onClick={() => setRemoving(place)}
               />
             )}
           </li>
         ))}
       </ol>
       <Confirm
-        open={asked !== null}
-        onClose={() => setAsked(null)}
+        open={removing !== null}
+        onClose={() => setRemoving(null)}
         title={words.askRemove}
         act={words.actRemove}
         onConfirm={async () => {
-          keep(path, await api.delete<AdminEffectAnswer>(`${path}/examples/${asked}`))
+          keep(path, await api.delete<AdminEffectAnswer>(`${path}/examples/${removing}`))
         }}
       >
         {words.askRemoveText}

@@ -4,7 +4,7 @@
 import type { PropertyAnswer } from "@/api/schema"
 import { OneField } from "@/pages/effect/Fields"
 import { fieldOf, labelOf } from "@/pages/workflows/draft"
-import { cut, told } from "@/pages/workflows/layout"
+import { cut, valueText } from "@/pages/workflows/layout"
 import { Button, Check, Panel } from "@/ui"
 import { words } from "@/words/en/effects"
 import { type Face, isMain, isMediaProperty, toggled } from "./face"
@@ -12,11 +12,11 @@ import { type Face, isMain, isMediaProperty, toggled } from "./face"
 interface ValuesProps {
   properties: readonly PropertyAnswer[]
   face: Face
-  onChange: (given: Partial<Face>) => void
+  onChange: (changes: Partial<Face>) => void
 }
 
 export function Values({ properties, face, onChange }: ValuesProps) {
-  const shown = properties.filter((each) => !isMain(each))
+  const shown = properties.filter((property) => !isMain(property))
   const put = (name: string, value: unknown) =>
     onChange({ overrides: { ...face.overrides, [name]: value ?? null } })
   return (
@@ -25,22 +25,22 @@ export function Values({ properties, face, onChange }: ValuesProps) {
         {shown.length === 0 ? words.noValues : `${words.valuesText} ${words.lockHint}`}
       </p>
       <ul className="one-effect-values">
-        {shown.map((each) => (
-          <li key={each.name} data-property={each.name}>
+        {shown.map((property) => (
+          <li key={property.name} data-property={property.name}>
             <Value
-              property={each}
-              value={face.overrides[each.name]}
-              onChange={(value) => put(each.name, value)}
+              property={property}
+              value={face.overrides[property.name]}
+              onChange={(value) => put(property.name, value)}
             />
             <Check
               label={
                 <>
                   {words.lock}
-                  <span className="unseen"> {labelOf(each)}</span>
+                  <span className="unseen"> {labelOf(property)}</span>
                 </>
               }
-              checked={face.locked.includes(each.name)}
-              onChange={() => onChange({ locked: toggled(face.locked, each.name) })}
+              checked={face.locked.includes(property.name)}
+              onChange={() => onChange({ locked: toggled(face.locked, property.name) })}
             />
           </li>
         ))}
@@ -76,7 +76,7 @@ function Value({ property, value, onChange }: ValueProps) {
       />
       {isOther && property.default !== null && (
         <p className="field-hint">
-          {words.asWorkflow(cut(told(property.default), 60))}{" "}
+          {words.asWorkflow(cut(valueText(property.default), 60))}{" "}
           <Button kind="ghost" size="small" icon="undo" onClick={() => onChange(null)}>
             {words.takeOwn}
           </Button>

@@ -75,7 +75,7 @@ test("mistakes are told before anything is sent", () => {
 
 test("customers set neither their file nor what is locked", () => {
   const all = [property("input", "image"), property("prefix"), property("size", "integer")]
-  expect(customersOwn(all, faceOf(EFFECT)).map((each) => each.name)).toEqual(["size"])
+  expect(customersOwn(all, faceOf(EFFECT)).map((property) => property.name)).toEqual(["size"])
   expect(toggled(["a"], "b")).toEqual(["a", "b"])
   expect(toggled(["a", "b"], "a")).toEqual(["b"])
 })

@@ -21,13 +21,13 @@ const MEGABYTE = 1_000_000
 const MAIN = "input"
 const MEDIA = new Set(["image", "video", "audio"])
 
-export function isMediaProperty(each: PropertyAnswer): boolean {
-  return MEDIA.has(each.type)
+export function isMediaProperty(property: PropertyAnswer): boolean {
+  return MEDIA.has(property.type)
 }
 
 /** What the effect is applied to. */
-export function isMain(each: PropertyAnswer): boolean {
-  return each.name === MAIN && isMediaProperty(each)
+export function isMain(property: PropertyAnswer): boolean {
+  return property.name === MAIN && isMediaProperty(property)
 }
 
 export function faceOf(effect: AdminEffectAnswer): Face {
@@ -47,12 +47,14 @@ export function faceOf(effect: AdminEffectAnswer): Face {
 }
 
 export function listOf(text: string): string[] {
-  const found = text.split(",").map((each) => each.trim().toLowerCase())
-  return [...new Set(found.filter((each) => each !== ""))]
+  const items = text.split(",").map((item) => item.trim().toLowerCase())
+  return [...new Set(items.filter((item) => item !== ""))]
 }
 
 export function bodyOf(face: Face): FaceBody {
-  const known = Object.entries(face.overrides).filter(([, value]) => value !== undefined && value !== null)
+  const overrides = Object.entries(face.overrides).filter(
+    ([, value]) => value !== undefined && value !== null,
+  )
   return {
     title: face.title.trim(),
     description: face.description.trim(),
@@ -63,7 +65,7 @@ export function bodyOf(face: Face): FaceBody {
     stage: face.stage.trim(),
     keep_metadata: face.keepMetadata,
     reuse: face.reuse,
-    overrides: Object.fromEntries(known),
+    overrides: Object.fromEntries(overrides),
     locked: [...face.locked],
   }
 }
@@ -75,22 +77,22 @@ export function isChanged(face: Face, effect: AdminEffectAnswer): boolean {
 export type Mistakes = Partial<Record<"title" | "price" | "upload", string>>
 
 export function mistakesOf(face: Face): Mistakes {
-  const found: Mistakes = {}
+  const mistakes: Mistakes = {}
   const price = Number(face.price)
   const upload = Number(face.upload)
-  if (face.title.trim() === "") found.title = words.nameMissing
-  if (face.price.trim() === "" || !Number.isInteger(price) || price < 0) found.price = words.badPrice
-  if (face.upload.trim() !== "" && !(upload > 0)) found.upload = words.badUpload
-  return found
+  if (face.title.trim() === "") mistakes.title = words.nameMissing
+  if (face.price.trim() === "" || !Number.isInteger(price) || price < 0) mistakes.price = words.badPrice
+  if (face.upload.trim() !== "" && !(upload > 0)) mistakes.upload = words.badUpload
+  return mistakes
 }
 
 export function toggled(all: readonly string[], one: string): string[] {
-  return all.includes(one) ? all.filter((each) => each !== one) : [...all, one]
+  return all.includes(one) ? all.filter((item) => item !== one) : [...all, one]
 }
 
 /** What customers may set, in the order of the form. */
 export function customersOwn(properties: readonly PropertyAnswer[], face: Face): PropertyAnswer[] {
-  return properties.filter((each) => !isMain(each) && !face.locked.includes(each.name))
+  return properties.filter((property) => !isMain(property) && !face.locked.includes(property.name))
 }
 
 /** Settings that were typed and not saved: kept while the tab is open. */

@@ -7,7 +7,7 @@ import { type Act, api, cache, useAct, useQuery } from "@/api"
 import type { AdminEffectAnswer, WorkflowDetail } from "@/api/schema"
 import { EffectState } from "@/pages/effects/EffectState"
 import { tellFailed } from "@/pages/jobs/BulkBar"
-import { useKept } from "@/pages/workflows/useKept"
+import { useLeaveWarning } from "@/pages/workflows/useLeaveWarning"
 import {
   Button,
   Check,
@@ -60,18 +60,18 @@ interface WholeProps {
 
 function Whole({ effect, workflow, path }: WholeProps) {
   const [face, setFace] = useState<Face>(() => unsavedOf(effect.slug) ?? faceOf(effect))
-  const [known, setKnown] = useState(effect)
-  if (known !== effect) {
+  const [saved, setSaved] = useState(effect)
+  if (saved !== effect) {
     // If another operator has changed the effect in the meantime, unsaved changes stay; otherwise
     // the form is updated.
-    setKnown(effect)
-    if (!isChanged(face, known)) setFace(faceOf(effect))
+    setSaved(effect)
+    if (!isChanged(face, saved)) setFace(faceOf(effect))
   }
-  const change = (given: Partial<Face>) => setFace((before) => ({ ...before, ...given }))
+  const change = (changes: Partial<Face>) => setFace((before) => ({ ...before, ...changes }))
   const isDirty = isChanged(face, effect)
   const mistakes = mistakesOf(face)
   const save = useSave(path, face, setFace)
-  useKept(isDirty)
+  useLeaveWarning(isDirty)
   useEffect(() => keepUnsaved(effect.slug, isDirty ? face : null), [effect.slug, isDirty, face])
   const hasFile = workflow.properties.some(isMain)
   return (
@@ -216,7 +216,7 @@ interface TermsProps {
   face: Face
   mistakes: ReturnType<typeof mistakesOf>
   hasFile: boolean
-  onChange: (given: Partial<Face>) => void
+  onChange: (changes: Partial<Face>) => void
 }
 
 function Terms({ face, mistakes, hasFile, onChange }: TermsProps) {

@@ -49,7 +49,7 @@ export default function OneMedia({ id }: { id: string }) {
         </Link>
       </p>
       <Loaded query={media} skeleton={<Skeleton height="420px" />}>
-        {(found) => <Shown media={found} name={name} />}
+        {(video) => <Shown media={video} name={name} />}
       </Loaded>
     </Page>
   )
@@ -76,8 +76,8 @@ function Shown({ media, name }: { media: Video; name: string }) {
           <Empty title={words.one.none}>{words.one.noneText}</Empty>
         ) : (
           <ul className="media-sheet">
-            {media.results.map((each) => (
-              <OneResult key={each.job_id} result={each} />
+            {media.results.map((result) => (
+              <OneResult key={result.job_id} result={result} />
             ))}
           </ul>
         )}

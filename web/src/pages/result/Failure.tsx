@@ -17,10 +17,10 @@ export function Failure({ job, followed }: EndedProps) {
   const [, go] = useLocation()
   const isCancelled = job.status === "cancelled"
   const retry = useAct(async () => {
-    const made = await api.post<JobAnswer>(`/api/ai-jobs/${job.id}/retry`)
+    const newJob = await api.post<JobAnswer>(`/api/ai-jobs/${job.id}/retry`)
     cache.invalidate("/api/wallet")
     cache.invalidate("/api/account")
-    go(`/results/${made.id}`)
+    go(`/results/${newJob.id}`)
   })
   const slug = followed.effect_slug
   const reason = sentence(job.error)

@@ -20,7 +20,7 @@ export function Making({ job, preview }: { job: FollowedJob; preview: string | n
         <div className="result-who">
           <h1>{isWaiting ? words.waitsTitle(title) : words.making(title)}</h1>
           <p className="quiet" role="status">
-            {told(job)}
+            {statusText(job)}
           </p>
         </div>
         <Stages job={job} fill={fill} />
@@ -33,7 +33,7 @@ export function Making({ job, preview }: { job: FollowedJob; preview: string | n
   )
 }
 
-function told(job: FollowedJob): string {
+function statusText(job: FollowedJob): string {
   const parts = [
     job.why,
     job.node_title,
@@ -43,7 +43,7 @@ function told(job: FollowedJob): string {
   ]
   return parts
     .filter(Boolean)
-    .map((each) => (/[.!?]$/.test(String(each)) ? each : `${each}.`))
+    .map((part) => (/[.!?]$/.test(String(part)) ? part : `${part}.`))
     .join(" ")
 }
 
@@ -103,7 +103,7 @@ function Stages({ job, fill }: { job: FollowedJob; fill: Fill }) {
               ? words.waitingNow
               : words.stages[stage.name]}
           </span>
-          <span className="mono result-stage-told">{toldOf(stage, fill)}</span>
+          <span className="mono result-stage-told">{stageText(stage, fill)}</span>
         </li>
       ))}
     </ol>
@@ -117,7 +117,7 @@ function partOf(stage: JobStage, fill: Fill): number {
   return stage.name === "finishing" ? 0.5 : 0.15
 }
 
-function toldOf(stage: JobStage, fill: Fill): string {
+function stageText(stage: JobStage, fill: Fill): string {
   if (stage.state === "done" && stage.seconds) return duration(stage.seconds)
   if (stage.state === "current" && stage.name === "making" && fill.isReal)
     return `${Math.floor(fill.part * 100)}%`
@@ -156,7 +156,7 @@ function Cancel({ job }: { job: FollowedJob }) {
 /** Lists the user's other jobs in progress. */
 function Others({ id }: { id: string }) {
   const all = useQuery<FollowedJobs>("/api/account/progress", { freshSeconds: 10 })
-  const others = all.data?.jobs.filter((each) => each.id !== id).length ?? 0
+  const others = all.data?.jobs.filter((job) => job.id !== id).length ?? 0
   if (others === 0) return null
   return (
     <Link href="/results" className="link result-others">

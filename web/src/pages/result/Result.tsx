@@ -109,7 +109,8 @@ function factsOf(job: JobAnswer, followed: FollowedJob, at: number): string {
 }
 
 function Text({ job }: { job: JobAnswer }) {
-  const text = job.text ?? job.values.map((each) => `${each.name}: ${JSON.stringify(each.value)}`).join("\n")
+  const text =
+    job.text ?? job.values.map((value) => `${value.name}: ${JSON.stringify(value.value)}`).join("\n")
   return (
     <pre className="result-text" aria-label={words.text}>
       {text}
@@ -120,16 +121,16 @@ function Text({ job }: { job: JobAnswer }) {
 function Outputs({ job, at, onPick }: { job: JobAnswer; at: number; onPick: (at: number) => void }) {
   return (
     <div className="result-row" role="group" aria-label={words.outputs}>
-      {job.outputs.map((each, place) => (
+      {job.outputs.map((output, place) => (
         <button
-          key={each.url}
+          key={output.url}
           type="button"
           className="print result-thumb"
-          aria-label={words.output(each.filename)}
+          aria-label={words.output(output.filename)}
           aria-pressed={place === at}
           onClick={() => onPick(place)}
         >
-          <Thumb url={each.small_url ?? each.url} type={each.content_type} />
+          <Thumb url={output.small_url ?? output.url} type={output.content_type} />
         </button>
       ))}
     </div>
@@ -147,19 +148,19 @@ function Thumb({ url, type }: { url: string; type: string | null }) {
 function Versions({ job, slug }: { job: JobAnswer; slug: string | null }) {
   const video = useQuery<Video>(job.video_id ? `/api/videos/${job.video_id}` : null)
   if (!job.video_id) return null
-  const made = video.data?.results.filter((each) => each.url).slice(0, 6) ?? []
+  const results = video.data?.results.filter((result) => result.url).slice(0, 6) ?? []
   return (
     <nav className="result-row" aria-label={words.versions}>
       <span className="mono faint wide-only">{words.versions}</span>
-      {made.map((each, place) => (
+      {results.map((result, place) => (
         <Link
-          key={each.job_id}
-          href={`/results/${each.job_id}`}
+          key={result.job_id}
+          href={`/results/${result.job_id}`}
           className="print result-thumb"
-          aria-label={words.version(made.length - place)}
-          aria-current={each.job_id === job.id ? "page" : undefined}
+          aria-label={words.version(results.length - place)}
+          aria-current={result.job_id === job.id ? "page" : undefined}
         >
-          <Thumb url={each.small_url ?? each.url ?? ""} type={each.content_type} />
+          <Thumb url={result.small_url ?? result.url ?? ""} type={result.content_type} />
         </Link>
       ))}
       {slug && (

@@ -11,21 +11,21 @@ type Days = (typeof DAYS)[number]
 
 export function Share({ job }: { job: JobAnswer }) {
   const [isOpen, setOpen] = useState(false)
-  const [made, setMade] = useState<MadeShare | null>(null)
+  const [share, setShare] = useState<MadeShare | null>(null)
   const close = () => {
     setOpen(false)
-    setMade(null)
+    setShare(null)
   }
   return (
     <>
       <Button icon="link" onClick={() => setOpen(true)}>
         {words.share}
       </Button>
-      <Dialog open={isOpen} onClose={close} title={made ? words.shareMade : words.shareTitle}>
-        {made ? (
-          <Made made={made} onClose={close} />
+      <Dialog open={isOpen} onClose={close} title={share ? words.shareMade : words.shareTitle}>
+        {share ? (
+          <ShareLink share={share} onClose={close} />
         ) : (
-          <ShareForm job={job} onMade={setMade} onClose={close} />
+          <ShareForm job={job} onMade={setShare} onClose={close} />
         )}
       </Dialog>
     </>
@@ -34,7 +34,7 @@ export function Share({ job }: { job: JobAnswer }) {
 
 interface ShareFormProps {
   job: JobAnswer
-  onMade: (made: MadeShare) => void
+  onMade: (share: MadeShare) => void
   onClose: () => void
 }
 
@@ -50,7 +50,7 @@ function ShareForm({ job, onMade, onClose }: ShareFormProps) {
       <p className="dialog-text">{words.shareText}</p>
       <Choices
         label={words.shareFor}
-        options={DAYS.map((each) => ({ value: each, label: words.days(Number(each)) }))}
+        options={DAYS.map((days) => ({ value: days, label: words.days(Number(days)) }))}
         value={days}
         onChange={setDays}
       />
@@ -72,19 +72,19 @@ function ShareForm({ job, onMade, onClose }: ShareFormProps) {
   )
 }
 
-function Made({ made, onClose }: { made: MadeShare; onClose: () => void }) {
+function ShareLink({ share, onClose }: { share: MadeShare; onClose: () => void }) {
   const revoke = useAct(async () => {
-    await api.delete(`/api/shares/${made.id}`)
+    await api.delete(`/api/shares/${share.id}`)
     toast({ title: words.revoked, state: "cancelled" })
     onClose()
   })
   return (
     <>
       <output className="mono result-link" aria-label={words.linkMade}>
-        {made.url}
+        {share.url}
       </output>
       <p className="dialog-text">
-        {words.linkOnce} {words.expires} <Time at={made.expires_at} />.
+        {words.linkOnce} {words.expires} <Time at={share.expires_at} />.
       </p>
       {revoke.error && <ErrorNote error={revoke.error} />}
       <div className="dialog-actions">
@@ -92,7 +92,7 @@ function Made({ made, onClose }: { made: MadeShare; onClose: () => void }) {
           {words.revoke}
         </Button>
         <Button onClick={onClose}>{words.done}</Button>
-        <CopyButton text={made.url} label={words.copyLink} kind="go" />
+        <CopyButton text={share.url} label={words.copyLink} kind="go" />
       </div>
     </>
   )

@@ -14,12 +14,12 @@ export function isActive(job: Pick<FollowedJob, "status">): boolean {
 }
 
 /** The latest report wins, but a final status is never undone, and the percentage only grows. */
-export function merged(before: FollowedJob | undefined, told: FollowedJob): FollowedJob {
-  if (!before || before.id !== told.id) return told
-  if (!isActive(before) && isActive(told)) return before
-  const isSameRun = before.started_at === told.started_at
-  if (!isSameRun || before.progress === null || told.progress === null) return told
-  return { ...told, progress: Math.max(before.progress, told.progress) }
+export function merged(before: FollowedJob | undefined, update: FollowedJob): FollowedJob {
+  if (!before || before.id !== update.id) return update
+  if (!isActive(before) && isActive(update)) return before
+  const isSameRun = before.started_at === update.started_at
+  if (!isSameRun || before.progress === null || update.progress === null) return update
+  return { ...update, progress: Math.max(before.progress, update.progress) }
 }
 
 export interface Fill {
@@ -34,9 +34,9 @@ export interface Fill {
 export function fillOf(job: FollowedJob, readMs: number): Fill {
   if (job.status === "completed") return { part: 1, isReal: true }
   if (job.progress !== null) return { part: job.progress / 100, isReal: true }
-  const { expected_progress: expected, seconds_left: left } = job
+  const { expected_progress: expected, seconds_left: secondsLeft } = job
   if (expected === null) return { part: 0, isReal: false }
-  const rate = left && left > 0 ? (100 - expected) / (left * 1000) : 0
+  const rate = secondsLeft && secondsLeft > 0 ? (100 - expected) / (secondsLeft * 1000) : 0
   return { part: Math.min(95, expected + rate * readMs) / 100, isReal: false }
 }
 
@@ -55,9 +55,9 @@ export function useFollowed(id: string): Followed {
   const isOn = job === undefined || isActive(job)
   const reload = useRef(query.reload)
   reload.current = query.reload
-  useEvents<Told>(isOn && query.error?.status !== 404 ? ACCOUNT_EVENTS : null, (told, { event }) => {
-    if (event === "job" && told.id === id) cache.set<FollowedJob>(path, (before) => merged(before, told))
-    else if (event === "preview" && told.job_id === id) setPreview(told.preview)
+  useEvents<JobUpdate>(isOn && query.error?.status !== 404 ? ACCOUNT_EVENTS : null, (data, { event }) => {
+    if (event === "job" && data.id === id) cache.set<FollowedJob>(path, (before) => merged(before, data))
+    else if (event === "preview" && data.job_id === id) setPreview(data.preview)
     else if (event === "wallet") {
       cache.invalidate("/api/wallet")
       // On the first event of a stream, reads the job again to catch what happened before the
@@ -73,17 +73,17 @@ export function useFollowed(id: string): Followed {
   return { job, error: query.error, preview, reload: query.reload }
 }
 
-type Told = FollowedJob & { job_id: string; preview: string }
+type JobUpdate = FollowedJob & { job_id: string; preview: string }
 
 /** Returns the milliseconds since `of` last changed. */
 export function useSince(of: unknown, isOn: boolean): number {
-  const begun = useRef({ of, at: performance.now() })
-  if (begun.current.of !== of) begun.current = { of, at: performance.now() }
+  const start = useRef({ of, at: performance.now() })
+  if (start.current.of !== of) start.current = { of, at: performance.now() }
   const [, tick] = useState(0)
   useEffect(() => {
     if (!isOn) return undefined
     const timer = setInterval(() => tick((count) => count + 1), TICK_MS)
     return () => clearInterval(timer)
   }, [isOn])
-  return performance.now() - begun.current.at
+  return performance.now() - start.current.at
 }

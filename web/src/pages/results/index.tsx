@@ -15,10 +15,10 @@ const FIRST = { query: { limit: 20 }, freshSeconds: 2 }
 
 export default function Results() {
   const active = useQuery<FollowedJobs>(ACTIVE)
-  useEvents<FollowedJob>(ACCOUNT_EVENTS, (told, { event }) => {
+  useEvents<FollowedJob>(ACCOUNT_EVENTS, (job, { event }) => {
     if (event !== "job") return
-    cache.set<FollowedJobs>(ACTIVE, (before) => put(before, told))
-    if (!isActive(told)) {
+    cache.set<FollowedJobs>(ACTIVE, (before) => put(before, job))
+    if (!isActive(job)) {
       cache.invalidate("/api/ai-jobs?")
       cache.invalidate("/api/wallet")
     }
@@ -31,9 +31,9 @@ export default function Results() {
       <Loaded query={active} skeleton={<Skeleton height="60vh" />}>
         {({ jobs }) => (
           <ul className="results">
-            {jobs.map((each) => (
-              <li key={each.id}>
-                <ActiveRow job={each} />
+            {jobs.map((job) => (
+              <li key={job.id}>
+                <ActiveRow job={job} />
               </li>
             ))}
           </ul>
@@ -45,13 +45,13 @@ export default function Results() {
 }
 
 /** Updates one job in the list, or removes it if it has ended. */
-export function put(before: FollowedJobs | undefined, told: FollowedJob): FollowedJobs | undefined {
+export function put(before: FollowedJobs | undefined, update: FollowedJob): FollowedJobs | undefined {
   if (!before) return before
-  const old = before.jobs.find((each) => each.id === told.id)
-  const rest = before.jobs.filter((each) => each.id !== told.id)
-  if (!isActive(told)) return { jobs: rest }
-  if (!old) return { jobs: [told, ...rest] }
-  return { jobs: before.jobs.map((each) => (each.id === told.id ? merged(old, told) : each)) }
+  const old = before.jobs.find((job) => job.id === update.id)
+  const rest = before.jobs.filter((job) => job.id !== update.id)
+  if (!isActive(update)) return { jobs: rest }
+  if (!old) return { jobs: [update, ...rest] }
+  return { jobs: before.jobs.map((job) => (job.id === update.id ? merged(old, update) : job)) }
 }
 
 function ActiveRow({ job }: { job: FollowedJob }) {
@@ -75,24 +75,24 @@ function Ended({ before, hasActive }: { before: string | null; hasActive: boolea
   const page = useQuery<Jobs>("/api/ai-jobs", { ...FIRST, query: { ...FIRST.query, before } })
   const effects = useQuery<PublicEffects>("/api/effects", { query: { limit: 100 }, freshSeconds: 60 })
   const titleOf = (job: JobSummary) =>
-    effects.data?.effects.find((each) => each.id === job.effect_id)?.title ?? words.anEffect
+    effects.data?.effects.find((effect) => effect.id === job.effect_id)?.title ?? words.anEffect
   return (
     <Loaded query={page} skeleton={<Skeleton height="60vh" />}>
       {({ jobs, next }) => {
-        const ended = jobs.filter((each) => !isActive(each) && each.effect_id)
+        const ended = jobs.filter((job) => !isActive(job) && job.effect_id)
         if (ended.length === 0 && !next && before === null && !hasActive) return <Nothing />
         return (
           <>
             <ul className="results">
-              {ended.map((each) => (
-                <li key={each.id}>
-                  <Link href={`/results/${each.id}`} className="results-row">
-                    <Status status={each.status}>{wordOf(each)}</Status>
-                    <strong className="cut-text">{titleOf(each)}</strong>
+              {ended.map((job) => (
+                <li key={job.id}>
+                  <Link href={`/results/${job.id}`} className="results-row">
+                    <Status status={job.status}>{wordOf(job)}</Status>
+                    <strong className="cut-text">{titleOf(job)}</strong>
                     <span className="results-told cut-text faint">
-                      {each.error ?? tokens(each.price_tokens)}
+                      {job.error ?? tokens(job.price_tokens)}
                     </span>
-                    <Time at={each.completed_at ?? each.submitted_at} />
+                    <Time at={job.completed_at ?? job.submitted_at} />
                   </Link>
                 </li>
               ))}

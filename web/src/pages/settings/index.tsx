@@ -47,7 +47,7 @@ export default function SettingsPage() {
     >
       <People />
       <Loaded query={settings} skeleton={<Skeleton height="60vh" />}>
-        {(found) => <InForce settings={found.settings} />}
+        {(answer) => <InForce settings={answer.settings} />}
       </Loaded>
     </Page>
   )
@@ -57,7 +57,7 @@ function People() {
   const operators = useQuery<Operators>(OPERATORS)
   useAuditNews(operators.reload)
   const [isNew, setNew] = useState(false)
-  const [made, setMade] = useState<MadeOperator | null>(null)
+  const [created, setCreated] = useState<MadeOperator | null>(null)
   const offReason = useRoleReason("owner")
   const add = (kind: "ink" | "go", size: "small" | "normal") => (
     <Button kind={kind} size={size} icon="plus" offReason={offReason} onClick={() => setNew(true)}>
@@ -67,9 +67,9 @@ function People() {
   return (
     <Panel title={words.operators.title} aside={add("ink", "small")}>
       <Loaded query={operators} skeleton={<Skeleton height="120px" />}>
-        {(found) =>
-          found.operators.length > 0 ? (
-            <OperatorList operators={found.operators} offReason={offReason} />
+        {(answer) =>
+          answer.operators.length > 0 ? (
+            <OperatorList operators={answer.operators} offReason={offReason} />
           ) : (
             <Empty title={words.operators.none} act={add("go", "normal")}>
               {words.operators.noneText}
@@ -78,10 +78,10 @@ function People() {
         }
       </Loaded>
       <dl className="settings-roles">
-        {ROLES.map((each) => (
-          <div key={each}>
-            <dt>{words.roles[each].label}</dt>
-            <dd>{words.roles[each].may}</dd>
+        {ROLES.map((role) => (
+          <div key={role}>
+            <dt>{words.roles[role].label}</dt>
+            <dd>{words.roles[role].may}</dd>
           </div>
         ))}
       </dl>
@@ -91,19 +91,19 @@ function People() {
           onClose={() => setNew(false)}
           onMade={(operator) => {
             setNew(false)
-            setMade(operator)
+            setCreated(operator)
           }}
         />
       )}
-      {made && (
+      {created && (
         <ShownOnce
           text={words.operators.once}
           label={common.once.key}
-          secret={made.key}
-          onDone={() => setMade(null)}
+          secret={created.key}
+          onDone={() => setCreated(null)}
         >
           <p>
-            <b>{made.name}</b> <span className="faint">{words.roles[made.role].label}</span>
+            <b>{created.name}</b> <span className="faint">{words.roles[created.role].label}</span>
           </p>
         </ShownOnce>
       )}
@@ -119,23 +119,23 @@ interface OperatorListProps {
 function OperatorList({ operators, offReason }: OperatorListProps) {
   const me = useSession().data?.operator ?? null
   const [showsOld, setShowsOld] = useState(false)
-  const [asked, setAsked] = useState<OperatorAnswer | null>(null)
-  const old = operators.filter((each) => each.revoked_at)
-  const listed = showsOld ? operators : operators.filter((each) => !each.revoked_at)
-  const isMe = (each: OperatorAnswer | null) => each !== null && me === `operator:${each.name}`
-  const acts = (each: OperatorAnswer) =>
-    each.revoked_at ? (
+  const [removing, setRemoving] = useState<OperatorAnswer | null>(null)
+  const old = operators.filter((operator) => operator.revoked_at)
+  const listed = showsOld ? operators : operators.filter((operator) => !operator.revoked_at)
+  const isMe = (operator: OperatorAnswer | null) => operator !== null && me === `operator:${operator.name}`
+  const acts = (operator: OperatorAnswer) =>
+    operator.revoked_at ? (
       <span className="faint">
-        {words.operators.revoked} <Time at={each.revoked_at} />
+        {words.operators.revoked} <Time at={operator.revoked_at} />
       </span>
     ) : (
       <Button
         kind="ghost"
         size="small"
         className="is-danger"
-        aria-description={each.name}
+        aria-description={operator.name}
         offReason={offReason}
-        onClick={() => setAsked(each)}
+        onClick={() => setRemoving(operator)}
       >
         {words.operators.revoke}
       </Button>
@@ -146,8 +146,8 @@ function OperatorList({ operators, offReason }: OperatorListProps) {
         label={words.operators.title}
         columns={operatorColumns(isMe, acts)}
         rows={listed}
-        rowKey={(each) => each.id}
-        isOver={(each) => each.revoked_at !== null}
+        rowKey={(operator) => operator.id}
+        isOver={(operator) => operator.revoked_at !== null}
       />
       {old.length > 0 && (
         <p className="settings-old">
@@ -157,19 +157,19 @@ function OperatorList({ operators, offReason }: OperatorListProps) {
         </p>
       )}
       <Confirm
-        open={asked !== null}
-        onClose={() => setAsked(null)}
-        title={words.operators.revokeTitle(asked?.name ?? "")}
+        open={removing !== null}
+        onClose={() => setRemoving(null)}
+        title={words.operators.revokeTitle(removing?.name ?? "")}
         act={words.operators.revokeAct}
         onConfirm={async () => {
-          if (!asked) return
-          await api.post(`${OPERATORS}/${encodeURIComponent(asked.name)}/revoke`)
-          toast({ title: words.operators.gone(asked.name) })
-          cache.invalidate(isMe(asked) ? "/api/" : OPERATORS)
+          if (!removing) return
+          await api.post(`${OPERATORS}/${encodeURIComponent(removing.name)}/revoke`)
+          toast({ title: words.operators.gone(removing.name) })
+          cache.invalidate(isMe(removing) ? "/api/" : OPERATORS)
         }}
       >
         <p>{words.operators.revokeText}</p>
-        {isMe(asked) && <p>{words.operators.revokeSelf}</p>}
+        {isMe(removing) && <p>{words.operators.revokeSelf}</p>}
       </Confirm>
     </>
   )
@@ -185,22 +185,22 @@ function operatorColumns(
       key: "name",
       title: columns.name,
       head: true,
-      cell: (each) => (
+      cell: (operator) => (
         <>
-          {each.name} {isMe(each) && <Badge>{you}</Badge>}
+          {operator.name} {isMe(operator) && <Badge>{you}</Badge>}
         </>
       ),
     },
-    { key: "role", title: columns.role, cell: (each) => words.roles[each.role].label },
-    { key: "key", title: columns.key, cell: (each) => <span className="mono">{each.prefix}…</span> },
+    { key: "role", title: columns.role, cell: (operator) => words.roles[operator.role].label },
+    { key: "key", title: columns.key, cell: (operator) => <span className="mono">{operator.prefix}…</span> },
     {
       key: "made",
       title: columns.made,
-      cell: (each) => (
+      cell: (operator) => (
         <>
-          <Time at={each.created_at} />{" "}
+          <Time at={operator.created_at} />{" "}
           <span className="faint">
-            {by} {each.created_by}
+            {by} {operator.created_by}
           </span>
         </>
       ),
@@ -208,7 +208,7 @@ function operatorColumns(
     {
       key: "used",
       title: columns.used,
-      cell: (each) => (each.last_used_at ? <Time at={each.last_used_at} /> : neverUsed),
+      cell: (operator) => (operator.last_used_at ? <Time at={operator.last_used_at} /> : neverUsed),
     },
     { key: "acts", title: columns.acts, acts: true, cell: acts },
   ]
@@ -220,7 +220,7 @@ function isName(text: string): boolean {
 
 interface NewOperatorProps {
   onClose: () => void
-  onMade: (made: MadeOperator) => void
+  onMade: (operator: MadeOperator) => void
 }
 
 function NewOperator({ onClose, onMade }: NewOperatorProps) {
@@ -229,9 +229,9 @@ function NewOperator({ onClose, onMade }: NewOperatorProps) {
   const [role, setRole] = useState<Role>("operator")
   const [isChecked, setChecked] = useState(false)
   const add = useAct(async () => {
-    const made = await api.post<MadeOperator>(OPERATORS, { name: name.trim(), role })
+    const operator = await api.post<MadeOperator>(OPERATORS, { name: name.trim(), role })
     cache.invalidate(OPERATORS)
-    onMade(made)
+    onMade(operator)
   })
   const submit = (event: FormEvent) => {
     event.preventDefault()
@@ -267,11 +267,11 @@ function NewOperator({ onClose, onMade }: NewOperatorProps) {
         />
         <fieldset className="settings-choose">
           <legend>{form.role}</legend>
-          {ROLES.map((each) => (
-            <label key={each} className="check">
-              <input type="radio" name="role" checked={role === each} onChange={() => setRole(each)} />
+          {ROLES.map((option) => (
+            <label key={option} className="check">
+              <input type="radio" name="role" checked={role === option} onChange={() => setRole(option)} />
               <span>
-                <b>{words.roles[each].label}</b> <span className="faint">{words.roles[each].may}</span>
+                <b>{words.roles[option].label}</b> <span className="faint">{words.roles[option].may}</span>
               </span>
             </label>
           ))}
@@ -287,11 +287,11 @@ function InForce({ settings }: { settings: readonly SettingAnswer[] }) {
   const [text, setText] = useState("")
   const [isChanged, setChanged] = useState(false)
   const rows = useMemo(() => {
-    const wanted = text.trim().toLowerCase()
+    const query = text.trim().toLowerCase()
     return settings.filter(
-      (each) =>
-        (!isChanged || !each.is_default) &&
-        (each.variable.toLowerCase().includes(wanted) || each.remark.toLowerCase().includes(wanted)),
+      (setting) =>
+        (!isChanged || !setting.is_default) &&
+        (setting.variable.toLowerCase().includes(query) || setting.remark.toLowerCase().includes(query)),
     )
   }, [settings, text, isChanged])
   const isAsItComes = isChanged && !text.trim()
@@ -315,7 +315,7 @@ function InForce({ settings }: { settings: readonly SettingAnswer[] }) {
         />
       </div>
       {rows.length > 0 ? (
-        <ListTable label={inForce.title} columns={SETTINGS} rows={rows} rowKey={(each) => each.name} />
+        <ListTable label={inForce.title} columns={SETTINGS} rows={rows} rowKey={(setting) => setting.name} />
       ) : (
         <Empty
           title={isAsItComes ? inForce.noneSet : inForce.noFit}
@@ -344,21 +344,22 @@ const SETTINGS: ListColumn<SettingAnswer>[] = [
     key: "variable",
     title: words.inForce.columns.variable,
     head: true,
-    cell: (each) => <CopyId id={each.variable} whole />,
+    cell: (setting) => <CopyId id={setting.variable} whole />,
   },
   {
     key: "value",
     title: words.inForce.columns.value,
-    cell: (each) => (
-      <span className={each.is_default ? "mono" : "mono settings-set"}>
-        {told(each.value)} {!each.is_default && each.value !== MASK && <Badge>{words.inForce.set}</Badge>}
+    cell: (setting) => (
+      <span className={setting.is_default ? "mono" : "mono settings-set"}>
+        {valueText(setting.value)}{" "}
+        {!setting.is_default && setting.value !== MASK && <Badge>{words.inForce.set}</Badge>}
       </span>
     ),
   },
-  { key: "remark", title: words.inForce.columns.remark, cell: (each) => each.remark },
+  { key: "remark", title: words.inForce.columns.remark, cell: (setting) => setting.remark },
 ]
 
-function told(value: SettingAnswer["value"]) {
+function valueText(value: SettingAnswer["value"]) {
   if (value === "") return <span className="faint">{words.inForce.empty}</span>
   if (typeof value === "boolean") return value ? words.inForce.yes : words.inForce.no
   return typeof value === "number" ? count(value) : value

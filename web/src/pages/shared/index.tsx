@@ -72,16 +72,16 @@ function Ready({ shared }: { shared: SharedAnswer }) {
         </div>
         {shared.outputs.length > 1 && (
           <div className="result-row" role="group" aria-label={words.outputs}>
-            {shared.outputs.map((each, place) => (
+            {shared.outputs.map((output, place) => (
               <button
-                key={each.url}
+                key={output.url}
                 type="button"
                 className="print result-thumb"
-                aria-label={words.output(each.filename)}
+                aria-label={words.output(output.filename)}
                 aria-pressed={place === at}
                 onClick={() => setAt(place)}
               >
-                {each.content_type.startsWith("image/") && <img src={each.url} alt="" />}
+                {output.content_type.startsWith("image/") && <img src={output.url} alt="" />}
               </button>
             ))}
           </div>

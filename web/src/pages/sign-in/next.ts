@@ -1,8 +1,8 @@
 /** Returns the page to open after the sign-in: the page that required it, but never another
  * site. */
 export function goesTo(next: string | null, kinds: readonly string[]): string {
-  const usual = kinds.includes("operator") && !kinds.includes("customer") ? "/console" : "/"
-  if (!next) return usual
+  const home = kinds.includes("operator") && !kinds.includes("customer") ? "/console" : "/"
+  if (!next) return home
   try {
     const base = "http://here.invalid"
     const target = new URL(next, base)
@@ -10,8 +10,8 @@ export function goesTo(next: string | null, kinds: readonly string[]): string {
     // `/.//evil.example` is a path of this site that turns into another host when it is written
     // alone.
     const isOurs = target.origin === base && next.startsWith("/") && !path.startsWith("//")
-    return isOurs && !path.startsWith("/sign-in") ? path + target.search : usual
+    return isOurs && !path.startsWith("/sign-in") ? path + target.search : home
   } catch {
-    return usual
+    return home
   }
 }

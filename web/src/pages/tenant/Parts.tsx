@@ -88,7 +88,7 @@ function LimitsForm({ tenant, path, onClose }: OfTenant & { onClose: () => void 
   const isWrong = (field: keyof TypedLimits) => isChecked && "wrong" in answer && answer.wrong.has(field)
   const save = useAct(async () => {
     if ("wrong" in answer) return
-    for (const each of changes(tenant, answer.limits)) await api.put(`${path}/${each.path}`, each.body)
+    for (const change of changes(tenant, answer.limits)) await api.put(`${path}/${change.path}`, change.body)
     cache.invalidate(path)
     toast({ title: words.limits.done })
     onClose()
@@ -142,7 +142,7 @@ export function Prompts({ path, isGone }: { path: string; isGone: boolean }) {
   const [isOpen, setOpen] = useState(false)
   const offReason = useRoleReason("operator") ?? (isGone ? words.user.isGone : null)
   const { tenant } = prompts
-  const told = (all: readonly string[] | undefined, none: string) => all?.join(", ") || none
+  const listed = (all: readonly string[] | undefined, none: string) => all?.join(", ") || none
   return (
     <Panel
       title={tenant.title}
@@ -156,11 +156,11 @@ export function Prompts({ path, isGone }: { path: string; isGone: boolean }) {
         <p className="quiet">{tenant.text}</p>
         <dl className="tenant-facts">
           <dt>{tenant.fleets}</dt>
-          <dd>{terms?.fleets === null ? tenant.any : terms ? told(terms.fleets, tenant.none) : "…"}</dd>
+          <dd>{terms?.fleets === null ? tenant.any : terms ? listed(terms.fleets, tenant.none) : "…"}</dd>
           <dt>{tenant.allowed}</dt>
-          <dd>{terms ? told(terms.allow, tenant.nothing) : "…"}</dd>
+          <dd>{terms ? listed(terms.allow, tenant.nothing) : "…"}</dd>
           <dt>{tenant.denied}</dt>
-          <dd>{terms ? told(terms.deny, tenant.nothing) : "…"}</dd>
+          <dd>{terms ? listed(terms.deny, tenant.nothing) : "…"}</dd>
         </dl>
       </div>
       {isOpen && terms && <TenantTerms terms={terms} path={path} onClose={() => setOpen(false)} />}
@@ -195,12 +195,12 @@ export function Ledger({ tenantId }: { tenantId: string }) {
               <p className="quiet">{ledger.leftOut(books.pools_left_out.join(", "))}</p>
             )}
             <ul className="tenant-drifts">
-              {books.drifts.map((each) => (
-                <li key={`${each.fault} ${each.user_id} ${each.job_id}`}>
-                  {each.message}{" "}
-                  {each.job_id && (
-                    <Link href={`/console/jobs/${each.job_id}`}>
-                      {ledger.job} {shortId(each.job_id)}
+              {books.drifts.map((drift) => (
+                <li key={`${drift.fault} ${drift.user_id} ${drift.job_id}`}>
+                  {drift.message}{" "}
+                  {drift.job_id && (
+                    <Link href={`/console/jobs/${drift.job_id}`}>
+                      {ledger.job} {shortId(drift.job_id)}
                     </Link>
                   )}
                 </li>

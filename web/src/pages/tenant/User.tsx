@@ -78,7 +78,7 @@ function useOffReason({ user, isGone }: Pick<OfUser, "user" | "isGone">, role: "
 function MakeKey(of: OfUser) {
   const path = `${of.path}/users/${of.user.id}/keys`
   const [isNew, setNew] = useState(false)
-  const [made, setMade] = useState<AdminMadeKey | null>(null)
+  const [newKey, setNewKey] = useState<AdminMadeKey | null>(null)
   return (
     <>
       <Button size="small" icon="key" offReason={useOffReason(of, "operator")} onClick={() => setNew(true)}>
@@ -91,11 +91,11 @@ function MakeKey(of: OfUser) {
           onClose={() => setNew(false)}
           onMade={(key) => {
             setNew(false)
-            setMade(key)
+            setNewKey(key)
           }}
         />
       )}
-      {made && <KeyShownOnce made={made} onDone={() => setMade(null)} />}
+      {newKey && <KeyShownOnce newKey={newKey} onDone={() => setNewKey(null)} />}
     </>
   )
 }
@@ -104,26 +104,26 @@ function Keys({ user, path }: Omit<OfUser, "isGone">) {
   const base = `${path}/users/${user.id}/keys`
   const keys = useQuery<AdminKeys>(base)
   const offReason = useRoleReason("operator")
-  const [asked, setAsked] = useState<AdminKeyAnswer | null>(null)
+  const [revoking, setRevoking] = useState<AdminKeyAnswer | null>(null)
   return (
     <>
       <Loaded query={keys} skeleton={<Skeleton height="96px" />}>
-        {(found) => (
+        {(answer) => (
           <>
-            {found.keys.every(isOver) && <Empty title={words.user.noKey}>{words.user.noKeyText}</Empty>}
-            <KeyTable keys={found.keys} onRevoke={setAsked} offReason={offReason} />
+            {answer.keys.every(isOver) && <Empty title={words.user.noKey}>{words.user.noKeyText}</Empty>}
+            <KeyTable keys={answer.keys} onRevoke={setRevoking} offReason={offReason} />
           </>
         )}
       </Loaded>
       <Confirm
-        open={asked !== null}
-        onClose={() => setAsked(null)}
-        title={words.user.revokeTitle(asked?.name ?? "")}
+        open={revoking !== null}
+        onClose={() => setRevoking(null)}
+        title={words.user.revokeTitle(revoking?.name ?? "")}
         act={words.user.revokeAct}
         onConfirm={async () => {
-          if (!asked) return
-          await api.post(`${base}/${asked.id}/revoke`)
-          toast({ title: words.user.revoked(asked.name) })
+          if (!revoking) return
+          await api.post(`${base}/${revoking.id}/revoke`)
+          toast({ title: words.user.revoked(revoking.name) })
           cache.invalidate(base)
         }}
       >
@@ -149,7 +149,7 @@ function Wallet({ user, path }: Omit<OfUser, "isGone">) {
                 label={words.user.wallet}
                 columns={LINES}
                 rows={pages.rows}
-                rowKey={(each) => each.id}
+                rowKey={(transaction) => transaction.id}
               />
             </div>
           ) : (
@@ -173,25 +173,30 @@ const LINES: ListColumn<AdminTransactionAnswer>[] = [
     key: "what",
     title: columns.what,
     head: true,
-    cell: (each) => words.wallet.types[each.type] ?? each.type,
+    cell: (transaction) => words.wallet.types[transaction.type] ?? transaction.type,
   },
   {
     key: "of",
     title: columns.of,
     mono: true,
-    cell: (each) =>
-      each.job_id ? (
-        <Link href={`/console/jobs/${each.job_id}`}>{shortId(each.job_id)}</Link>
+    cell: (transaction) =>
+      transaction.job_id ? (
+        <Link href={`/console/jobs/${transaction.job_id}`}>{shortId(transaction.job_id)}</Link>
       ) : (
-        each.provider_transaction_id
+        transaction.provider_transaction_id
       ),
   },
-  { key: "time", title: columns.time, right: true, cell: (each) => <Time at={each.created_at} /> },
+  {
+    key: "time",
+    title: columns.time,
+    right: true,
+    cell: (transaction) => <Time at={transaction.created_at} />,
+  },
   {
     key: "tokens",
     title: columns.tokens,
     right: true,
-    cell: (each) => <Tokens value={each.amount} sign={each.amount !== 0} />,
+    cell: (transaction) => <Tokens value={transaction.amount} sign={transaction.amount !== 0} />,
   },
 ]
 

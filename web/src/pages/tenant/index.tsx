@@ -38,12 +38,12 @@ export default function TenantPage({ id }: { id: string }) {
   const path = `/api/admin/tenants/${encodeURIComponent(id)}`
   const tenant = useQuery<TenantAnswer>(path)
   useAuditNews(() => cache.invalidate(path))
-  const found = tenant.data
-  const state = found && stateOfTenant(found)
+  const answer = tenant.data
+  const state = answer && stateOfTenant(answer)
   return (
     <Page
       className="tenant"
-      title={found?.name ?? list.title}
+      title={answer?.name ?? list.title}
       aside={
         state && (
           <Status status={ICONS[state]} pill>
@@ -73,7 +73,7 @@ export default function TenantPage({ id }: { id: string }) {
           </Empty>
         }
       >
-        {(known) => <Whole tenant={known} path={path} />}
+        {(details) => <Whole tenant={details} path={path} />}
       </Loaded>
     </Page>
   )
@@ -102,10 +102,10 @@ function Whole({ tenant, path }: { tenant: TenantAnswer; path: string }) {
 }
 
 function UserList({ path, isGone }: { path: string; isGone: boolean }) {
-  const pages = usePages<UserAnswer, Users>(`${path}/users`, { limit: 100 }, (each) => each.users, "after")
+  const pages = usePages<UserAnswer, Users>(`${path}/users`, { limit: 100 }, (page) => page.users, "after")
   const wallets = useQuery<AdminWallets>(`${path}/wallets`, { query: { limit: WALLETS } })
   const balances = useMemo(
-    () => new Map(wallets.data?.wallets.map((each) => [each.user_id, each.balance])),
+    () => new Map(wallets.data?.wallets.map((wallet) => [wallet.user_id, wallet.balance])),
     [wallets.data],
   )
   const [isNew, setNew] = useState(false)
@@ -113,7 +113,7 @@ function UserList({ path, isGone }: { path: string; isGone: boolean }) {
   const named = new URLSearchParams(useSearch()).get("user")
   const offReason = useRoleReason("operator") ?? (isGone ? words.user.isGone : null)
   const users = pages.rows
-  const shown = users?.find((each) => each.id === named) ?? users?.[0]
+  const shown = users?.find((user) => user.id === named) ?? users?.[0]
   const show = (id: string) => go(`${here}?user=${id}`, { replace: true })
   return (
     <div className="stack">
@@ -132,8 +132,8 @@ function UserList({ path, isGone }: { path: string; isGone: boolean }) {
                 label={words.users.title}
                 columns={columnsOf(balances, show)}
                 rows={users}
-                rowKey={(each) => each.id}
-                isCurrent={(each) => each.id === shown?.id}
+                rowKey={(user) => user.id}
+                isCurrent={(user) => user.id === shown?.id}
               />
             ) : (
               <Empty title={words.users.none}>{words.users.noneText}</Empty>

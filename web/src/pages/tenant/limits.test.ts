@@ -27,7 +27,7 @@ describe("limits of a tenant", () => {
       { path: "limits", body: { max_queued: 7, min_priority: -1000, max_priority: 1000 } },
     ])
     expect(
-      changes(USUAL, { ...USUAL, retention_days: 3, max_storage_bytes: 0 }).map((each) => each.path),
+      changes(USUAL, { ...USUAL, retention_days: 3, max_storage_bytes: 0 }).map((change) => change.path),
     ).toEqual(["retention", "quota"])
   })
 })

@@ -23,7 +23,7 @@ import { ShownOnce } from "@/ui/ShownOnce"
 import { type Column, Table } from "@/ui/Table"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/tenants"
-import { found, ICONS, isEmail, stateOfTenant } from "./tenants"
+import { ICONS, isEmail, matching, stateOfTenant } from "./tenants"
 import "./tenants.css"
 
 const PATH = "/api/admin/tenants"
@@ -33,10 +33,10 @@ export default function TenantsPage() {
   const all = tenants.data?.tenants
   const [text, setText] = useState("")
   const [isNew, setNew] = useState(false)
-  const [made, setMade] = useState<MadeTenant | null>(null)
+  const [created, setCreated] = useState<MadeTenant | null>(null)
   const [, go] = useLocation()
   const offReason = useRoleReason("operator")
-  const rows = useMemo(() => all && found(all, text), [all, text])
+  const rows = useMemo(() => all && matching(all, text), [all, text])
   useAuditNews(tenants.reload)
   useEffect(() => {
     if (all) putConsoleCounts({ tenants: all.length })
@@ -70,8 +70,8 @@ export default function TenantsPage() {
           label={words.title}
           columns={COLUMNS}
           rows={rows}
-          rowKey={(each) => each.id}
-          onOpen={(each) => go(`/console/tenants/${each.id}`)}
+          rowKey={(tenant) => tenant.id}
+          onOpen={(tenant) => go(`/console/tenants/${tenant.id}`)}
           empty={
             all?.length === 0 ? (
               <Empty title={words.none} act={makeOne("go")}>
@@ -88,18 +88,18 @@ export default function TenantsPage() {
           onClose={() => setNew(false)}
           onMade={(tenant) => {
             setNew(false)
-            setMade(tenant)
+            setCreated(tenant)
           }}
         />
       )}
-      {made && (
+      {created && (
         <ShownOnce
           title={words.once.title}
           text={words.once.text}
           label={common.once.key}
-          secret={made.key}
+          secret={created.key}
           act={words.once.act}
-          onDone={() => go(`/console/tenants/${made.id}`)}
+          onDone={() => go(`/console/tenants/${created.id}`)}
         />
       )}
     </Page>
@@ -163,13 +163,13 @@ const COLUMNS: Column<TenantAnswer>[] = [
   },
 ]
 
-function limit(most: number | null, told: (most: number) => string) {
-  return most === null ? <span className="faint">{words.asSettings}</span> : words.most(told(most))
+function limit(most: number | null, format: (most: number) => string) {
+  return most === null ? <span className="faint">{words.asSettings}</span> : words.most(format(most))
 }
 
 interface NewTenantProps {
   onClose: () => void
-  onMade: (made: MadeTenant) => void
+  onMade: (tenant: MadeTenant) => void
 }
 
 function NewTenant({ onClose, onMade }: NewTenantProps) {
@@ -178,9 +178,9 @@ function NewTenant({ onClose, onMade }: NewTenantProps) {
   const [isChecked, setChecked] = useState(false)
   const isWrong = email.trim() !== "" && !isEmail(email)
   const make = useAct(async () => {
-    const made = await api.post<MadeTenant>(PATH, { name: name.trim(), email: email.trim() || null })
+    const tenant = await api.post<MadeTenant>(PATH, { name: name.trim(), email: email.trim() || null })
     cache.invalidate(PATH)
-    onMade(made)
+    onMade(tenant)
   })
   const submit = (event: FormEvent) => {
     event.preventDefault()

@@ -1,15 +1,15 @@
 import { describe, expect, it } from "vitest"
-import { found, isEmail, stateOfTenant } from "./tenants"
+import { isEmail, matching, stateOfTenant } from "./tenants"
 
 const ADA = { id: "0197a1b2-0000-7000-8000-000000000001", name: "Ada's films" }
 const BOB = { id: "0297a1b2-0000-7000-8000-000000000001", name: "Bob" }
 
 describe("tenants", () => {
   it("are found by a part of their name or the beginning of their id", () => {
-    expect(found([ADA, BOB], " FILM ")).toEqual([ADA])
-    expect(found([ADA, BOB], "0297")).toEqual([BOB])
-    expect(found([ADA, BOB], "a1b2")).toEqual([])
-    expect(found([ADA, BOB], "  ")).toEqual([ADA, BOB])
+    expect(matching([ADA, BOB], " FILM ")).toEqual([ADA])
+    expect(matching([ADA, BOB], "0297")).toEqual([BOB])
+    expect(matching([ADA, BOB], "a1b2")).toEqual([])
+    expect(matching([ADA, BOB], "  ")).toEqual([ADA, BOB])
   })
   it("are active until they are being erased", () => {
     const at = "2026-01-01T00:00:00Z"

@@ -13,13 +13,13 @@ export function stateOfTenant(tenant: Pick<TenantAnswer, "erasing_at" | "erased_
 export const ICONS = { active: "online", erasing: "running", erased: "cancelled" } as const
 
 /** Returns the items whose name contains the text, or whose id starts with it. */
-export function found<Each extends { id: string; name: string }>(
+export function matching<Each extends { id: string; name: string }>(
   tenants: readonly Each[],
   text: string,
 ): readonly Each[] {
-  const wanted = text.trim().toLowerCase()
-  if (!wanted) return tenants
-  return tenants.filter(({ id, name }) => name.toLowerCase().includes(wanted) || id.startsWith(wanted))
+  const query = text.trim().toLowerCase()
+  if (!query) return tenants
+  return tenants.filter(({ id, name }) => name.toLowerCase().includes(query) || id.startsWith(query))
 }
 
 /** Checks an email address with the same rule as the control plane. Whether the address exists

@@ -30,7 +30,7 @@ export function FiringLog({ trigger, pipelines }: FiringLogProps) {
     const timer = setInterval(() => document.hidden || cache.invalidate(path), LOOK_AGAIN_MS)
     return () => clearInterval(timer)
   }, [path])
-  const pipeline = pipelines.find((each) => each.id === trigger.pipeline_id)
+  const pipeline = pipelines.find((pipeline) => pipeline.id === trigger.pipeline_id)
   const runPath = (run: string) =>
     trigger.graph_id ? `/graph-runs/${run}` : `/pipelines/${pipeline?.id ?? trigger.pipeline_id}/runs/${run}`
   return (
@@ -43,7 +43,7 @@ export function FiringLog({ trigger, pipelines }: FiringLogProps) {
               label={words.firings}
               columns={columnsOf(runPath)}
               rows={pages.rows}
-              rowKey={(each) => each.id}
+              rowKey={(firing) => firing.id}
             />
           ) : (
             <p className="faint">
@@ -71,19 +71,23 @@ function columnsOf(runPath: (run: string) => string): ListColumn<FiringAnswer>[]
       key: "state",
       title: columns.state,
       head: true,
-      cell: (each) => (
-        <Status status={STATES[each.status] ?? each.status}>{words.states[each.status]}</Status>
+      cell: (firing) => (
+        <Status status={STATES[firing.status] ?? firing.status}>{words.states[firing.status]}</Status>
       ),
     },
-    { key: "cause", title: columns.cause, cell: (each) => words.causes[each.cause] ?? each.cause },
-    { key: "time", title: columns.time, cell: (each) => <Time at={each.planned_at ?? each.created_at} /> },
+    { key: "cause", title: columns.cause, cell: (firing) => words.causes[firing.cause] ?? firing.cause },
+    {
+      key: "time",
+      title: columns.time,
+      cell: (firing) => <Time at={firing.planned_at ?? firing.created_at} />,
+    },
     {
       key: "run",
       title: columns.run,
-      cell: (each) =>
-        each.run_id ? (
-          <Link href={runPath(each.run_id)}>
-            {each.run_status ? (words.runStates[each.run_status] ?? each.run_status) : words.openRun}
+      cell: (firing) =>
+        firing.run_id ? (
+          <Link href={runPath(firing.run_id)}>
+            {firing.run_status ? (words.runStates[firing.run_status] ?? firing.run_status) : words.openRun}
           </Link>
         ) : (
           words.noRun
@@ -92,7 +96,7 @@ function columnsOf(runPath: (run: string) => string): ListColumn<FiringAnswer>[]
     {
       key: "reason",
       title: columns.reason,
-      cell: (each) => each.error ?? (each.missed > 0 ? words.missed(each.missed) : ""),
+      cell: (firing) => firing.error ?? (firing.missed > 0 ? words.missed(firing.missed) : ""),
     },
   ]
 }

@@ -15,7 +15,7 @@ import type { Targets } from "./index"
 interface NewTriggerProps {
   targets: Targets
   onClose: () => void
-  onMade: (made: MadeTrigger) => void
+  onMade: (trigger: MadeTrigger) => void
 }
 
 const { form } = words
@@ -181,7 +181,7 @@ interface TargetFieldsProps extends PartProps {
 
 function TargetFields({ draft, set, isChecked, targets, wrong }: TargetFieldsProps) {
   const [kind, id] = draft.target.split(":")
-  const graph = kind === "graph" ? targets.graphs.find((each) => each.id === id) : undefined
+  const graph = kind === "graph" ? targets.graphs.find((graph) => graph.id === id) : undefined
   const versions = Array.from({ length: graph?.version ?? 0 }, (_, at) => String((graph?.version ?? 0) - at))
   return (
     <div className="triggers-pair">
@@ -190,10 +190,10 @@ function TargetFields({ draft, set, isChecked, targets, wrong }: TargetFieldsPro
         error={isChecked && wrong}
         options={[
           ...(draft.target ? [] : [{ value: "", label: form.choose }]),
-          ...targets.graphs.map((each) => ({ value: `graph:${each.id}`, label: each.name })),
-          ...targets.pipelines.map((each) => ({
-            value: `pipeline:${each.id}`,
-            label: form.pipelineNamed(each.name),
+          ...targets.graphs.map((option) => ({ value: `graph:${option.id}`, label: option.name })),
+          ...targets.pipelines.map((pipeline) => ({
+            value: `pipeline:${pipeline.id}`,
+            label: form.pipelineNamed(pipeline.name),
           })),
         ]}
         value={draft.target}
@@ -204,7 +204,7 @@ function TargetFields({ draft, set, isChecked, targets, wrong }: TargetFieldsPro
           label={form.version}
           options={[
             { value: "", label: form.newest },
-            ...versions.map((each) => ({ value: each, label: each })),
+            ...versions.map((version) => ({ value: version, label: version })),
           ]}
           value={draft.version}
           onChange={(version) => set({ version })}
@@ -226,7 +226,7 @@ function TargetFields({ draft, set, isChecked, targets, wrong }: TargetFieldsPro
 function ScheduleFields({ draft, set }: PartProps) {
   const { plan, cron, timezone } = draft
   const isWhole = cron.trim().split(/\s+/).length === 5
-  const asked = useQuery<ScheduleMoments>(isWhole ? "/api/triggers/moments" : null, {
+  const preview = useQuery<ScheduleMoments>(isWhole ? "/api/triggers/moments" : null, {
     query: { cron: cron.trim(), timezone },
     freshSeconds: 30,
   })
@@ -235,9 +235,9 @@ function ScheduleFields({ draft, set }: PartProps) {
     set({ plan: next, cron: cronOf(next) ?? cron })
   }
   const isOwn = plan.rhythm === "own"
-  const told = asked.error?.message
-  const wrongZone = asked.error?.details.field === "timezone" ? form.noZone(timezone) : undefined
-  const wrong = isWhole ? (wrongZone ? undefined : told) : form.cronHint
+  const message = preview.error?.message
+  const wrongZone = preview.error?.details.field === "timezone" ? form.noZone(timezone) : undefined
+  const wrong = isWhole ? (wrongZone ? undefined : message) : form.cronHint
   return (
     <>
       <div className="triggers-pair">
@@ -277,12 +277,12 @@ function ScheduleFields({ draft, set }: PartProps) {
         />
         <Zone draft={draft} set={set} wrong={wrongZone} />
       </div>
-      {asked.data && !told && !wrong && (
+      {preview.data && !message && !wrong && (
         <div role="status">
           <p className="triggers-told">{inWords(cron)}</p>
           <ol className="triggers-moments" aria-label={form.moments}>
-            {asked.data.moments.map((each) => (
-              <li key={each}>{momentIn(each, timezone)}</li>
+            {preview.data.moments.map((moment) => (
+              <li key={moment}>{momentIn(moment, timezone)}</li>
             ))}
           </ol>
         </div>
@@ -312,8 +312,8 @@ function Zone({ draft, set, wrong }: ZoneProps): ReactNode {
         onChange={(event) => set({ timezone: event.target.value })}
       />
       <datalist id="triggers-zones">
-        {Intl.supportedValuesOf("timeZone").map((each) => (
-          <option key={each} value={each} />
+        {Intl.supportedValuesOf("timeZone").map((zone) => (
+          <option key={zone} value={zone} />
         ))}
       </datalist>
     </>
@@ -364,16 +364,16 @@ function InputFields({ draft, set, isChecked, inputs, wrong }: InputFieldsProps)
 type Problems = Readonly<Record<string, string | undefined>>
 
 function problemsOf(draft: Draft, inputs: readonly GraphPort[]): Problems {
-  const found: Record<string, string> = {}
-  if (draft.name.trim() === "") found.name = form.nameMissing
-  if (draft.target === "") found.target = form.targetMissing
-  if (draft.tokens === "") found.tokens = form.tokensMissing
-  if (draft.target.startsWith("pipeline:") && !isObject(draft.variables)) found.variables = form.notJson
+  const mistakes: Record<string, string> = {}
+  if (draft.name.trim() === "") mistakes.name = form.nameMissing
+  if (draft.target === "") mistakes.target = form.targetMissing
+  if (draft.tokens === "") mistakes.tokens = form.tokensMissing
+  if (draft.target.startsWith("pipeline:") && !isObject(draft.variables)) mistakes.variables = form.notJson
   for (const amount of ["tokens", "perRun"] as const)
-    if (draft[amount] !== "" && !/^\d+$/.test(draft[amount])) found[amount] = form.tokensWrong
+    if (draft[amount] !== "" && !/^\d+$/.test(draft[amount])) mistakes[amount] = form.tokensWrong
   for (const { name, type, required } of inputs)
-    if (required && !isGiven(draft, name, type)) found[`input ${name}`] = form.missing(name)
-  return found
+    if (required && !isFilled(draft, name, type)) mistakes[`input ${name}`] = form.missing(name)
+  return mistakes
 }
 
 /** Only schedules have files here. A webhook's files come with its requests. */
@@ -381,7 +381,7 @@ function isFile({ kind }: Draft, type: string): boolean {
   return kind === "schedule" && MEDIA.has(type)
 }
 
-function isGiven(draft: Draft, name: string, type: string): boolean {
+function isFilled(draft: Draft, name: string, type: string): boolean {
   return isFile(draft, type) ? Boolean(draft.files[name]) : Boolean(draft.inputs[name]?.trim())
 }
 
@@ -403,7 +403,7 @@ function isObject(text: string): boolean {
 function bodyOf(draft: Draft, inputs: readonly GraphPort[]) {
   const [kind, id] = draft.target.split(":")
   const isGraph = kind === "graph"
-  const given = inputs.flatMap(({ name, type }) => {
+  const filled = inputs.flatMap(({ name, type }) => {
     const text = draft.inputs[name]?.trim() ?? ""
     return text === "" ? [] : [[name, type === "text" ? text : inputOf(text)] as const]
   })
@@ -413,7 +413,7 @@ function bodyOf(draft: Draft, inputs: readonly GraphPort[]) {
     version: isGraph && draft.version !== "" ? Number(draft.version) : undefined,
     pipeline: isGraph ? undefined : id,
     base_candidates: isGraph ? undefined : Number(draft.base),
-    inputs: isGraph ? Object.fromEntries(given) : inputOf(draft.variables),
+    inputs: isGraph ? Object.fromEntries(filled) : inputOf(draft.variables),
     cron: draft.kind === "schedule" ? draft.cron.trim() : undefined,
     timezone: draft.timezone,
     catch_up: draft.kind === "schedule" && draft.isCaughtUp,

@@ -1,18 +1,18 @@
 import { describe, expect, it } from "vitest"
 import { cronOf, inputOf, inWords, momentIn, type Rhythm } from "./cron"
 
-function made(rhythm: Rhythm) {
+function cronFor(rhythm: Rhythm) {
   return cronOf({ rhythm, time: "02:30", day: "WED" })
 }
 
 describe("a schedule", () => {
   it("is made out of a few questions", () => {
-    expect(made("hourly")).toBe("30 * * * *")
-    expect(made("daily")).toBe("30 2 * * *")
-    expect(made("weekdays")).toBe("30 2 * * MON-FRI")
-    expect(made("weekly")).toBe("30 2 * * WED")
-    expect(made("monthly")).toBe("30 2 1 * *")
-    expect(made("own")).toBeNull()
+    expect(cronFor("hourly")).toBe("30 * * * *")
+    expect(cronFor("daily")).toBe("30 2 * * *")
+    expect(cronFor("weekdays")).toBe("30 2 * * MON-FRI")
+    expect(cronFor("weekly")).toBe("30 2 * * WED")
+    expect(cronFor("monthly")).toBe("30 2 1 * *")
+    expect(cronFor("own")).toBeNull()
   })
 
   it("is told in words, or as it is written", () => {

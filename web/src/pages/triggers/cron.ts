@@ -38,13 +38,13 @@ export function inWords(cron: string): string {
   if (hours && days) return join(words.everyHours(Number(hours[1]), two(minute)), date, day, days)
   if (hour === "*" && days) return join(words.everyHour(two(minute)), date, day, days)
   if (!/^\d+(,\d+)*$/.test(hour) || !days) return cron
-  const times = hour.split(",").map((each) => `${two(each)}:${two(minute)}`)
+  const times = hour.split(",").map((time) => `${two(time)}:${two(minute)}`)
   return words.daysAt(days, times.join(", "))
 }
 
 /** Adds the days to a schedule that repeats throughout the day, unless it runs every day. */
-function join(told: string, date: string, day: string, days: string): string {
-  return date === "*" && day === "*" ? told : `${told}, ${days}`
+function join(time: string, date: string, day: string, days: string): string {
+  return date === "*" && day === "*" ? time : `${time}, ${days}`
 }
 
 function two(text: string): string {
@@ -58,8 +58,8 @@ function daysInWords(date: string, day: string): string {
   if (day === "*" && date === "L") return words.lastDay
   if (date !== "*") return ""
   if (day === "MON-FRI" || day === "1-5") return words.onWeekdays
-  const names = day.split(",").map((each) => words.days[dayKey(each)])
-  return names.every((each) => each) ? words.on(names.join(", ")) : ""
+  const names = day.split(",").map((part) => words.days[dayKey(part)])
+  return names.every((name) => name) ? words.on(names.join(", ")) : ""
 }
 
 function dayKey(day: string): string {

@@ -43,8 +43,8 @@ const PATH = "/api/triggers"
 const PAGE = 100
 const LIST = pathOf(PATH, { limit: PAGE })
 
-function without(known: Triggers, id: string): Triggers {
-  return { ...known, triggers: known.triggers.filter((each) => each.id !== id) }
+function without(list: Triggers, id: string): Triggers {
+  return { ...list, triggers: list.triggers.filter((trigger) => trigger.id !== id) }
 }
 
 /** The graphs and pipelines that a trigger may run, by id. */
@@ -57,7 +57,7 @@ export default function TriggersPage() {
   const pages = usePages<TriggerAnswer, Triggers>(PATH, { limit: PAGE }, (answer) => answer.triggers)
   const targets = useTargets()
   const [isNew, setNew] = useState(false)
-  const [made, setMade] = useState<MadeTrigger | null>(null)
+  const [newTrigger, setNewTrigger] = useState<MadeTrigger | null>(null)
   const isNone = pages.rows?.length === 0
   const makeOne = (
     <Button kind="ink" icon="plus" onClick={() => setNew(true)}>
@@ -82,8 +82,8 @@ export default function TriggersPage() {
             </Empty>
           ) : (
             <div className="stack">
-              {pages.rows?.map((each) => (
-                <OneTrigger key={each.id} trigger={each} targets={targets} onSecret={setMade} />
+              {pages.rows?.map((row) => (
+                <OneTrigger key={row.id} trigger={row} targets={targets} onSecret={setNewTrigger} />
               ))}
             </div>
           )
@@ -102,11 +102,13 @@ export default function TriggersPage() {
           onMade={(trigger) => {
             setNew(false)
             cache.invalidate(PATH)
-            if (trigger.secret) setMade(trigger)
+            if (trigger.secret) setNewTrigger(trigger)
           }}
         />
       )}
-      {made?.secret && <Once made={made} secret={made.secret} onDone={() => setMade(null)} />}
+      {newTrigger?.secret && (
+        <Once trigger={newTrigger} secret={newTrigger.secret} onDone={() => setNewTrigger(null)} />
+      )}
     </Page>
   )
 }
@@ -124,9 +126,9 @@ function useTargets(): Targets {
 }
 
 /** Shows the secret, which is visible only now, and how to use it. */
-function Once({ made, secret, onDone }: { made: MadeTrigger; secret: string; onDone: () => void }) {
-  const address = `${location.origin}${made.path}`
-  const curl = `curl -X POST "${address}" \\\n  -H "Authorization: Bearer ${secret}" \\\n  -d '${exampleOf(made)}'`
+function Once({ trigger, secret, onDone }: { trigger: MadeTrigger; secret: string; onDone: () => void }) {
+  const address = `${location.origin}${trigger.path}`
+  const curl = `curl -X POST "${address}" \\\n  -H "Authorization: Bearer ${secret}" \\\n  -d '${exampleOf(trigger)}'`
   return (
     <ShownOnce
       label={words.once.label}
@@ -163,12 +165,12 @@ function exampleOf({ inputs }: TriggerAnswer): string {
 interface OneTriggerProps {
   trigger: TriggerAnswer
   targets: Targets
-  onSecret: (made: MadeTrigger) => void
+  onSecret: (trigger: MadeTrigger) => void
 }
 
 function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
   const path = `${PATH}/${trigger.id}`
-  const [asked, ask] = useState<"remove" | "secret" | "fire" | null>(null)
+  const [dialog, setDialog] = useState<"remove" | "secret" | "fire" | null>(null)
   const isWebhook = trigger.kind === "webhook"
   const change = useAct(async (what: "pause" | "resume") => {
     await api.post(`${path}/${what}`)
@@ -188,9 +190,9 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
     )
     cache.invalidate(PATH)
     cache.invalidate("/api/wallet")
-    ask(null)
+    setDialog(null)
   })
-  const error = change.error ?? (asked === "fire" ? null : fire.error)
+  const error = change.error ?? (dialog === "fire" ? null : fire.error)
   const state = trigger.is_paused ? "paused" : trigger.is_spent ? "queued" : "online"
   const stateWords = trigger.is_paused ? words.paused : trigger.is_spent ? words.spent : words.active
   return (
@@ -204,7 +206,7 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
             size="small"
             icon="bolt"
             busy={fire.isRunning}
-            onClick={() => (isWebhook ? ask("fire") : void fire.run(null))}
+            onClick={() => (isWebhook ? setDialog("fire") : void fire.run(null))}
           >
             {words.fire}
           </Button>
@@ -218,11 +220,11 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
             {trigger.is_paused ? words.resume : words.pause}
           </Button>
           {isWebhook && (
-            <Button size="small" kind="ghost" onClick={() => ask("secret")}>
+            <Button size="small" kind="ghost" onClick={() => setDialog("secret")}>
               {words.secret}
             </Button>
           )}
-          <Button size="small" kind="ghost" className="is-danger" onClick={() => ask("remove")}>
+          <Button size="small" kind="ghost" className="is-danger" onClick={() => setDialog("remove")}>
             {words.remove}
           </Button>
         </span>
@@ -232,20 +234,20 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
         <Facts trigger={trigger} targets={targets} />
         <FiringLog trigger={trigger} pipelines={targets.pipelines} />
       </div>
-      {asked === "fire" && (
+      {dialog === "fire" && (
         <FireDialog
           name={trigger.name}
           body={exampleOf(trigger)}
           isRunning={fire.isRunning}
-          onClose={() => ask(null)}
+          onClose={() => setDialog(null)}
           onFire={(body) => void fire.run(body)}
         >
           {fire.error && <ErrorNote error={fire.error} />}
         </FireDialog>
       )}
       <Confirm
-        open={asked === "secret"}
-        onClose={() => ask(null)}
+        open={dialog === "secret"}
+        onClose={() => setDialog(null)}
         title={words.secretTitle}
         act={words.secretAct}
         onConfirm={async () => onSecret(await api.post<MadeTrigger>(`${path}/secret`))}
@@ -253,15 +255,15 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
         <p>{words.secretText}</p>
       </Confirm>
       <Confirm
-        open={asked === "remove"}
-        onClose={() => ask(null)}
+        open={dialog === "remove"}
+        onClose={() => setDialog(null)}
         title={words.removeTitle(trigger.name)}
         act={words.removeAct}
         onConfirm={async () => {
           await api.delete(path)
           toast({ title: words.removed(trigger.name) })
           // The trigger's firings were deleted with it, so they must not be read again.
-          cache.set<Triggers>(LIST, (known) => known && without(known, trigger.id))
+          cache.set<Triggers>(LIST, (before) => before && without(before, trigger.id))
         }}
       >
         <p>{words.removeText}</p>
@@ -312,8 +314,8 @@ function Facts({ trigger, targets }: Pick<OneTriggerProps, "trigger" | "targets"
 }
 
 function Target({ trigger, targets }: Pick<OneTriggerProps, "trigger" | "targets">) {
-  const graph = targets.graphs.find((each) => each.id === trigger.graph_id)
-  const pipeline = targets.pipelines.find((each) => each.id === trigger.pipeline_id)
+  const graph = targets.graphs.find((graph) => graph.id === trigger.graph_id)
+  const pipeline = targets.pipelines.find((pipeline) => pipeline.id === trigger.pipeline_id)
   if (graph) return <Link href={`/graphs/${graph.id}`}>{words.runs(graph.name, trigger.version)}</Link>
   if (pipeline) return <Link href={`/pipelines/${pipeline.id}`}>{words.runsPipeline(pipeline.name)}</Link>
   return <p>{words.runsPipeline(words.gone)}</p>

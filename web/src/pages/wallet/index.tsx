@@ -55,7 +55,7 @@ export default function Wallet() {
     <div className="page wallet">
       <aside className="wallet-side">
         <Loaded query={summary} skeleton={<BalanceComing />}>
-          {(found) => <Balance summary={found} />}
+          {(summary) => <Balance summary={summary} />}
         </Loaded>
         <section>
           <h2>{words.how}</h2>
@@ -206,19 +206,19 @@ function Lines({ lines }: { lines: readonly Line[] }) {
           </th>
         </tr>
       </thead>
-      {byDay(lines, (each) => each.at).map((day) => (
+      {byDay(lines, (line) => line.at).map((day) => (
         <tbody key={day.key}>
           <tr>
             <th scope="rowgroup" colSpan={6} className="wallet-day">
               {dayTitle(day.key)}
             </th>
           </tr>
-          {day.rows.map((each) => (
+          {day.rows.map((line) => (
             <OneLine
-              key={each.id}
-              line={each}
-              effect={each.effectId ? effects.get(each.effectId) : undefined}
-              picture={each.videoId ? pictures.get(each.videoId) : undefined}
+              key={line.id}
+              line={line}
+              effect={line.effectId ? effects.get(line.effectId) : undefined}
+              picture={line.videoId ? pictures.get(line.videoId) : undefined}
             />
           ))}
         </tbody>
@@ -285,15 +285,15 @@ function detailOf(line: Line): string {
 function usePictures(): ReadonlyMap<string, string> {
   const media = useQuery<Videos>("/api/videos", { query: { limit: 100, urls: true }, freshSeconds: 300 })
   return useMemo(() => {
-    const found = new Map<string, string>()
-    for (const each of media.data?.videos ?? []) {
-      const isPicture = each.processed_content_type?.startsWith("image/")
-      const made = each.processed_small_url ?? each.processed_file_url
-      const original = each.original_small_url ?? each.original_file_url
-      const url = isPicture ? made : each.kind === "image" ? original : null
-      if (url) found.set(each.id, url)
+    const pictures = new Map<string, string>()
+    for (const item of media.data?.videos ?? []) {
+      const isPicture = item.processed_content_type?.startsWith("image/")
+      const picture = item.processed_small_url ?? item.processed_file_url
+      const original = item.original_small_url ?? item.original_file_url
+      const url = isPicture ? picture : item.kind === "image" ? original : null
+      if (url) pictures.set(item.id, url)
     }
-    return found
+    return pictures
   }, [media.data])
 }
 
@@ -311,14 +311,14 @@ function Csv() {
     const title = (id: string | null) => (id && effects.get(id)?.title) ?? id
     const text = csvOf(
       words.csvHead,
-      all.map((each) => [
-        each.id,
-        each.created_at,
-        each.type,
-        each.amount,
-        each.job_id,
-        title(each.effect_id),
-        each.provider_transaction_id,
+      all.map((transaction) => [
+        transaction.id,
+        transaction.created_at,
+        transaction.type,
+        transaction.amount,
+        transaction.job_id,
+        title(transaction.effect_id),
+        transaction.provider_transaction_id,
       ]),
     )
     saveFile(new Blob([text], { type: "text/csv" }), words.csvName)

@@ -32,19 +32,19 @@ const ALL = [
 
 test("what was held and spent is one line, and the balance goes along", () => {
   const lines = linesOf(ALL, "all", 233, false)
-  expect(lines.map((each) => [each.kind, each.amount, each.balance])).toEqual([
+  expect(lines.map((line) => [line.kind, line.amount, line.balance])).toEqual([
     ["held", -4, 233],
     ["back", 12, 237],
     ["held", -12, 225],
     ["spent", -3, 237],
     ["added", 240, 240],
   ])
-  expect(lines.map((each) => each.isOver)).toEqual([false, true, true, true, false])
+  expect(lines.map((line) => line.isOver)).toEqual([false, true, true, true, false])
 })
 
 test("by seconds, what was held and not used is not spent", () => {
   const metered = [transaction(2, "JOB_CONSUME", 20, "a"), transaction(1, "JOB_RESERVE", -90, "a")]
-  expect(linesOf(metered, "spent", null, false).map((each) => each.amount)).toEqual([-70])
+  expect(linesOf(metered, "spent", null, false).map((line) => line.amount)).toEqual([-70])
 })
 
 test("a price that is on the next page is waited for", () => {
@@ -54,13 +54,16 @@ test("a price that is on the next page is waited for", () => {
 })
 
 test("rows stand under their days", () => {
-  const days = byDay(["2026-11-16T12:00:00", "2026-11-16T09:00:00", "2026-11-15T12:00:00"], (each) => each)
-  expect(days.map((each) => [each.key, each.rows.length])).toEqual([
+  const days = byDay(
+    ["2026-11-16T12:00:00", "2026-11-16T09:00:00", "2026-11-15T12:00:00"],
+    (moment) => moment,
+  )
+  expect(days.map((day) => [day.key, day.rows.length])).toEqual([
     ["2026-11-16", 2],
     ["2026-11-15", 1],
   ])
   const now = new Date("2026-11-16T23:00:00")
-  expect(days.map((each) => dayTitle(each.key, now))).toEqual(["Today", "Yesterday"])
+  expect(days.map((day) => dayTitle(day.key, now))).toEqual(["Today", "Yesterday"])
 })
 
 test("cells of a CSV are quoted, and none is a formula", () => {

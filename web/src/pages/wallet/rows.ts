@@ -46,20 +46,20 @@ export function linesOf(
 ): Line[] {
   const reserved = new Map<string, number>()
   const ended = new Map<string, TransactionType>()
-  for (const each of transactions) {
-    if (!each.job_id) continue
-    if (each.type === "JOB_RESERVE") reserved.set(each.job_id, each.amount)
-    else ended.set(each.job_id, each.type)
+  for (const transaction of transactions) {
+    if (!transaction.job_id) continue
+    if (transaction.type === "JOB_RESERVE") reserved.set(transaction.job_id, transaction.amount)
+    else ended.set(transaction.job_id, transaction.type)
   }
   const lines: Line[] = []
-  for (const each of transactions) {
-    const job = each.job_id ?? ""
-    if (each.type === "JOB_RESERVE" && ended.get(job) === "JOB_CONSUME") continue
-    if (each.type === "JOB_CONSUME" && hasMore && !reserved.has(job)) continue
-    const held = each.type === "JOB_CONSUME" ? (reserved.get(job) ?? 0) : 0
-    lines.push(lineOf(each, each.amount + held, ended.has(job)))
+  for (const transaction of transactions) {
+    const job = transaction.job_id ?? ""
+    if (transaction.type === "JOB_RESERVE" && ended.get(job) === "JOB_CONSUME") continue
+    if (transaction.type === "JOB_CONSUME" && hasMore && !reserved.has(job)) continue
+    const held = transaction.type === "JOB_CONSUME" ? (reserved.get(job) ?? 0) : 0
+    lines.push(lineOf(transaction, transaction.amount + held, ended.has(job)))
   }
-  if (filter !== "all") return lines.filter((each) => each.kind === filter)
+  if (filter !== "all") return lines.filter((line) => line.kind === filter)
   return balance === null ? lines : withBalance(lines, balance)
 }
 
@@ -80,9 +80,9 @@ function lineOf(from: TransactionAnswer, amount: number, isOver: boolean): Line 
 
 function withBalance(lines: readonly Line[], balance: number): Line[] {
   let after = balance
-  return lines.map((each) => {
-    const line = { ...each, balance: after }
-    after -= each.amount
+  return lines.map((entry) => {
+    const line = { ...entry, balance: after }
+    after -= entry.amount
     return line
   })
 }

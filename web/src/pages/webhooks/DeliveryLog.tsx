@@ -31,7 +31,7 @@ export function DeliveryLog({ webhook }: { webhook: WebhookAnswer }) {
               label={words.log}
               columns={columnsOf(path, setSeen)}
               rows={pages.rows}
-              rowKey={(each) => each.id}
+              rowKey={(delivery) => delivery.id}
             />
           ) : (
             <Empty title={words.noDelivery}>{words.noDeliveryText}</Empty>
@@ -62,32 +62,32 @@ function columnsOf(path: string, onSee: (delivery: DeliveryAnswer) => void): Lis
     {
       key: "state",
       title: columns.state,
-      cell: (each) => <Status status={each.status}>{words.states[each.status]}</Status>,
+      cell: (delivery) => <Status status={delivery.status}>{words.states[delivery.status]}</Status>,
     },
-    { key: "event", title: columns.event, mono: true, cell: (each) => each.event },
+    { key: "event", title: columns.event, mono: true, cell: (delivery) => delivery.event },
     {
       key: "job",
       title: columns.job,
       mono: true,
-      cell: (each) => <Link href={`/results/${each.job_id}`}>{shortId(each.job_id)}</Link>,
+      cell: (delivery) => <Link href={`/results/${delivery.job_id}`}>{shortId(delivery.job_id)}</Link>,
     },
     {
       key: "answer",
       title: columns.answer,
-      cell: (each) => each.last_error ?? each.last_status ?? words.noAnswer,
+      cell: (delivery) => delivery.last_error ?? delivery.last_status ?? words.noAnswer,
     },
-    { key: "tries", title: columns.tries, cell: (each) => each.tries },
-    { key: "time", title: columns.time, cell: (each) => <Times delivery={each} /> },
+    { key: "tries", title: columns.tries, cell: (delivery) => delivery.tries },
+    { key: "time", title: columns.time, cell: (delivery) => <Times delivery={delivery} /> },
     {
       key: "acts",
       title: columns.acts,
       acts: true,
-      cell: (each) => (
+      cell: (delivery) => (
         <>
-          <Button kind="ghost" size="small" onClick={() => onSee(each)}>
+          <Button kind="ghost" size="small" onClick={() => onSee(delivery)}>
             {words.showPayload}
           </Button>
-          <Again path={path} delivery={each} />
+          <Again path={path} delivery={delivery} />
         </>
       ),
     },

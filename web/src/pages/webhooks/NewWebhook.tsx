@@ -13,7 +13,7 @@ export function isAddress(text: string): boolean {
 
 interface NewWebhookProps {
   onClose: () => void
-  onMade: (made: MadeWebhook) => void
+  onMade: (webhook: MadeWebhook) => void
 }
 
 export function NewWebhook({ onClose, onMade }: NewWebhookProps) {
@@ -21,9 +21,9 @@ export function NewWebhook({ onClose, onMade }: NewWebhookProps) {
   const [events, setEvents] = useState<ReadonlySet<WebhookEvent>>(() => new Set(EVENTS))
   const [isChecked, setChecked] = useState(false)
   const make = useAct(async () => {
-    const made = await api.post<MadeWebhook>("/api/webhooks", { url: url.trim(), events: [...events] })
+    const webhook = await api.post<MadeWebhook>("/api/webhooks", { url: url.trim(), events: [...events] })
     cache.invalidate("/api/webhooks")
-    onMade(made)
+    onMade(webhook)
   })
   const toggle = (event: WebhookEvent) => {
     const next = new Set(events)
@@ -67,12 +67,12 @@ export function NewWebhook({ onClose, onMade }: NewWebhookProps) {
         />
         <fieldset className="webhooks-choose">
           <legend>{words.form.events}</legend>
-          {EVENTS.map((each) => (
+          {EVENTS.map((event) => (
             <Check
-              key={each}
-              label={words.events[each]}
-              checked={events.has(each)}
-              onChange={() => toggle(each)}
+              key={event}
+              label={words.events[event]}
+              checked={events.has(event)}
+              onChange={() => toggle(event)}
             />
           ))}
           {isChecked && events.size === 0 && <p className="field-error">{words.form.eventMissing}</p>}

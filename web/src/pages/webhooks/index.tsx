@@ -24,7 +24,7 @@ import "./webhooks.css"
 export default function WebhooksPage() {
   const webhooks = useQuery<Webhooks>("/api/webhooks")
   const [isNew, setNew] = useState(false)
-  const [made, setMade] = useState<MadeWebhook | null>(null)
+  const [newWebhook, setNewWebhook] = useState<MadeWebhook | null>(null)
   const makeOne = (
     <Button kind="ink" icon="plus" onClick={() => setNew(true)}>
       {words.make}
@@ -34,8 +34,8 @@ export default function WebhooksPage() {
     <Page title={words.title} className="webhooks" actions={makeOne}>
       <p className="quiet webhooks-lead">{words.lead}</p>
       <Loaded query={webhooks} skeleton={<Skeleton height="220px" />}>
-        {(found) =>
-          found.webhooks.length === 0 ? (
+        {(answer) =>
+          answer.webhooks.length === 0 ? (
             <Empty
               title={words.none}
               act={
@@ -48,8 +48,8 @@ export default function WebhooksPage() {
             </Empty>
           ) : (
             <div className="stack">
-              {found.webhooks.map((each) => (
-                <OneWebhook key={each.id} webhook={each} onSecret={setMade} />
+              {answer.webhooks.map((webhook) => (
+                <OneWebhook key={webhook.id} webhook={webhook} onSecret={setNewWebhook} />
               ))}
             </div>
           )
@@ -60,16 +60,16 @@ export default function WebhooksPage() {
           onClose={() => setNew(false)}
           onMade={(webhook) => {
             setNew(false)
-            setMade(webhook)
+            setNewWebhook(webhook)
           }}
         />
       )}
-      {made && <SecretDialog made={made} onClose={() => setMade(null)} />}
+      {newWebhook && <SecretDialog webhook={newWebhook} onClose={() => setNewWebhook(null)} />}
     </Page>
   )
 }
 
-function SecretDialog({ made, onClose }: { made: MadeWebhook; onClose: () => void }) {
+function SecretDialog({ webhook, onClose }: { webhook: MadeWebhook; onClose: () => void }) {
   return (
     <Dialog
       open
@@ -78,14 +78,14 @@ function SecretDialog({ made, onClose }: { made: MadeWebhook; onClose: () => voi
       actions={<Button onClick={onClose}>{words.once.done}</Button>}
     >
       <p className="dialog-text">{words.once.text}</p>
-      <Secret label={words.once.label} secret={made.secret} />
+      <Secret label={words.once.label} secret={webhook.secret} />
     </Dialog>
   )
 }
 
 interface OneWebhookProps {
   webhook: WebhookAnswer
-  onSecret: (made: MadeWebhook) => void
+  onSecret: (webhook: MadeWebhook) => void
 }
 
 function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
@@ -132,8 +132,8 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
         {!webhook.is_active && <p className="quiet">{words.offText}</p>}
         {error && <ErrorNote error={error} />}
         <p className="webhooks-events">
-          {webhook.events.map((each) => (
-            <Badge key={each}>{each}</Badge>
+          {webhook.events.map((event) => (
+            <Badge key={event}>{event}</Badge>
           ))}
           <span className="faint">
             <Time at={webhook.created_at} />
@@ -150,7 +150,7 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
           await api.delete(path)
           toast({ title: words.removed })
           // The webhook's deliveries were deleted with it, so they must not be read again.
-          cache.set<Webhooks>("/api/webhooks", (known) => known && without(known, webhook.id))
+          cache.set<Webhooks>("/api/webhooks", (before) => before && without(before, webhook.id))
         }}
       >
         <p className="mono webhooks-url">{webhook.url}</p>
@@ -160,6 +160,6 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
   )
 }
 
-function without(known: Webhooks, id: string): Webhooks {
-  return { ...known, webhooks: known.webhooks.filter((each) => each.id !== id) }
+function without(list: Webhooks, id: string): Webhooks {
+  return { ...list, webhooks: list.webhooks.filter((webhook) => webhook.id !== id) }
 }

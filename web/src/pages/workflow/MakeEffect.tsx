@@ -17,9 +17,9 @@ interface MakeEffectProps {
 
 export function MakeEffect({ workflow, onClose }: MakeEffectProps) {
   const [, go] = useLocation()
-  const known = useQuery<Workflows>(workflow === null ? "/api/admin/workflows" : null).data?.workflows
+  const list = useQuery<Workflows>(workflow === null ? "/api/admin/workflows" : null).data?.workflows
   const [chosen, setChosen] = useState(workflow ?? "")
-  const of = chosen || known?.[0]?.slug || ""
+  const of = chosen || list?.[0]?.slug || ""
   const [title, setTitle] = useState("")
   const [slug, setSlug] = useState<string | null>(null)
   const [price, setPrice] = useState("1")
@@ -31,9 +31,9 @@ export function MakeEffect({ workflow, onClose }: MakeEffectProps) {
       title: title.trim(),
       price_tokens: Math.round(Number(price)),
     }
-    const made = await api.post<MadeEffect>("/api/admin/effects", body)
+    const effect = await api.post<MadeEffect>("/api/admin/effects", body)
     cache.invalidate("/api/admin/effects")
-    go(`/console/effects/${made.slug}`)
+    go(`/console/effects/${effect.slug}`)
   })
   const isReady = isSlug(address) && title.trim() !== "" && of !== ""
   const submit = (event: FormEvent) => {
@@ -46,7 +46,7 @@ export function MakeEffect({ workflow, onClose }: MakeEffectProps) {
         {workflow === null && (
           <Select
             label={words.effectWorkflow}
-            options={(known ?? []).map((each) => ({ value: each.slug, label: each.slug }))}
+            options={(list ?? []).map((option) => ({ value: option.slug, label: option.slug }))}
             value={of}
             onChange={setChosen}
           />

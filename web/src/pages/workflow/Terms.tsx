@@ -26,7 +26,7 @@ export function Terms({ workflow, path, onClose }: TermsProps) {
       run_limit_seconds: Number(limit),
       required_capabilities: capabilities
         .split(",")
-        .map((each) => each.trim())
+        .map((capability) => capability.trim())
         .filter(Boolean),
       ...(isOffered ? { price_tokens: Number(price) } : { is_withdrawn: workflow.price_tokens !== null }),
     }

@@ -24,7 +24,7 @@ import { words } from "@/words/en/workflows"
 import { optionsOf, Use } from "./Versions"
 import "@/pages/job/job.css"
 
-type Given = Readonly<Record<string, File>>
+type TestFiles = Readonly<Record<string, File>>
 
 interface OfWorkflow {
   workflow: WorkflowDetail
@@ -33,9 +33,9 @@ interface OfWorkflow {
 
 /** Any version can be tried, even one that no jobs use yet. */
 export function TestPart({ workflow, path }: OfWorkflow) {
-  const asked = Number(new URLSearchParams(useSearch()).get("version"))
+  const requested = Number(new URLSearchParams(useSearch()).get("version"))
   const [here, go] = useLocation()
-  const chosen = workflow.versions.includes(asked) ? asked : workflow.version
+  const chosen = workflow.versions.includes(requested) ? requested : workflow.version
   const isOther = chosen !== workflow.version
   const other = useQuery<WorkflowDetail>(isOther ? path : null, { query: { version: chosen } })
   return (
@@ -54,7 +54,7 @@ export function TestPart({ workflow, path }: OfWorkflow) {
       {isOther && <p className="quiet">{words.draftText(chosen, workflow.version)}</p>}
       {isOther ? (
         <Loaded query={other} skeleton={<Skeleton height="220px" />}>
-          {(found) => <TestRun key={chosen} workflow={found} version={chosen} />}
+          {(details) => <TestRun key={chosen} workflow={details} version={chosen} />}
         </Loaded>
       ) : (
         <TestRun key={chosen} workflow={workflow} version={chosen} />
@@ -64,9 +64,9 @@ export function TestPart({ workflow, path }: OfWorkflow) {
 }
 
 function TestRun({ workflow, version }: { workflow: WorkflowDetail; version: number }) {
-  const fields = workflow.properties.map((each) => fieldOf(each))
-  const [values, setValues] = useState<Values>(() => initialValues(fields.filter((each) => !isMedia(each))))
-  const [files, setFiles] = useState<Given>({})
+  const fields = workflow.properties.map((property) => fieldOf(property))
+  const [values, setValues] = useState<Values>(() => initialValues(fields.filter((field) => !isMedia(field))))
+  const [files, setFiles] = useState<TestFiles>({})
   const [isTried, setTried] = useState(false)
   const [job, setJob] = useState<string | null>(null)
   const mistakes = mistakesOf(fields, { ...values, ...files })
@@ -88,22 +88,22 @@ function TestRun({ workflow, version }: { workflow: WorkflowDetail; version: num
       <Panel title={words.testRun}>
         <form className="workflow-form" onSubmit={(event) => void start(event)} noValidate>
           <p className="quiet">{fields.length === 0 ? words.nothingToSet : words.testText}</p>
-          {fields.map((each) =>
-            isMedia(each) ? (
+          {fields.map((field) =>
+            isMedia(field) ? (
               <FileField
-                key={each.name}
-                field={each}
-                file={files[each.name]}
-                error={isTried ? (mistakes[each.name] ?? null) : null}
-                onFile={(file) => setFiles((before) => ({ ...before, [each.name]: file }))}
+                key={field.name}
+                field={field}
+                file={files[field.name]}
+                error={isTried ? (mistakes[field.name] ?? null) : null}
+                onFile={(file) => setFiles((before) => ({ ...before, [field.name]: file }))}
               />
             ) : (
               <OneField
-                key={each.name}
-                field={each}
-                value={values[each.name]}
-                error={isTried ? (mistakes[each.name] ?? null) : null}
-                onChange={(value) => setValues((before) => ({ ...before, [each.name]: value }))}
+                key={field.name}
+                field={field}
+                value={values[field.name]}
+                error={isTried ? (mistakes[field.name] ?? null) : null}
+                onChange={(value) => setValues((before) => ({ ...before, [field.name]: value }))}
               />
             ),
           )}
@@ -152,26 +152,26 @@ async function submit(
   of: { workflow_slug: string; version: number },
   fields: readonly FormField[],
   values: Values,
-  files: Given,
+  files: TestFiles,
 ): Promise<JobIds> {
   const ids: Record<string, string> = {}
   for (const [name, file] of Object.entries(files)) ids[name] = await upload(file)
-  const plain = fields.filter((each) => !isMedia(each))
+  const plain = fields.filter((field) => !isMedia(field))
   const body = { ...of, properties: propertiesOf(plain, values), files: ids }
   return await api.post<JobIds>("/api/admin/jobs", body)
 }
 
 async function upload(file: File): Promise<string> {
-  const told = await api.post<AdminUpload>("/api/admin/uploads", {
+  const answer = await api.post<AdminUpload>("/api/admin/uploads", {
     filename: file.name.slice(0, 200) || "file",
     content_type: file.type,
     size: file.size,
   })
-  const { method, url, headers } = told.upload
+  const { method, url, headers } = answer.upload
   const allowed = Object.entries(headers).filter(([name]) => !/^(content-length|host)$/i.test(name))
   const response = await fetch(url, { method, headers: Object.fromEntries(allowed), body: file })
   if (!response.ok) throw new ApiError("store_refused", words.uploadFailed, response.status)
-  return told.file_id
+  return answer.file_id
 }
 
 const AGAIN_MS = 300
@@ -222,7 +222,7 @@ function Outcome({ id, warning }: { id: string; warning: string | null }) {
 function useLive(id: string, reload: () => void): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {
-    if (event !== "jobs" || !data.jobs.some((each) => each.id === id)) return
+    if (event !== "jobs" || !data.jobs.some((job) => job.id === id)) return
     timer.current ??= setTimeout(() => {
       timer.current = null
       reload()

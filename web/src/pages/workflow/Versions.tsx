@@ -7,7 +7,7 @@ import { tellFailed } from "@/pages/jobs/BulkBar"
 import { type Change, Drawing } from "@/pages/workflows/Drawing"
 import { Drop, type Opened } from "@/pages/workflows/Drop"
 import { inputAt } from "@/pages/workflows/draft"
-import { told } from "@/pages/workflows/layout"
+import { valueText } from "@/pages/workflows/layout"
 import { Button, Empty, ErrorNote, Loaded, Panel, Select, Skeleton, Status, toast } from "@/ui"
 import { words } from "@/words/en/workflows"
 import { changesOf, isSame, linesOf } from "./diff"
@@ -20,7 +20,7 @@ interface VersionsProps {
 
 export function Versions({ workflow, path, onOpened }: VersionsProps) {
   const options = optionsOf(workflow)
-  const numbers = options.map((each) => Number(each.value))
+  const numbers = options.map((option) => Number(option.value))
   const newest = numbers[0] ?? workflow.version
   const [to, setTo] = useState(newest)
   const [from, setFrom] = useState(numbers[1] ?? newest)
@@ -53,13 +53,13 @@ const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle
 /** Returns the versions as options, newest first. */
 export function optionsOf(workflow: WorkflowDetail): { value: string; label: string }[] {
   const numbers = [...workflow.versions].sort((a, b) => b - a)
-  return numbers.map((each) => ({ value: String(each), label: labelOf(workflow, each) }))
+  return numbers.map((number) => ({ value: String(number), label: labelOf(workflow, number) }))
 }
 
 function labelOf({ version, registered_at }: WorkflowDetail, number: number): string {
   const at = registered_at[number]
-  const told = at ? words.versionAt(number, date.format(new Date(at))) : words.version(number)
-  return number === version ? `${told}, ${words.current}` : told
+  const label = at ? words.versionAt(number, date.format(new Date(at))) : words.version(number)
+  return number === version ? `${label}, ${words.current}` : label
 }
 
 /** Makes new jobs use a version. */
@@ -110,7 +110,7 @@ function Compared({ path, from, to }: { path: string; from: number; to: number }
   const drawing = useQuery<Drawn>(`${path}/drawing`, { query: { version: to } })
   const changes = useMemo(() => (diff.data ? changesOf(diff.data) : new Map<string, Change>()), [diff.data])
   const inputs = useMemo(
-    () => diff.data?.values_changed.map((each) => inputAt(each.address, each.after)) ?? [],
+    () => diff.data?.values_changed.map((change) => inputAt(change.address, change.after)) ?? [],
     [diff.data],
   )
   return (
@@ -124,8 +124,8 @@ function Compared({ path, from, to }: { path: string; from: number; to: number }
       </div>
       <Panel title={words.compared(from, to)}>
         <Loaded query={diff} skeleton={<Skeleton height="320px" />}>
-          {(found) =>
-            isSame(found) ? <p className="workflow-none">{words.same}</p> : <Differences diff={found} />
+          {(diff) =>
+            isSame(diff) ? <p className="workflow-none">{words.same}</p> : <Differences diff={diff} />
           }
         </Loaded>
       </Panel>
@@ -140,13 +140,13 @@ function Differences({ diff }: { diff: WorkflowDiff }) {
         <section>
           <h3>{words.diff.values}</h3>
           <ul>
-            {diff.values_changed.map((each) => (
-              <li key={each.address}>
+            {diff.values_changed.map((change) => (
+              <li key={change.address}>
                 <span>
-                  {each.title} <span className="mono faint">{each.address}</span>
+                  {change.title} <span className="mono faint">{change.address}</span>
                 </span>
-                <del className="mono">{told(each.before)}</del>
-                <ins className="mono">{told(each.after)}</ins>
+                <del className="mono">{valueText(change.before)}</del>
+                <ins className="mono">{valueText(change.after)}</ins>
               </li>
             ))}
           </ul>
@@ -156,9 +156,9 @@ function Differences({ diff }: { diff: WorkflowDiff }) {
         <section key={title}>
           <h3>{title}</h3>
           <ul>
-            {names.map((each) => (
-              <li key={each} className={sign === "+" ? "is-added" : sign === "−" ? "is-removed" : undefined}>
-                {sign && <b aria-hidden="true">{sign}</b>} {each}
+            {names.map((name) => (
+              <li key={name} className={sign === "+" ? "is-added" : sign === "−" ? "is-removed" : undefined}>
+                {sign && <b aria-hidden="true">{sign}</b>} {name}
               </li>
             ))}
           </ul>

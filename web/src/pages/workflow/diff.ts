@@ -12,20 +12,20 @@ export interface Line {
 
 /** Returns the nodes of the later version that are new or have other values. */
 export function changesOf(diff: WorkflowDiff): Map<string, Change> {
-  const found = new Map<string, Change>()
-  for (const each of diff.values_changed) {
+  const changes = new Map<string, Change>()
+  for (const change of diff.values_changed) {
     // Inner nodes appear as the node that contains them.
-    const node = each.address.split(".")[0]?.split(":")[0]
-    if (node) found.set(node, "changed")
+    const node = change.address.split(".")[0]?.split(":")[0]
+    if (node) changes.set(node, "changed")
   }
-  for (const each of diff.nodes_added) found.set(each.id, "added")
-  return found
+  for (const node of diff.nodes_added) changes.set(node.id, "added")
+  return changes
 }
 
 export function linesOf(diff: WorkflowDiff): Line[] {
   const named = (all: WorkflowDiff["nodes_added"]) =>
-    all.map((each) =>
-      each.title === each.type ? `${each.title} ${each.id}` : `${each.title} (${each.type}) ${each.id}`,
+    all.map((node) =>
+      node.title === node.type ? `${node.title} ${node.id}` : `${node.title} (${node.type}) ${node.id}`,
     )
   const { links_added, links_removed } = diff
   const lines: Line[] = [
@@ -42,7 +42,7 @@ export function linesOf(diff: WorkflowDiff): Line[] {
       names: links_added + links_removed > 0 ? [words.wires(links_added, links_removed)] : [],
     },
   ]
-  return lines.filter((each) => each.names.length > 0)
+  return lines.filter((line) => line.names.length > 0)
 }
 
 export function isSame(diff: WorkflowDiff): boolean {

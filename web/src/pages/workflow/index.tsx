@@ -17,7 +17,7 @@ import { Drawing } from "@/pages/workflows/Drawing"
 import { Drop, type Opened, useOpen } from "@/pages/workflows/Drop"
 import { inputAt, labelOf } from "@/pages/workflows/draft"
 import { Editor, Unfinished } from "@/pages/workflows/Editor"
-import { told } from "@/pages/workflows/layout"
+import { valueText } from "@/pages/workflows/layout"
 import { WorkflowState } from "@/pages/workflows/WorkflowState"
 import {
   Button,
@@ -112,8 +112,8 @@ type Part = (typeof PARTS)[number]
 
 function Whole({ workflow, path, onOpened }: WholeProps) {
   const [here, go] = useLocation()
-  const asked = new URLSearchParams(useSearch()).get("part")
-  const part = PARTS.find((each) => each === asked) ?? "drawing"
+  const requested = new URLSearchParams(useSearch()).get("part")
+  const part = PARTS.find((item) => item === requested) ?? "drawing"
   const tabs = PARTS.map((key) => ({
     key,
     title: words.part[key],
@@ -123,7 +123,7 @@ function Whole({ workflow, path, onOpened }: WholeProps) {
   return (
     <>
       <Unfinished of={workflow.slug} onOpened={onOpened} />
-      <Told />
+      <RegistrationNotes />
       <Facts workflow={workflow} />
       {workflow.fleets.length === 0 && (
         <p className="workflow-note">
@@ -141,18 +141,18 @@ function Whole({ workflow, path, onOpened }: WholeProps) {
 }
 
 /** Shows the control plane's notes from the registration of this version. */
-function Told() {
+function RegistrationNotes() {
   const [lines, setLines] = useState<readonly string[]>(() => {
-    const found = (window.history.state as { warnings?: unknown } | null)?.warnings
-    return Array.isArray(found) ? found.map(String) : []
+    const warnings = (window.history.state as { warnings?: unknown } | null)?.warnings
+    return Array.isArray(warnings) ? warnings.map(String) : []
   })
   if (lines.length === 0) return null
   return (
     <div className="note workflow-told" role="status">
       <Icon name="warning" />
       <div className="note-text">
-        {lines.map((each) => (
-          <span key={each}>{each}</span>
+        {lines.map((line) => (
+          <span key={line}>{line}</span>
         ))}
       </div>
       <Button kind="ghost" size="small" onClick={() => setLines([])}>
@@ -163,7 +163,7 @@ function Told() {
 }
 
 function Facts({ workflow }: { workflow: WorkflowDetail }) {
-  const models = workflow.models.map((each) => each.file)
+  const models = workflow.models.map((model) => model.file)
   const facts: readonly (readonly [string, ReactNode])[] = [
     [words.facts.version, workflow.version],
     [words.facts.kind, words.kinds[workflow.kind] ?? workflow.kind],
@@ -196,7 +196,7 @@ function DrawingPart({ workflow, path }: { workflow: WorkflowDetail; path: strin
       ),
     [workflow.properties],
   )
-  const bindings = useMemo(() => new Set(inputs.map((each) => each.binding)), [inputs])
+  const bindings = useMemo(() => new Set(inputs.map((property) => property.binding)), [inputs])
   return (
     <div className="workflow-parts">
       <div className="workflow-drawing">
@@ -218,12 +218,12 @@ function Properties({ properties }: { properties: readonly PropertyAnswer[] }) {
   if (properties.length === 0) return <p className="workflow-none">{words.nothingExposed}</p>
   return (
     <ul className="workflow-list">
-      {properties.map((each) => (
-        <li key={each.name}>
+      {properties.map((property) => (
+        <li key={property.name}>
           <span>
-            <strong>{labelOf(each)}</strong> <span className="faint">{words.types[each.type]}</span>
+            <strong>{labelOf(property)}</strong> <span className="faint">{words.types[property.type]}</span>
           </span>
-          <span className="mono faint">{rangeOf(each)}</span>
+          <span className="mono faint">{rangeOf(property)}</span>
         </li>
       ))}
     </ul>
@@ -233,7 +233,7 @@ function Properties({ properties }: { properties: readonly PropertyAnswer[] }) {
 /** Returns a text such as "256 (16 to 1024)". */
 function rangeOf({ default: value, minimum, maximum }: PropertyAnswer): string {
   const range = minimum !== null && maximum !== null ? words.range(minimum, maximum) : ""
-  return [value === null ? "" : told(value).slice(0, 40), range].filter(Boolean).join(" ")
+  return [value === null ? "" : valueText(value).slice(0, 40), range].filter(Boolean).join(" ")
 }
 
 function Effects({ slug }: { slug: string }) {
@@ -246,8 +246,8 @@ function Effects({ slug }: { slug: string }) {
             <p className="workflow-none">{words.noEffect}</p>
           ) : (
             <ul className="workflow-list">
-              {effects.map((each) => (
-                <OneEffect key={each.id} effect={each} />
+              {effects.map((effect) => (
+                <OneEffect key={effect.id} effect={effect} />
               ))}
             </ul>
           )
@@ -281,22 +281,22 @@ function Workers({ path }: { path: string }) {
             <p className="workflow-none">{words.workersNone}</p>
           ) : (
             <ul className="workflow-list">
-              {workers.map((each) => (
-                <li key={`${each.fleet} ${each.worker_id}`}>
+              {workers.map((worker) => (
+                <li key={`${worker.fleet} ${worker.worker_id}`}>
                   <span>
-                    <Link href={`/console/workers/${encodeURIComponent(each.worker_id)}`}>
-                      {each.worker_id}
+                    <Link href={`/console/workers/${encodeURIComponent(worker.worker_id)}`}>
+                      {worker.worker_id}
                     </Link>{" "}
-                    <span className="faint">{each.fleet}</span>
+                    <span className="faint">{worker.fleet}</span>
                   </span>
                   <span className="row row-wrap">
-                    {!each.can_run && (
+                    {!worker.can_run && (
                       <span className="faint">
-                        {words.lacks(Object.values(each.missing).flat().join(", "))}
+                        {words.lacks(Object.values(worker.missing).flat().join(", "))}
                       </span>
                     )}
-                    <Status status={each.can_run ? "succeeded" : "failed"}>
-                      {each.can_run ? words.canRun : words.cannotRun}
+                    <Status status={worker.can_run ? "succeeded" : "failed"}>
+                      {worker.can_run ? words.canRun : words.cannotRun}
                     </Status>
                   </span>
                 </li>
@@ -330,7 +330,7 @@ async function change(path: string, slug: string, act: Change): Promise<void> {
 
 function Acts({ workflow, path, onOpened }: WholeProps) {
   const [here, go] = useLocation()
-  const [asked, setAsked] = useState<"off" | "file" | "effect" | "terms" | null>(null)
+  const [dialog, setDialog] = useState<"off" | "file" | "effect" | "terms" | null>(null)
   const reopen = useOpen(onOpened)
   const edit = useAct(async () => {
     const document = await api.get<unknown>(`${path}/document`)
@@ -348,47 +348,51 @@ function Acts({ workflow, path, onOpened }: WholeProps) {
         kind="plain"
         items={[
           { key: "edit", label: words.edit, icon: "edit", run: () => void edit.run() },
-          { key: "file", label: words.fromNewFile, icon: "upload", run: () => setAsked("file") },
+          { key: "file", label: words.fromNewFile, icon: "upload", run: () => setDialog("file") },
         ]}
       >
         {words.versionMenu}
         <Icon name="down" size={12} />
       </Menu>
-      <Button kind="ink" onClick={() => setAsked("effect")}>
+      <Button kind="ink" onClick={() => setDialog("effect")}>
         {words.makeEffect}
       </Button>
       <Menu
         label={words.acts}
         items={[
-          { key: "terms", label: words.terms, icon: "sliders", run: () => setAsked("terms") },
+          { key: "terms", label: words.terms, icon: "sliders", run: () => setDialog("terms") },
           workflow.is_paused
             ? { key: "resume", label: words.resume, icon: "play", run: () => act("resume") }
             : { key: "pause", label: words.pause, icon: "pause", run: () => act("pause") },
           workflow.is_active
-            ? { key: "off", label: words.switchOff, icon: "stop", danger: true, run: () => setAsked("off") }
+            ? { key: "off", label: words.switchOff, icon: "stop", danger: true, run: () => setDialog("off") }
             : { key: "on", label: words.switchOn, icon: "tick", run: () => act("activate") },
         ]}
       />
       {error && <ErrorNote error={error} />}
       <Confirm
-        open={asked === "off"}
-        onClose={() => setAsked(null)}
+        open={dialog === "off"}
+        onClose={() => setDialog(null)}
         title={words.askOff(workflow.slug)}
         act={words.actOff}
         onConfirm={() => change(path, workflow.slug, "deactivate")}
       >
         {words.askOffText}
       </Confirm>
-      <Dialog open={asked === "file"} onClose={() => setAsked(null)} title={words.newVersion(workflow.slug)}>
+      <Dialog
+        open={dialog === "file"}
+        onClose={() => setDialog(null)}
+        title={words.newVersion(workflow.slug)}
+      >
         <Drop
           onOpened={(opened) => {
-            setAsked(null)
+            setDialog(null)
             onOpened(opened)
           }}
         />
       </Dialog>
-      {asked === "terms" && <Terms workflow={workflow} path={path} onClose={() => setAsked(null)} />}
-      {asked === "effect" && <MakeEffect workflow={workflow.slug} onClose={() => setAsked(null)} />}
+      {dialog === "terms" && <Terms workflow={workflow} path={path} onClose={() => setDialog(null)} />}
+      {dialog === "effect" && <MakeEffect workflow={workflow.slug} onClose={() => setDialog(null)} />}
     </>
   )
 }

@@ -47,7 +47,7 @@ export function Drawing(props: DrawingProps) {
   const { svg, view, zoom, fit, pan } = useView(
     laid.area,
     props.wheel ?? false,
-    laid.boxes.find((each) => each.node.id === props.focus) ?? null,
+    laid.boxes.find((box) => box.node.id === props.focus) ?? null,
   )
   return (
     <div className="workflows-drawing">
@@ -58,20 +58,20 @@ export function Drawing(props: DrawingProps) {
         viewBox={`${view.x} ${view.y} ${view.width} ${view.height}`}
         {...pan}
       >
-        {drawing.groups.map((each, place) => (
+        {drawing.groups.map((group, place) => (
           // biome-ignore lint/suspicious/noArrayIndexKey: groups have no ids, and their order doesn't change
           <g key={place} className="workflows-drawing-group">
-            <rect x={each.x} y={each.y} width={each.width} height={each.height} rx="6" />
-            <text x={each.x + 12} y={each.y + 24}>
-              {each.title}
+            <rect x={group.x} y={group.y} width={group.width} height={group.height} rx="6" />
+            <text x={group.x + 12} y={group.y + 24}>
+              {group.title}
             </text>
           </g>
         ))}
-        {laid.wires.map((each) => (
-          <path key={each.key} className="workflows-drawing-wire" d={each.path} />
+        {laid.wires.map((wire) => (
+          <path key={wire.key} className="workflows-drawing-wire" d={wire.path} />
         ))}
-        {laid.boxes.map((each) => (
-          <Node key={each.node.id} box={each} {...props} />
+        {laid.boxes.map((box) => (
+          <Node key={box.node.id} box={box} {...props} />
         ))}
       </svg>
       <div className="workflows-drawing-tools">
@@ -115,30 +115,30 @@ function Node({ box, exposed, selected, changes, onNode, onInput }: DrawingProps
           {state}
         </text>
       )}
-      {box.inputs.map((each, place) => (
+      {box.inputs.map((slot, place) => (
         // biome-ignore lint/suspicious/noArrayIndexKey: inputs may have the same name
         <g key={place} className="workflows-drawing-slot">
-          <circle cx="0" cy={each.y} r="4" />
-          <text x="12" y={each.y + 4}>
-            {cut(each.name, Math.floor(width / 2 / 6.6))}
+          <circle cx="0" cy={slot.y} r="4" />
+          <text x="12" y={slot.y + 4}>
+            {cut(slot.name, Math.floor(width / 2 / 6.6))}
           </text>
         </g>
       ))}
-      {box.outputs.map((each, place) => (
+      {box.outputs.map((slot, place) => (
         // biome-ignore lint/suspicious/noArrayIndexKey: outputs may have the same name
         <g key={place} className="workflows-drawing-slot is-out">
-          <circle cx={width} cy={each.y} r="4" />
-          <text x={width - 12} y={each.y + 4}>
-            {cut(each.name, Math.floor(width / 2 / 6.6))}
+          <circle cx={width} cy={slot.y} r="4" />
+          <text x={width - 12} y={slot.y + 4}>
+            {cut(slot.name, Math.floor(width / 2 / 6.6))}
           </text>
         </g>
       ))}
-      {box.rows.map((each) => (
+      {box.rows.map((row) => (
         <Row
-          key={each.property.binding}
-          row={each}
+          key={row.property.binding}
+          row={row}
           width={width}
-          isExposed={exposed?.has(each.property.binding) ?? false}
+          isExposed={exposed?.has(row.property.binding) ?? false}
           onInput={onInput}
         />
       ))}

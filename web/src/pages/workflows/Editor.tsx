@@ -15,11 +15,11 @@ import { Button, Check, Confirm, ErrorNote, Field, Icon, Page, Select, StateIcon
 import { words } from "@/words/en/workflows"
 import { Drawing } from "./Drawing"
 import { type Opened, useDropped } from "./Drop"
-import { bodyOf, type Exposed, exposedOf, isSlug, mistakesOf, moved, slugOf, takenOver } from "./draft"
+import { bodyOf, carriedOver, type Exposed, exposedOf, isSlug, mistakesOf, moved, slugOf } from "./draft"
 import { type Draft, draftOf, keepDraft } from "./drafts"
-import { cut, told, topNode } from "./layout"
+import { cut, topNode, valueText } from "./layout"
 import { PropertyForm } from "./PropertyForm"
-import { useKept } from "./useKept"
+import { useLeaveWarning } from "./useLeaveWarning"
 
 export interface Base {
   slug: string
@@ -47,14 +47,14 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
   const [open, setOpen] = useState<string | null>(null)
   const [isTried, setTried] = useState(false)
   const [isAsked, setAsked] = useState(false)
-  const bindings = useMemo(() => new Set(exposed.map((each) => each.binding ?? "")), [exposed])
+  const bindings = useMemo(() => new Set(exposed.map((property) => property.binding ?? "")), [exposed])
   const mistakes = mistakesOf(exposed)
   const isReady = Object.keys(mistakes).length === 0 && isSlug(slug)
   const register = useRegister(inspection, exposed, slug, output, () => {
     keepDraft(of, null)
     onRegistered?.()
   })
-  useKept(true)
+  useLeaveWarning(true)
   // Without this, the browser would leave this page to open a dropped file.
   useDropped((file) =>
     toast({ title: words.oneAtATime, text: words.discardFirst(file.name), state: "cancelled" }),
@@ -116,19 +116,19 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
             </h2>
             {exposed.length === 0 && <p className="quiet">{words.exposedNone}</p>}
             <ul className="workflows-properties">
-              {exposed.map((each, place) => (
+              {exposed.map((property, place) => (
                 <PropertyForm
-                  key={each.key}
-                  property={each}
-                  suggested={inspection.properties.find((one) => one.binding === each.binding)}
-                  error={mistakes[each.key] ?? errorOf(register.error, each)}
-                  isOpen={open === each.key}
+                  key={property.key}
+                  property={property}
+                  suggested={inspection.properties.find((one) => one.binding === property.binding)}
+                  error={mistakes[property.key] ?? errorOf(register.error, property)}
+                  isOpen={open === property.key}
                   isFirst={place === 0}
                   isLast={place === exposed.length - 1}
-                  onToggle={() => setOpen((before) => (before === each.key ? null : each.key))}
-                  onChange={(given) => change(each.key, given)}
+                  onToggle={() => setOpen((before) => (before === property.key ? null : property.key))}
+                  onChange={(changes) => change(property.key, changes)}
                   onMove={(by) => setExposed((before) => moved(before, place, by))}
-                  onRemove={() => setExposed((before) => before.filter((one) => one.key !== each.key))}
+                  onRemove={() => setExposed((before) => before.filter((one) => one.key !== property.key))}
                 />
               ))}
             </ul>
@@ -159,16 +159,18 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
 }
 
 function useExposed(inspection: WorkflowInspection, base: Base | null, before: Draft | null) {
-  const [start] = useState(() => takenOver(base?.properties ?? [], inspection.properties))
+  const [start] = useState(() => carriedOver(base?.properties ?? [], inspection.properties))
   const [exposed, setExposed] = useState<readonly Exposed[]>(before?.exposed ?? start.kept)
   const toggle = (property: SuggestedProperty) =>
     setExposed((before) => {
-      const rest = before.filter((each) => each.binding !== property.binding)
+      const rest = before.filter((other) => other.binding !== property.binding)
       if (rest.length < before.length) return rest
-      return [...before, exposedOf(property, new Set(before.map((each) => each.name)))]
+      return [...before, exposedOf(property, new Set(before.map((other) => other.name)))]
     })
-  const change = (key: string, given: Partial<Exposed>) =>
-    setExposed((before) => before.map((each) => (each.key === key ? { ...each, ...given } : each)))
+  const change = (key: string, changes: Partial<Exposed>) =>
+    setExposed((before) =>
+      before.map((property) => (property.key === key ? { ...property, ...changes } : property)),
+    )
   return { exposed, lost: start.lost, toggle, change, setExposed }
 }
 
@@ -184,21 +186,23 @@ function useRegister(
 ) {
   const [, go] = useLocation()
   return useAct(async (way: Way) => {
-    const of = new Map(inspection.properties.map((each) => [each.binding, each]))
+    const of = new Map(inspection.properties.map((property) => [property.binding, property]))
     const body: NewWorkflow = {
       slug,
       document: inspection.document,
-      properties: exposed.map((each) => bodyOf(each, of.get(each.binding ?? ""))),
+      properties: exposed.map((property) => bodyOf(property, of.get(property.binding ?? ""))),
       output_node_id: output || null,
       break_effects: way === "force",
       is_draft: way === "try",
     }
-    const made = await api.post<RegisteredVersion>("/api/admin/workflows", body)
+    const version = await api.post<RegisteredVersion>("/api/admin/workflows", body)
     cache.invalidate("/api/admin/workflows")
     cache.invalidate("/api/admin/effects")
-    toast({ title: words.registered(made.slug, made.version) })
-    const part = way === "try" ? `?part=test&version=${made.version}` : ""
-    go(`/console/workflows/${made.slug}${part}`, { state: { warnings: [...made.warnings, ...made.notes] } })
+    toast({ title: words.registered(version.slug, version.version) })
+    const part = way === "try" ? `?part=test&version=${version.version}` : ""
+    go(`/console/workflows/${version.slug}${part}`, {
+      state: { warnings: [...version.warnings, ...version.notes] },
+    })
     onRegistered()
   })
 }
@@ -230,12 +234,14 @@ interface TroublesProps {
 
 function Troubles({ inspection, bindings, lost }: TroublesProps) {
   // Values that customers set don't count as missing.
-  const given = new Set(
-    inspection.properties.filter((each) => bindings.has(each.binding)).map((each) => each.value),
+  const setByCustomers = new Set(
+    inspection.properties
+      .filter((property) => bindings.has(property.binding))
+      .map((property) => property.value),
   )
   const missing = [
     ...(inspection.missing?.node_types ?? []),
-    ...(inspection.missing?.files ?? []).filter((each) => !given.has(each)),
+    ...(inspection.missing?.files ?? []).filter((file) => !setByCustomers.has(file)),
   ]
   const lines = [
     ...(lost.length > 0 ? [words.lost(lost.join(", "))] : []),
@@ -248,8 +254,8 @@ function Troubles({ inspection, bindings, lost }: TroublesProps) {
       <StateIcon state="failed" />
       <div className="note-text">
         {missing.length > 0 && <strong>{words.missingTitle}</strong>}
-        {lines.map((each) => (
-          <span key={each}>{each}</span>
+        {lines.map((line) => (
+          <span key={line}>{line}</span>
         ))}
       </div>
     </div>
@@ -265,8 +271,8 @@ function SlugField({
   onChange: (slug: string) => void
   isTried: boolean
 }) {
-  const known = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows
-  const same = known?.find((each) => each.slug === slug)
+  const list = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows
+  const same = list?.find((workflow) => workflow.slug === slug)
   return (
     <Field
       label={words.slug}
@@ -292,13 +298,15 @@ interface InputsProps {
 /** Lists all inputs that can be exposed, or only those of the node selected in the drawing. */
 function Inputs({ inspection, bindings, node, onNode, onInput }: InputsProps) {
   const [text, setText] = useState("")
-  const sought = text.toLocaleLowerCase().trim()
+  const query = text.toLocaleLowerCase().trim()
   const fitting = inspection.properties.filter(
-    (each) =>
-      (node === null || topNode(each) === node) &&
-      `${each.node_title} ${each.path.join(" ")} ${each.input}`.toLocaleLowerCase().includes(sought),
+    (property) =>
+      (node === null || topNode(property) === node) &&
+      `${property.node_title} ${property.path.join(" ")} ${property.input}`
+        .toLocaleLowerCase()
+        .includes(query),
   )
-  const title = inspection.drawing.nodes.find((each) => each.id === node)?.title ?? ""
+  const title = inspection.drawing.nodes.find((item) => item.id === node)?.title ?? ""
   return (
     <section className="stack" aria-label={words.inputs}>
       <h2>
@@ -326,23 +334,23 @@ function Inputs({ inspection, bindings, node, onNode, onInput }: InputsProps) {
           </button>
         </span>
       )}
-      {fitting.length === 0 && <p className="quiet">{node && !sought ? words.noInputs : words.noInput}</p>}
+      {fitting.length === 0 && <p className="quiet">{node && !query ? words.noInputs : words.noInput}</p>}
       <ul className="workflows-inputs">
-        {fitting.slice(0, INPUTS_MAX).map((each) => (
-          <li key={each.binding}>
+        {fitting.slice(0, INPUTS_MAX).map((property) => (
+          <li key={property.binding}>
             <Check
               label={
                 <>
-                  <span className="workflows-input-name">{each.input}</span>{" "}
+                  <span className="workflows-input-name">{property.input}</span>{" "}
                   <span className="faint">
-                    {[...each.path, each.node_title].join(" › ")} {each.node_id}
+                    {[...property.path, property.node_title].join(" › ")} {property.node_id}
                   </span>
                 </>
               }
-              checked={bindings.has(each.binding)}
-              onChange={() => onInput(each)}
+              checked={bindings.has(property.binding)}
+              onChange={() => onInput(property)}
             />
-            <span className="mono faint cut-text">{cut(told(each.value), 40)}</span>
+            <span className="mono faint cut-text">{cut(valueText(property.value), 40)}</span>
           </li>
         ))}
       </ul>
@@ -365,9 +373,9 @@ function Outputs({
   if (inspection.outputs.length < 2 && !value) return null
   const options = [
     { value: "", label: words.resultAll },
-    ...inspection.outputs.map((each) => ({
-      value: each.node_id,
-      label: `${each.title} (${each.media}${each.is_saved ? "" : `, ${words.notSaved}`})`,
+    ...inspection.outputs.map((output) => ({
+      value: output.node_id,
+      label: `${output.title} (${output.media}${output.is_saved ? "" : `, ${words.notSaved}`})`,
     })),
   ]
   return (

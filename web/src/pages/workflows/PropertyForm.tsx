@@ -141,9 +141,9 @@ const FORMATS: Partial<Record<Exposed["type"], readonly Format[]>> = {
 }
 
 function FormatField({ property, onChange }: PartProps) {
-  const known = FORMATS[property.type]
-  if (!known || property.name === MAIN_INPUT) return null
-  const options = ["" as const, ...known].map((each) => ({ value: each, label: words.formats[each] }))
+  const formats = FORMATS[property.type]
+  if (!formats || property.name === MAIN_INPUT) return null
+  const options = ["" as const, ...formats].map((format) => ({ value: format, label: words.formats[format] }))
   return (
     <Select
       label={words.format}
@@ -157,15 +157,15 @@ function FormatField({ property, onChange }: PartProps) {
 function Range({ property, onChange }: PartProps) {
   return (
     <div className="workflows-trio">
-      {(["minimum", "maximum", "step"] as const).map((each) => (
+      {(["minimum", "maximum", "step"] as const).map((bound) => (
         <Field
-          key={each}
-          label={words[each]}
+          key={bound}
+          label={words[bound]}
           type="number"
           step="any"
-          value={property[each] ?? ""}
+          value={property[bound] ?? ""}
           onChange={(event) =>
-            onChange({ [each]: event.target.value === "" ? null : Number(event.target.value) })
+            onChange({ [bound]: event.target.value === "" ? null : Number(event.target.value) })
           }
         />
       ))}
@@ -181,7 +181,7 @@ function ChoiceList({
   choices: readonly unknown[]
   onChange: (change: Partial<Exposed>) => void
 }) {
-  const known = new Map(choices.map((each) => [String(each), each]))
+  const valuesByText = new Map(choices.map((choice) => [String(choice), choice]))
   return (
     <TextArea
       label={words.choices}
@@ -190,7 +190,7 @@ function ChoiceList({
       rows={Math.min(8, choices.length + 1)}
       onChange={(event) => {
         const lines = event.target.value.split("\n").filter((line) => line.trim() !== "")
-        onChange({ choices: lines.map((line) => known.get(line) ?? line) })
+        onChange({ choices: lines.map((line) => valuesByText.get(line) ?? line) })
       }}
     />
   )

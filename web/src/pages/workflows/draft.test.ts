@@ -3,6 +3,7 @@ import type { PropertyAnswer, SuggestedProperty } from "@/api/schema"
 import { words } from "@/words/en/workflows"
 import {
   bodyOf,
+  carriedOver,
   exposedOf,
   fieldOf,
   inputAt,
@@ -11,7 +12,6 @@ import {
   mistakesOf,
   moved,
   slugOf,
-  takenOver,
 } from "./draft"
 
 const SIZE: SuggestedProperty = {
@@ -82,8 +82,10 @@ test("mistakes are told for the property that has them", () => {
 })
 
 test("a new version takes over what still has its input, and names the rest", () => {
-  const { kept, lost } = takenOver([BEFORE, { ...BEFORE, name: "gone", binding: "9.x" }], [SIZE])
-  expect(kept.map((each) => [each.name, each.label, each.maximum])).toEqual([["size", "Edge", 512]])
+  const { kept, lost } = carriedOver([BEFORE, { ...BEFORE, name: "gone", binding: "9.x" }], [SIZE])
+  expect(kept.map((property) => [property.name, property.label, property.maximum])).toEqual([
+    ["size", "Edge", 512],
+  ])
   expect(lost).toEqual(["gone"])
 })
 

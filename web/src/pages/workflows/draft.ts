@@ -41,83 +41,83 @@ export function hasRange(type: PropertyType): boolean {
 }
 
 /** Returns the initial settings of a newly exposed input. */
-export function exposedOf(given: SuggestedProperty, taken: ReadonlySet<string> = new Set()): Exposed {
-  const isSeed = given.type === "seed"
+export function exposedOf(suggested: SuggestedProperty, usedNames: ReadonlySet<string> = new Set()): Exposed {
+  const isSeed = suggested.type === "seed"
   return {
-    key: given.binding,
-    name: freeName(given.name, taken),
+    key: suggested.binding,
+    name: freeName(suggested.name, usedNames),
     label: "",
     description: "",
-    type: given.type,
-    format: given.is_multiline && given.type === "text" ? "multiline" : null,
-    binding: given.binding,
+    type: suggested.type,
+    format: suggested.is_multiline && suggested.type === "text" ? "multiline" : null,
+    binding: suggested.binding,
     placeholder: null,
-    default: given.default ?? null,
-    minimum: isSeed ? null : given.minimum,
-    maximum: isSeed ? null : given.maximum,
-    step: isSeed ? null : given.step,
-    choices: given.type === "choice" ? given.choices : null,
+    default: suggested.default ?? null,
+    minimum: isSeed ? null : suggested.minimum,
+    maximum: isSeed ? null : suggested.maximum,
+    step: isSeed ? null : suggested.step,
+    choices: suggested.type === "choice" ? suggested.choices : null,
     required: null,
   }
 }
 
-function freeName(wanted: string, taken: ReadonlySet<string>): string {
-  let name = wanted
-  for (let number = 2; taken.has(name); number += 1) name = `${wanted}_${number}`
+function freeName(base: string, usedNames: ReadonlySet<string>): string {
+  let name = base
+  for (let number = 2; usedNames.has(name); number += 1) name = `${base}_${number}`
   return name
 }
 
-export function exposedBefore(given: PropertyAnswer): Exposed {
+export function exposedBefore(property: PropertyAnswer): Exposed {
   return {
-    key: given.binding ?? `placeholder ${given.placeholder}`,
-    name: given.name,
-    label: given.label ?? "",
-    description: given.description,
-    type: given.type,
-    format: given.format as Format | null,
-    binding: given.binding,
-    placeholder: given.placeholder,
-    default: given.default ?? null,
-    minimum: given.minimum,
-    maximum: given.maximum,
-    step: given.step,
-    choices: given.choices,
-    required: given.required,
+    key: property.binding ?? `placeholder ${property.placeholder}`,
+    name: property.name,
+    label: property.label ?? "",
+    description: property.description,
+    type: property.type,
+    format: property.format as Format | null,
+    binding: property.binding,
+    placeholder: property.placeholder,
+    default: property.default ?? null,
+    minimum: property.minimum,
+    maximum: property.maximum,
+    step: property.step,
+    choices: property.choices,
+    required: property.required,
   }
 }
 
 /** Returns the previous version's properties whose inputs still exist, and the names of the
  * others. */
-export function takenOver(
+export function carriedOver(
   before: readonly PropertyAnswer[],
   suggested: readonly SuggestedProperty[],
 ): { kept: Exposed[]; lost: string[] } {
-  const there = new Set(suggested.map((each) => each.binding))
-  const isThere = (each: PropertyAnswer) => each.binding === null || there.has(each.binding)
+  const bindings = new Set(suggested.map((property) => property.binding))
+  const isThere = (property: PropertyAnswer) => property.binding === null || bindings.has(property.binding)
   return {
     kept: before.filter(isThere).map(exposedBefore),
-    lost: before.filter((each) => !isThere(each)).map((each) => each.name),
+    lost: before.filter((property) => !isThere(property)).map((property) => property.name),
   }
 }
 
 /** Builds the request body. A range that equals the node's own is left out. */
-export function bodyOf(each: Exposed, suggested: SuggestedProperty | undefined): PropertyBody {
+export function bodyOf(property: Exposed, suggested: SuggestedProperty | undefined): PropertyBody {
   const own = (name: "minimum" | "maximum" | "step") =>
-    hasRange(each.type) && each[name] !== suggested?.[name] ? each[name] : null
+    hasRange(property.type) && property[name] !== suggested?.[name] ? property[name] : null
   return {
-    name: each.name.trim(),
-    type: each.type,
-    binding: each.binding,
-    placeholder: each.placeholder,
-    default: isMediaType(each.type) ? null : each.default,
+    name: property.name.trim(),
+    type: property.type,
+    binding: property.binding,
+    placeholder: property.placeholder,
+    default: isMediaType(property.type) ? null : property.default,
     minimum: own("minimum"),
     maximum: own("maximum"),
     step: own("step"),
-    choices: each.type === "choice" ? (each.choices as PropertyBody["choices"]) : null,
-    required: each.required,
-    description: each.description.trim(),
-    label: each.label.trim() || null,
-    format: each.format,
+    choices: property.type === "choice" ? (property.choices as PropertyBody["choices"]) : null,
+    required: property.required,
+    description: property.description.trim(),
+    label: property.label.trim() || null,
+    format: property.format,
   }
 }
 
@@ -126,18 +126,18 @@ const SLUG = /^[a-z0-9][a-z0-9._-]{0,99}$/
 
 /** Returns the mistakes by property key. */
 export function mistakesOf(all: readonly Exposed[]): Record<string, string> {
-  const found: Record<string, string> = {}
+  const mistakes: Record<string, string> = {}
   const names = new Set<string>()
-  for (const each of all) {
-    const name = each.name.trim()
-    if (!NAME.test(name)) found[each.key] = words.badName
-    else if (names.has(name)) found[each.key] = words.sameName
-    else if (each.minimum !== null && each.maximum !== null && each.minimum > each.maximum)
-      found[each.key] = words.badRange
-    else if (isOutside(each)) found[each.key] = words.outside
+  for (const property of all) {
+    const name = property.name.trim()
+    if (!NAME.test(name)) mistakes[property.key] = words.badName
+    else if (names.has(name)) mistakes[property.key] = words.sameName
+    else if (property.minimum !== null && property.maximum !== null && property.minimum > property.maximum)
+      mistakes[property.key] = words.badRange
+    else if (isOutside(property)) mistakes[property.key] = words.outside
     names.add(name)
   }
-  return found
+  return mistakes
 }
 
 function isOutside({ default: value, minimum, maximum, type }: Exposed): boolean {
@@ -161,33 +161,33 @@ export function slugOf(text: string): string {
 }
 
 /** Returns the property's label, with the same rule as the control plane. */
-export function labelOf(each: { label: string | null; name: string }): string {
-  if (each.label) return each.label
-  const text = each.name.replaceAll("_", " ").trim()
+export function labelOf(property: { label: string | null; name: string }): string {
+  if (property.label) return property.label
+  const text = property.name.replaceAll("_", " ").trim()
   return text.charAt(0).toUpperCase() + text.slice(1).toLowerCase()
 }
 
-type Asked = Pick<
+type AskedProperty = Pick<
   Exposed,
   "name" | "description" | "type" | "default" | "minimum" | "maximum" | "step" | "choices"
 > & { label: string | null; format: string | null; required: boolean | null }
 
 /** Converts a property to a field of the effect's form. */
-export function fieldOf(each: Asked, value: unknown = null): FormField {
-  const initial = value ?? each.default ?? undefined
+export function fieldOf(property: AskedProperty, value: unknown = null): FormField {
+  const initial = value ?? property.default ?? undefined
   return {
-    name: each.name,
-    label: labelOf(each),
-    hint: each.description || null,
-    kind: (each.format ?? each.type) as Kind,
-    isRequired: Boolean(each.required) && initial === undefined && each.type !== "seed",
-    isNumber: each.type === "number" || each.type === "integer",
+    name: property.name,
+    label: labelOf(property),
+    hint: property.description || null,
+    kind: (property.format ?? property.type) as Kind,
+    isRequired: Boolean(property.required) && initial === undefined && property.type !== "seed",
+    isNumber: property.type === "number" || property.type === "integer",
     initial,
-    minimum: each.minimum,
-    maximum: each.maximum,
-    step: each.step,
+    minimum: property.minimum,
+    maximum: property.maximum,
+    step: property.step,
     lengthMax: null,
-    choices: each.choices ?? [],
+    choices: property.choices ?? [],
   }
 }
 

@@ -11,14 +11,14 @@ export interface Draft {
   output: string
 }
 
-const kept = new Map<string, Draft>()
+const drafts = new Map<string, Draft>()
 
 /** Returns the draft of a workflow's next version; an empty name means a new workflow. */
 export function draftOf(base: string): Draft | null {
-  return kept.get(base) ?? null
+  return drafts.get(base) ?? null
 }
 
 export function keepDraft(base: string, draft: Draft | null): void {
-  if (draft) kept.set(base, draft)
-  else kept.delete(base)
+  if (draft) drafts.set(base, draft)
+  else drafts.delete(base)
 }

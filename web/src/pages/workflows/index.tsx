@@ -28,11 +28,11 @@ function List({ onOpened }: { onOpened: (opened: Opened) => void }) {
   useEffect(() => putConsoleCounts({ workflows: all?.length }), [all])
   const columns = useMemo(() => {
     const counts = new Map<string, number>()
-    for (const each of effects ?? [])
-      counts.set(each.workflow_slug, (counts.get(each.workflow_slug) ?? 0) + 1)
+    for (const effect of effects ?? [])
+      counts.set(effect.workflow_slug, (counts.get(effect.workflow_slug) ?? 0) + 1)
     return columnsOf(counts)
   }, [effects])
-  const rows = all?.filter((each) => each.slug.includes(text.trim().toLowerCase()))
+  const rows = all?.filter((workflow) => workflow.slug.includes(text.trim().toLowerCase()))
   const isNone = all?.length === 0
   return (
     <Page

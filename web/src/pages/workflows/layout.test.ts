@@ -2,7 +2,7 @@ import { expect, test } from "vitest"
 import type { Drawing, DrawnNode, SuggestedProperty } from "@/api/schema"
 import { cut, firstView, HEAD, LINE, layOut, showing, topNode, wholeView, zoomed } from "./layout"
 
-function node(id: string, given: Partial<DrawnNode> = {}): DrawnNode {
+function node(id: string, fields: Partial<DrawnNode> = {}): DrawnNode {
   return {
     id,
     type: "Node",
@@ -15,7 +15,7 @@ function node(id: string, given: Partial<DrawnNode> = {}): DrawnNode {
     mode: "always",
     inputs: [],
     outputs: [],
-    ...given,
+    ...fields,
   }
 }
 
@@ -49,8 +49,8 @@ test("an input that can be connected and typed is drawn once, as a row", () => {
   ]
   const { boxes } = layOut(drawing([node("1", { inputs: slots })]), [input("1.size", "size")])
   const [box] = boxes
-  expect(box?.inputs.map((each) => each.name)).toEqual(["image"])
-  expect(box?.rows.map((each) => each.name)).toEqual(["size"])
+  expect(box?.inputs.map((slot) => slot.name)).toEqual(["image"])
+  expect(box?.rows.map((row) => row.name)).toEqual(["size"])
   expect(box?.ins[1]).toBe(box?.rows[0]?.y)
   expect(box?.height).toBeGreaterThanOrEqual(HEAD + 2 * LINE)
 })
@@ -66,7 +66,7 @@ test("inputs of inner nodes are drawn on the node that holds them", () => {
 
 test("nodes that would lie over each other are moved apart", () => {
   const { boxes } = layOut(drawing([node("1"), node("2"), node("3", { x: 500 })]), [])
-  const [one, two, three] = ["1", "2", "3"].map((id) => boxes.find((each) => each.node.id === id))
+  const [one, two, three] = ["1", "2", "3"].map((id) => boxes.find((box) => box.node.id === id))
   expect(two?.y).toBeGreaterThanOrEqual((one?.y ?? 0) + (one?.height ?? 0))
   expect(three?.y).toBe(one?.y)
 })

@@ -71,19 +71,19 @@ export function topNode(property: SuggestedProperty): string {
 
 export function layOut(drawing: Drawing, properties: readonly SuggestedProperty[]): Laid {
   const of = new Map<string, SuggestedProperty[]>()
-  for (const each of properties) {
-    const name = topNode(each)
-    of.set(name, [...(of.get(name) ?? []), each])
+  for (const property of properties) {
+    const name = topNode(property)
+    of.set(name, [...(of.get(name) ?? []), property])
   }
-  const boxes = apart(drawing.nodes.map((each) => boxOf(each, of.get(each.id) ?? [])))
-  const byId = new Map(boxes.map((each) => [each.node.id, each]))
+  const boxes = apart(drawing.nodes.map((node) => boxOf(node, of.get(node.id) ?? [])))
+  const byId = new Map(boxes.map((box) => [box.node.id, box]))
   return { boxes, wires: wiresOf(drawing, byId), area: areaOf([...boxes, ...drawing.groups]) }
 }
 
 function boxOf(node: DrawnNode, properties: readonly SuggestedProperty[]): Box {
   const width = Math.max(WIDTH_MIN, Math.min(WIDTH_MAX, node.width))
   const shown = properties.slice(0, ROWS_MAX)
-  const rowOfSlot = node.inputs.map((slot) => shown.findIndex((each) => isOf(each, slot, node)))
+  const rowOfSlot = node.inputs.map((slot) => shown.findIndex((property) => isOf(property, slot, node)))
   const plain = node.inputs.filter((_, place) => (rowOfSlot[place] ?? -1) < 0)
   const lineY = (line: number) => HEAD + 4 + (line + 0.5) * LINE
   const slotLines = Math.max(plain.length, node.outputs.length)
@@ -117,10 +117,10 @@ function isOf(property: SuggestedProperty, slot: DrawnSlot, node: DrawnNode): bo
 function rowOf(property: SuggestedProperty, y: number, width: number): InputRow {
   const room = Math.floor((width - 52) / CHARACTER)
   const name = cut(property.input, Math.ceil(room * 0.62))
-  return { y, property, name, value: cut(told(property.value), Math.max(4, room - name.length - 1)) }
+  return { y, property, name, value: cut(valueText(property.value), Math.max(4, room - name.length - 1)) }
 }
 
-export function told(value: unknown): string {
+export function valueText(value: unknown): string {
   return typeof value === "string" ? value : value === undefined ? "" : (JSON.stringify(value) ?? "")
 }
 
@@ -134,16 +134,16 @@ export function cut(text: string, most: number): string {
 function apart(boxes: readonly Box[]): Box[] {
   if (boxes.length > APART_MAX) return [...boxes]
   const placed: Box[] = []
-  for (const each of [...boxes].sort((a, b) => a.y - b.y || a.x - b.x)) {
-    let y = each.y
+  for (const box of [...boxes].sort((a, b) => a.y - b.y || a.x - b.x)) {
+    let y = box.y
     for (let moved = true; moved; ) {
       const below = placed
-        .filter((other) => isOver({ ...each, y }, other))
+        .filter((other) => isOver({ ...box, y }, other))
         .map((other) => other.y + other.height)
       moved = below.length > 0
       if (moved) y = Math.max(...below) + GAP
     }
-    placed.push({ ...each, y })
+    placed.push({ ...box, y })
   }
   return placed
 }
@@ -179,11 +179,11 @@ const NOTHING: Area = { x: 0, y: 0, width: 400, height: 240 }
 function areaOf(parts: readonly Area[]): Area {
   if (parts.length === 0) return NOTHING
   let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity]
-  for (const each of parts) {
-    left = Math.min(left, each.x)
-    top = Math.min(top, each.y)
-    right = Math.max(right, each.x + each.width)
-    bottom = Math.max(bottom, each.y + each.height)
+  for (const part of parts) {
+    left = Math.min(left, part.x)
+    top = Math.min(top, part.y)
+    right = Math.max(right, part.x + part.width)
+    bottom = Math.max(bottom, part.y + part.height)
   }
   return {
     x: left - MARGIN,
