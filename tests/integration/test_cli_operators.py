@@ -104,7 +104,7 @@ def test_a_job_is_shown_by_its_id_alone_with_why_it_waits(admin: Admin) -> None:
     assert "fleet" in shown.out
     assert admin("jobs", "show", job, "--tenant", str(uuid4())).code == 1
     unknown = admin("jobs", "show", str(uuid4()))
-    assert (unknown.code, "there is no job" in unknown.err.lower()) == (1, True)
+    assert (unknown.code, "was not found" in unknown.err.lower()) == (1, True)
 
 
 def test_the_prompt_is_shown_as_workers_get_it_before_any_was_sent(admin: Admin) -> None:

@@ -84,9 +84,9 @@ class JobNotifier:
 
     def wake_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
         """Invalidates this process's caches of the user's prompts and wakes the listeners."""
-        if change.is_shown:
+        if change.in_lists:
             self.forget_user(user_id)
-        if change.is_told:
+        if change.in_messages:
             for listener in self._of_users.get(user_id, ()):
                 listener()
 

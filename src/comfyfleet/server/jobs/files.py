@@ -41,7 +41,7 @@ from comfyfleet.server.jobs.model import (
     sees_in_order,
     tells_results_live,
 )
-from comfyfleet.server.jobs.progress import ALL_CHANGED, ONLY_TOLD
+from comfyfleet.server.jobs.progress import ALL_CHANGED, ONLY_MESSAGES
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import (
     SNIFF_BYTES,
@@ -573,7 +573,7 @@ async def report_live(
     context.deferred.delete_objects(context.store, [output.path for output in replaced])
     # The first report of a run also changes the queue that clients see: the prompt is now running.
     is_start = run.start_id == 0
-    context.notifier.tell_user(run.user_id, ALL_CHANGED if is_start else ONLY_TOLD)
+    context.notifier.tell_user(run.user_id, ALL_CHANGED if is_start else ONLY_MESSAGES)
 
 
 class LoggedReport(NamedTuple):

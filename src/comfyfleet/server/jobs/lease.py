@@ -33,7 +33,7 @@ from comfyfleet.server.jobs.model import (
     tells_results_live,
 )
 from comfyfleet.server.jobs.outbox import end_dispatch, notify
-from comfyfleet.server.jobs.progress import ANY_JOB, ONLY_SHOWN
+from comfyfleet.server.jobs.progress import ANY_JOB, ONLY_LISTS
 from comfyfleet.server.jobs.unreported import guess_output
 from comfyfleet.server.jobs.user_messages import UNKNOWN, to_plain_sentence
 from comfyfleet.server.media import service as media
@@ -42,20 +42,21 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
 log = logging.getLogger(__name__)
-# Delay in seconds before a job is retried whose tenant's database is unavailable. It is about as
-# long as the outage has lasted so far. When the outage ends, these jobs are retried at once.
+# Limits in seconds for the delay before a job is leased again whose tenant's database is
+# unavailable. Between them, the delay is as long as the outage so far. The jobs are released as
+# soon as the outage ends.
 DELAY_SECONDS_MIN, DELAY_SECONDS_MAX = 2.0, 30.0
-# A lease is written to the disk within this many seconds. No caller waits for that.
+# Maximum time in seconds until a lease is on disk. No caller waits for that.
 LEASE_SYNC_SECONDS = 0.25
-# A poll skips at most this many leases of jobs that have ended or can't run. Then the worker must
-# poll again.
+# Maximum number of leases that one poll tries. After that many jobs that have ended or can't run,
+# the worker must poll again.
 LEASES_TRIED_MAX = 50
 
 
 async def lease_next(
     context: JobContext, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
 ) -> wire.Job | None:
-    """Leases dispatches until one can be run or the queue has none left."""
+    """Leases dispatches until one can be run or no more are available."""
     for _ in range(LEASES_TRIED_MAX):
         lease = await context.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
         if lease is None:
@@ -69,13 +70,13 @@ async def lease_next(
 async def build_payload(
     context: JobContext, lease: DispatchLease, *, gives_back: bool
 ) -> wire.Job | None:
-    """Builds a worker's payload. If the job has ended or can't be run now, corrects the dispatch
-    and returns None.
+    """Builds a worker's payload. If the job has ended or can't be run now, updates the dispatch and
+    returns None.
 
-    If the caller hangs up, the transaction is not cancelled, because a cancelled connection looks
-    like a lost one, and the job would be delayed. With `gives_back`, the lease is then requeued. A
-    worker that reports the leases it knows gets the lease with its next poll, which may have begun
-    already.
+    If the caller disconnects, the transaction isn't cancelled, because a cancelled connection looks
+    like a lost one and the job would be delayed. With `gives_back`, the dispatch is requeued
+    instead. Workers that report their leases don't need that: their next poll, which may already
+    have started, returns the lease again.
     """
     handing = asyncio.ensure_future(_build_payload(context, lease))
     try:
@@ -90,7 +91,7 @@ async def _give_back(context: JobContext, lease: DispatchLease) -> None:
     try:
         await requeue(context, lease.dispatch_id, lease.token, RequeueReason.WAITER_GONE)
     except FleetError as error:
-        log.info("dispatch %s was not given back: %s", lease.dispatch_id, error.message)
+        log.info("dispatch %s could not be requeued: %s", lease.dispatch_id, error.message)
 
 
 async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job | None:
@@ -98,16 +99,15 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     try:
         pool = await context.pool_of(lease.tenant_id)
         job = await context.payload_reads.run(pool, _start(context, pool, lease))
-        # The writes are not awaited. If a power failure undoes the lease, the job runs again. When
-        # a short job ends before the delay is over, its end is written first, and that write
-        # includes the lease.
+        # The disk writes are not awaited. If a power failure undoes the lease, the job runs again.
+        # If a short job ends within the delay, the write of its end also includes the lease.
         for database in (context.central, pool):
             database.persist_soon(LEASE_SYNC_SECONDS)
         if job is None:
             context.notifier.tell(lease.job_id)
             await _sync_dispatch(context, pool, lease)
             return None
-        notify(context, job, ONLY_SHOWN)
+        notify(context, job, ONLY_LISTS)
         return await payload_of(context, pool, lease, job)
     except Unavailable as error:
         await _delay(context, pool, lease, error)
@@ -117,8 +117,8 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
 
 
 async def _start(context: JobContext, pool: Database, lease: DispatchLease) -> Job | None:
-    """Starts the job. It is tried twice, so that a connection that was lost while idle does not
-    delay the job.
+    """Starts the job. Tries twice, so that a connection that was lost while idle doesn't delay the
+    job.
     """
     try:
         async with pool.execute_one(persists=False) as tx:
@@ -132,7 +132,7 @@ async def _sync_dispatch(context: JobContext, pool: Database, lease: DispatchLea
     async with pool.read() as tx:
         job = await store.get(tx, lease.tenant_id, lease.job_id)
     if job and job.status.is_active:
-        log.warning("dispatch %s was leased again before it was started", lease.dispatch_id)
+        log.warning("dispatch %s was leased again before its job was started", lease.dispatch_id)
         return
     async with context.central.read() as tx:
         row = await dispatch.get(tx, lease.dispatch_id)
@@ -167,10 +167,10 @@ async def _fail_permanently(context: JobContext, lease: DispatchLease, error: Fl
     await fail(context, lease.dispatch_id, lease.token, why)
 
 
-def _run_limit(asked: JobSpec, terms: RunTerms) -> int:
-    paid = paid_seconds(asked)
+def _run_limit(spec: JobSpec, terms: RunTerms) -> int:
+    paid = paid_seconds(spec)
     limit = terms.run_limit_seconds
-    # Whole seconds that the reservation pays for, but at least one.
+    # The whole seconds that the reservation pays for, but at least one.
     return limit if paid is None else max(1, min(limit, math.floor(paid)))
 
 
@@ -213,62 +213,66 @@ async def payload_of(
 
 
 async def _partner_keys(context: JobContext, job: Job) -> dict[str, str]:
-    """Returns the caller's keys for this run. Raises Refused if they are no longer in memory."""
+    """Returns the caller's keys for paid services. Raises Refused if they are no longer in
+    memory.
+    """
     if not needs_key(job.asked):
         return {}
     keys = await context.partner_keys.get(job.id)
     if keys is None:
-        raise Refused("the key for paid services is gone, because it is never stored; submit again")
+        raise Refused("the key for paid services is no longer in memory; submit the job again")
     return dict(keys)
 
 
 def _is_watched(context: JobContext, job: Job) -> bool:
-    """Whether anyone watches the job itself, all jobs of its user, or all running jobs."""
-    user_id = job.asked.user_id
-    looked_at = (job.id, ANY_JOB) if user_id is None else (job.id, user_id, ANY_JOB)
-    return any(context.previews.is_watched(watched_id) for watched_id in looked_at)
-
-
-def sent_extra_data(asked: JobSpec, *, is_watched: bool) -> dict[str, Any]:
-    """Returns the client's extra data that the backend may see, which excludes its ids and keys. If
-    anyone watches the job, previews are enabled unless the client chose a method.
+    """Whether a viewer watches the previews of this job, of all its user's jobs, or of all running
+    jobs.
     """
-    extra_data = (asked.gateway or {}).get("extra_data") or {}
+    user_id = job.asked.user_id
+    watchable = (job.id, ANY_JOB) if user_id is None else (job.id, user_id, ANY_JOB)
+    return any(context.previews.is_watched(watched_id) for watched_id in watchable)
+
+
+def sent_extra_data(spec: JobSpec, *, is_watched: bool) -> dict[str, Any]:
+    """Returns the part of the client's extra data that is sent to the backend. Ids and keys are
+    excluded. If the job is watched, previews are enabled unless the client chose a preview method.
+    """
+    extra_data = (spec.gateway or {}).get("extra_data") or {}
     sent = {
         name: extra_data[name] for name in ("extra_pnginfo", PREVIEW_METHOD) if name in extra_data
     }
     return {PREVIEW_METHOD: "auto", **sent} if is_watched else sent
 
 
-async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:
+async def _run_terms(context: JobContext, spec: JobSpec) -> RunTerms:
     async def read() -> RunTerms:
         async with context.central.read() as tx:
-            return await catalog.run_terms(tx, asked.workflow_id, asked.effect_id)
+            return await catalog.run_terms(tx, spec.workflow_id, spec.effect_id)
 
-    key = asked.workflow_id, asked.effect_id
+    key = spec.workflow_id, spec.effect_id
     return await context.caches.run_terms.get(key, read, now=context.clock())
 
 
 async def asset_urls(
     context: JobContext, pool: Database, job: Job, names: frozenset[str] | None = None
 ) -> tuple[wire_files.Asset, ...]:
-    """Signs new URLs for the job's input files."""
-    refs = [each for each in job.asked.assets if names is None or each.name in names]
+    """Signs new URLs for the job's input files. If `names` is set, only includes these files."""
+    refs = [ref for ref in job.asked.assets if names is None or ref.name in names]
     if not refs:
         return ()
     async with pool.read() as tx:
-        files = [await media.get_file(tx, job.tenant_id, each.file_id) for each in refs]
+        files = [await media.get_file(tx, job.tenant_id, ref.file_id) for ref in refs]
     pairs = zip(refs, files, strict=True)
     return tuple([await _asset_url(context, ref, file) for ref, file in pairs])
 
 
 async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_files.Asset:
     if file.size is None:
-        raise NotFound(f"the file of {ref.name!r} was never uploaded", property=ref.name)
+        raise NotFound(f"the file for {ref.name!r} was not uploaded", property=ref.name)
     return wire_files.Asset(
         name=ref.name,
-        # A backend relies on the filename's suffix, so it follows the content and not the
-        # customer's name.
+        # Backends rely on the filename's suffix, so it is derived from the content instead of the
+        # customer's filename.
         filename=replace_suffix(file.filename, suffix_of(file.filename, file.mime_type)),
         url=await context.store.url_to_get(file.path, seconds=context.settings.url_seconds),
         content_hash=file.content_hash,
@@ -280,10 +284,10 @@ async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_fil
 
 
 async def output_slot(
-    context: JobContext, job: Job, token: UUID, wanted: wire_files.WantedOutput
+    context: JobContext, job: Job, token: UUID, output: wire_files.WantedOutput
 ) -> wire_files.OutputSlot:
-    key = output_key(job.tenant_id, job.id, output_folder_of(token, job.id), wanted.name)
+    key = output_key(job.tenant_id, job.id, output_folder_of(token, job.id), output.name)
     put = await context.store.url_to_put(
-        key, content_type=wanted.content_type, seconds=context.settings.url_seconds
+        key, content_type=output.content_type, seconds=context.settings.url_seconds
     )
-    return wire_files.OutputSlot(name=wanted.name, url=put.url, headers=dict(put.headers))
+    return wire_files.OutputSlot(name=output.name, url=put.url, headers=dict(put.headers))

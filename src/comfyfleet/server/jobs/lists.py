@@ -1,7 +1,7 @@
-"""Operators' lists of jobs of all tenants, and bulk operations on them.
+"""Lists jobs of all tenants for operators, and performs bulk operations on them.
 
-Lists can be filtered, counted and looked up by ids. A bulk operation handles each job separately,
-so that a job that can't be changed doesn't stop the others. The caller learns which ones failed.
+Jobs can be filtered, counted and looked up by id. A bulk operation handles each job separately, so
+a job that can't be changed doesn't stop the others. The outcome lists the jobs that failed.
 """
 
 import asyncio
@@ -49,16 +49,16 @@ async def find_job(context: JobContext, job_id: UUID) -> Job:
             return job
     if down:
         raise Unavailable(
-            f"there is no job {job_id} but perhaps in the pool {down[0]}, which is down"
+            f"job {job_id} was not found, but pool {down[0]} is down and could not be searched"
         )
-    raise NotFound(f"there is no job {job_id}")
+    raise NotFound(f"job {job_id} was not found")
 
 
 async def find_listed(context: JobContext, job_ids: Sequence[UUID]) -> dict[UUID, ListedJob]:
-    """Returns the jobs that exist in reachable pools, in the order of `job_ids`."""
+    """Returns the jobs that were found in the pools that are up, in the order of `job_ids`."""
     results, _ = await _in_pools(context, lambda tx: store_lists.find_listed(tx, job_ids))
-    known = {job.id: job for some in results for job in some}
-    return {job_id: known[job_id] for job_id in dict.fromkeys(job_ids) if job_id in known}
+    jobs_by_id = {job.id: job for jobs in results for job in jobs}
+    return {job_id: jobs_by_id[job_id] for job_id in dict.fromkeys(job_ids) if job_id in jobs_by_id}
 
 
 async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
@@ -68,12 +68,13 @@ async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
 
 
 class StatusCounts(NamedTuple):
-    by_status: dict[JobStatus, int]  # each up to COUNTED_MAX
+    by_status: dict[JobStatus, int]  # each count is limited to COUNTED_MAX
+    # names of pools that are down and were not counted
     pools_left_out: Sequence[str] = ()
 
 
-async def count_by_status(context: JobContext, wanted: JobFilter) -> StatusCounts:
-    results, down = await _in_pools(context, lambda tx: store_lists.count_by_status(tx, wanted))
+async def count_by_status(context: JobContext, job_filter: JobFilter) -> StatusCounts:
+    results, down = await _in_pools(context, lambda tx: store_lists.count_by_status(tx, job_filter))
     sums: defaultdict[JobStatus, int] = defaultdict(int)
     for counts in results:
         for status, count in counts.items():
@@ -82,7 +83,9 @@ async def count_by_status(context: JobContext, wanted: JobFilter) -> StatusCount
 
 
 class FoundJobs(NamedTuple):
-    """A page of jobs, the newest first. `following` is the next cursor, or None at the end."""
+    """A page of jobs, the newest first. `following` is the cursor of the next page, or None on the
+    last page.
+    """
 
     jobs: Sequence[ListedJob]
     following: str | None
@@ -90,13 +93,13 @@ class FoundJobs(NamedTuple):
 
 
 async def list_newest(
-    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
+    context: JobContext, job_filter: JobFilter, *, after: str | None, limit: int
 ) -> FoundJobs:
-    if wanted.worker_id is not None:
-        return await _of_worker(context, wanted, after=after, limit=limit)
+    if job_filter.worker_id is not None:
+        return await _of_worker(context, job_filter, after=after, limit=limit)
     before = _parse_cursor(after) if after else None
     parts, down = await _in_pools(
-        context, lambda tx: store_lists.list_newest(tx, wanted, before=before, limit=limit)
+        context, lambda tx: store_lists.list_newest(tx, job_filter, before=before, limit=limit)
     )
     page = merge_found(parts, limit)
     return FoundJobs(page.jobs, page.complete_to and _cursor_of(page.complete_to), down)
@@ -112,7 +115,7 @@ async def _in_pools(
             async with pool.read() as tx:
                 results.append(await read(tx))
         except FleetError as error:
-            log.warning("jobs of pool %s are left out: %s", name, error.message)
+            log.warning("the list doesn't include jobs of pool %s: %s", name, error.message)
             down.append(name)
     return results, down
 
@@ -133,36 +136,38 @@ def _parse_cursor(after: str) -> Place:
 
 
 def _bad_cursor() -> InvalidInput:
-    return InvalidInput("after must be the next of an earlier page", field="after")
+    return InvalidInput("after must be the next cursor of an earlier page", field="after")
 
 
 async def _of_worker(
-    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
+    context: JobContext, job_filter: JobFilter, *, after: str | None, limit: int
 ) -> FoundJobs:
-    """Lists a worker's jobs by their dispatches, which contain the worker until they are deleted."""
+    """Lists a worker's jobs. They are found by their dispatches, which name the worker until they
+    are deleted.
+    """
     if after is not None and not after.isdecimal():
         raise _bad_cursor()
     async with context.central.read() as tx:
         rows = await dispatch.list_dispatches(
             tx,
-            worker_id=wanted.worker_id,
-            tenant_id=wanted.tenant_id,
+            worker_id=job_filter.worker_id,
+            tenant_id=job_filter.tenant_id,
             before_id=int(after) if after else None,
             limit=limit,
         )
-    known, down = await _jobs_of(context, rows, wanted)
-    jobs = [known[row.job_id] for row in rows if row.job_id in known]
+    jobs_by_id, down = await _jobs_of(context, rows, job_filter)
+    jobs = [jobs_by_id[row.job_id] for row in rows if row.job_id in jobs_by_id]
     return FoundJobs(jobs, str(rows[-1].id) if len(rows) == limit else None, sorted(down))
 
 
 async def _jobs_of(
-    context: JobContext, rows: Sequence[Dispatch], wanted: JobFilter
+    context: JobContext, rows: Sequence[Dispatch], job_filter: JobFilter
 ) -> tuple[dict[UUID, ListedJob], set[str]]:
     """Returns the matching jobs of these dispatches by id, and the pools that are down."""
     of_tenants: defaultdict[UUID, list[UUID]] = defaultdict(list)
     for row in rows:
         of_tenants[row.tenant_id].append(row.job_id)
-    known: dict[UUID, ListedJob] = {}
+    jobs_by_id: dict[UUID, ListedJob] = {}
     down: set[str] = set()
     for tenant_id, job_ids in of_tenants.items():
         name = await context.pool_name_of(tenant_id)
@@ -170,33 +175,35 @@ async def _jobs_of(
             continue
         try:
             async with context.pools[name].read() as tx:
-                known |= await _matching(tx, tenant_id, job_ids, wanted)
+                jobs_by_id |= await _matching(tx, tenant_id, job_ids, job_filter)
         except FleetError as error:
-            log.warning("jobs of pool %s are left out: %s", name, error.message)
+            log.warning("the list doesn't include jobs of pool %s: %s", name, error.message)
             down.add(name)
-    return known, down
+    return jobs_by_id, down
 
 
 async def _matching(
-    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], wanted: JobFilter
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], job_filter: JobFilter
 ) -> dict[UUID, ListedJob]:
     jobs = await store_lists.get_listed(tx, tenant_id, job_ids)
-    if wanted.error is not None:
-        having = await store_lists.with_error(tx, job_ids, wanted.error)
-        jobs = [job for job in jobs if job.id in having]
-    return {job.id: job for job in jobs if wanted.matches(job)}
+    if job_filter.error is not None:
+        ids_with_error = await store_lists.with_error(tx, job_ids, job_filter.error)
+        jobs = [job for job in jobs if job.id in ids_with_error]
+    return {job.id: job for job in jobs if job_filter.matches(job)}
 
 
 JOBS_PER_BULK_MAX = 500
-# Jobs that are handled at the same time. Each one holds a database connection for a moment.
+# Maximum number of jobs that are handled concurrently. Each holds a database connection for a
+# moment.
 AT_ONCE_MAX = 4
 NAMED_IN_AUDIT_MAX = 10
-# Statuses that a filter without statuses selects: the jobs to which the operation applies.
+# The statuses that each operation selects if the filter contains none.
 APPLIES_TO = {
     BulkAct.CANCEL: (JobStatus.QUEUED, JobStatus.PROCESSING),
     BulkAct.RETRY: (JobStatus.FAILED,),
     BulkAct.REPRIORITISE: (JobStatus.QUEUED,),
 }
+# The statuses that a filter may contain for each operation.
 MAY_BE_FILTERED = {
     **APPLIES_TO,
     BulkAct.RETRY: (JobStatus.FAILED, JobStatus.CANCELLED),
@@ -220,12 +227,12 @@ class BulkFailure(NamedTuple):
 class BulkOutcome(NamedTuple):
     done: Sequence[UUID]
     failed: Sequence[BulkFailure]
-    retries: dict[UUID, UUID]  # the new jobs by the ids of the retried ones
+    retries: dict[UUID, UUID]  # ids of the new jobs by the ids of the retried jobs
 
 
 class BulkSelection(NamedTuple):
     jobs: Sequence[ListedJob]
-    missing: Sequence[UUID] = ()  # requested ids that don't exist
+    missing: Sequence[UUID] = ()  # requested ids of jobs that were not found
     following: str | None = None  # the cursor for more matching jobs
     pools_left_out: Sequence[str] = ()
 
@@ -237,20 +244,20 @@ async def select_by_ids(context: JobContext, job_ids: Sequence[UUID]) -> BulkSel
 
 
 async def select_by_filter(
-    context: JobContext, act: BulkAct, wanted: JobFilter, *, after: str | None, limit: int
+    context: JobContext, act: BulkAct, job_filter: JobFilter, *, after: str | None, limit: int
 ) -> BulkSelection:
-    """Selects a page of the matching jobs, the newest first."""
-    for status in wanted.statuses:
+    """Selects a page of jobs that match the filter, the newest first."""
+    for status in job_filter.statuses:
         if status not in MAY_BE_FILTERED[act]:
-            raise InvalidInput(f"jobs that are {status} can't be meant by {act}", field="status")
-    mine = replace(wanted, statuses=wanted.statuses or APPLIES_TO[act])
-    page = await list_newest(context, mine, after=after, limit=limit)
+            raise InvalidInput(f"{act} can't be applied to {status} jobs", field="status")
+    applicable_filter = replace(job_filter, statuses=job_filter.statuses or APPLIES_TO[act])
+    page = await list_newest(context, applicable_filter, after=after, limit=limit)
     return BulkSelection(page.jobs, (), page.following, page.pools_left_out)
 
 
 async def act_on_all(context: JobContext, order: BulkOrder, chosen: BulkSelection) -> BulkOutcome:
-    """Performs the operation on each job. Writes one audit entry for the order, and one for each
-    job that it changed.
+    """Performs the operation on each selected job. Writes one audit entry for the order and one for
+    each changed job.
     """
     await context.audit(
         order.actor,
@@ -271,11 +278,12 @@ async def act_on_all(context: JobContext, order: BulkOrder, chosen: BulkSelectio
 
     results = await asyncio.gather(*map(act, chosen.jobs))
     pairs = list(zip(chosen.jobs, results, strict=True))
-    failed = [each for each in results if isinstance(each, BulkFailure)]
-    done = {job.id: each for job, each in pairs if not isinstance(each, BulkFailure)}
+    failed = [result for result in results if isinstance(result, BulkFailure)]
+    done = {job.id: result for job, result in pairs if not isinstance(result, BulkFailure)}
     await _audit(context, order, [job for job in chosen.jobs if job.id in done], done)
     absent = [
-        BulkFailure(each, NotFound.code, f"there is no job {each}") for each in chosen.missing
+        BulkFailure(job_id, NotFound.code, f"job {job_id} was not found")
+        for job_id in chosen.missing
     ]
     retries = {job_id: new_id for job_id, new_id in done.items() if new_id is not None}
     return BulkOutcome(list(done), [*failed, *absent], retries)
@@ -289,7 +297,7 @@ async def _act(context: JobContext, order: BulkOrder, job: ListedJob) -> UUID | 
         return None
     ended = await cancel_job(context, job.tenant_id, job.id)
     if ended.status is not JobStatus.CANCELLED:
-        raise Conflict(f"the job has ended: {ended.status}")
+        raise Conflict(f"the job has already ended ({ended.status})")
     return None
 
 
@@ -298,7 +306,7 @@ async def _reprioritise(context: JobContext, order: BulkOrder, job: ListedJob) -
         row = await dispatch.of_job(tx, job.tenant_id, job.id)
         if row is None:
             raise Conflict(
-                "the job is not in the queue: it waits for others of its user, or has ended"
+                "the job is held until other jobs of its user have ended, or it has ended"
             )
         moved = await dispatch.reprioritise(
             tx, row.id, order.priority, now=context.clock(), actor=order.actor
@@ -312,8 +320,8 @@ async def _audit(
     jobs: Sequence[ListedJob],
     results: dict[UUID, UUID | None],
 ) -> None:
-    """Audits the changed jobs. A change of priority is already audited in the transaction that
-    changes the dispatch.
+    """Writes an audit entry for each changed job. Changes of priority have already been audited in
+    the transactions that changed the dispatches.
     """
     if order.act is BulkAct.REPRIORITISE or not jobs:
         return
@@ -333,35 +341,37 @@ async def replay_job(
     backend_affinity: str | None,
     priority: int,
 ) -> Job:
-    """Runs the prompt and files of any job again for an operator. No user pays for it, and the
-    job's media item and run are not affected.
+    """Submits a job's prompt and files again for an operator. No user pays for the new job, and it
+    doesn't affect the original job's media item or run.
     """
     if job.status.is_active:
-        raise Conflict("the job has not ended: wait for it, or cancel it")
+        raise Conflict("the job has not ended yet; wait for it or cancel it")
     spec = replay_spec(job, backend_affinity, priority)
     (added,) = await submit_many(context, job.tenant_id, {context.new_id(): spec})
     return added
 
 
 def replay_spec(job: Job, backend_affinity: str | None, priority: int) -> JobSpec:
-    asked = job.asked
-    if not asked.prompt:
-        raise Refused("the job's prompt was deleted after its retention time: submit a new job")
-    if asked.gateway is not None:
-        raise Refused("a prompt of a ComfyUI client is run again by its client, not here")
+    spec = job.asked
+    if not spec.prompt:
+        raise Refused("the job's prompt was deleted after its retention time; submit a new job")
+    if spec.gateway is not None:
+        raise Refused(
+            "a prompt from a ComfyUI client can't be replayed; submit it again with the client"
+        )
     return JobSpec(
-        workflow_id=asked.workflow_id,
-        workflow_slug=asked.workflow_slug,
-        workflow_version=asked.workflow_version,
-        prompt=asked.prompt,
-        properties=asked.properties,
-        assets=asked.assets,
-        output_node_id=asked.output_node_id,
-        stage=asked.stage,
-        provider=asked.provider,
+        workflow_id=spec.workflow_id,
+        workflow_slug=spec.workflow_slug,
+        workflow_version=spec.workflow_version,
+        prompt=spec.prompt,
+        properties=spec.properties,
+        assets=spec.assets,
+        output_node_id=spec.output_node_id,
+        stage=spec.stage,
+        provider=spec.provider,
         priority=priority,
         backend_affinity=backend_affinity,
-        model_key=asked.model_key,
-        model_set=asked.model_set,
+        model_key=spec.model_key,
+        model_set=spec.model_set,
         retry_of=job.id,
     )

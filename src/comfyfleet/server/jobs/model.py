@@ -1,4 +1,6 @@
-"""Jobs, attempts and batches as immutable data, and their conversion from and to table rows. Pure."""
+"""Defines jobs, attempts and batches as immutable data, and converts them from and to table rows.
+Pure.
+"""
 
 import math
 from collections import Counter
@@ -20,7 +22,7 @@ SECONDS_MAX = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """All properties that are fixed when a job is submitted."""
+    """The properties of a job that are fixed when it is submitted."""
 
     workflow_id: int
     workflow_slug: str
@@ -40,15 +42,16 @@ class JobSpec:
     retry_of: UUID | None = None
     idempotency_key: str | None = None
     request_hash: str | None = None
-    price_tokens: int = 0  # reserved when the job is submitted, and never changed afterwards
-    video_id: UUID | None = None  # the media item that it processes
+    price_tokens: int = 0  # reserved when the job is submitted; never changes
+    video_id: UUID | None = None  # the media item that the job processes
     batch_id: UUID | None = None
     batch_position: int | None = None
-    # "graph" or "pipeline": the kind of run that is notified when the job ends
+    # The kind of run that is notified when the job ends, "graph" or "pipeline".
     run_kind: str | None = None
     run_id: UUID | None = None
-    is_held: bool = False  # waits in the tenant's database until its batch or run admits it
-    # For a gateway prompt: its number, client, extra data and outputs.
+    # A held job waits in the tenant's database until it is admitted to the queue.
+    is_held: bool = False
+    # The number, client, extra data and outputs of a gateway prompt. None for other jobs.
     gateway: Mapping[str, Any] | None = None
     fingerprint: str | None = None  # set if the job may reuse a result or its result may be reused
     reused_from: UUID | None = None  # the job whose result was reused
@@ -59,8 +62,8 @@ class JobSpec:
 
     @property
     def needs(self) -> WorkflowRequirements:
-        """The requirements of its prompt. The node types of a workflow are stored with its version,
-        so they are only included for gateway prompts.
+        """The requirements of the job's prompt. Node types are only included for gateway prompts,
+        because those of other jobs are stored with the workflow version.
         """
         if self.gateway is not None:
             return prompt_needs(self.prompt)
@@ -94,7 +97,7 @@ class JobResult(NamedTuple):
 
     outputs: tuple[JobOutput, ...] = ()
     execution_seconds: float | None = None
-    # values that its nodes displayed, those of the output node first
+    # Values that the job's nodes displayed. Values of the output node come first.
     values: tuple[ShownValue, ...] = ()
 
     @classmethod
@@ -141,8 +144,8 @@ class Job:
 
     @property
     def shown_status(self) -> JobStatus:
-        """The status for display. A prefetched job that its worker has not begun is shown as
-        queued.
+        """The status that users see. A prefetched job is shown as queued until its worker starts
+        it.
         """
         is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
         return JobStatus.QUEUED if is_prefetched else self.status
@@ -169,15 +172,16 @@ class Job:
 
 
 class Shortage(NamedTuple):
-    """The reason why no worker can run a job. `message` contains names for operators, and `told` is
-    the text for customers.
+    """The reason why no worker can run a job. `message` is for operators and may contain names of
+    workers and fleets. `told` is the text for customers.
     """
 
     message: str
     told: str
 
 
-Place: TypeAlias = tuple[datetime, UUID]  # a position in lists: the time of submission and the id
+# A position in a list of jobs: the submission time and the id of a job.
+Place: TypeAlias = tuple[datetime, UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +193,13 @@ class JobFilter:
     workflow_slug: str | None = None
     effect_id: UUID | None = None
     worker_id: str | None = None  # the last worker that held the job
-    error: str | None = None  # a part of the customer's or the operator's error message
+    error: str | None = None  # a substring of the customer's or the operator's error message
     since: datetime | None = None
     until: datetime | None = None
 
     def matches(self, job: "ListedJob") -> bool:
-        """Whether a job that was found by its worker matches the other fields, except for the error
-        text, which the database checks.
+        """Whether a job that was selected by its worker matches the other fields. The error text is
+        checked by the database instead.
         """
         return (
             (not self.statuses or job.status in self.statuses)
@@ -231,8 +235,8 @@ class ListedJob(NamedTuple):
 
 
 class JobsFound(NamedTuple):
-    """Listed jobs, the newest first. The list is complete down to `complete_to`, or to the end if
-    that is None.
+    """A list of jobs, the newest first. It contains all matching jobs down to `complete_to`, or all
+    of them if that is None.
     """
 
     jobs: Sequence[ListedJob]
@@ -240,11 +244,13 @@ class JobsFound(NamedTuple):
 
 
 def merge_found(parts: Iterable[JobsFound], limit: int) -> JobsFound:
-    """Merges lists that may end at different positions. The page ends where the first of them ends."""
-    known = list(parts)
-    cut = max((part.complete_to for part in known if part.complete_to), default=None)
-    some = [job for part in known for job in part.jobs if cut is None or job.place >= cut]
-    page = sorted(some, key=lambda job: job.place, reverse=True)[:limit]
+    """Merges lists that may end at different positions into a page. The page ends where the
+    shortest list ends, because older jobs may be missing.
+    """
+    lists = list(parts)
+    cut = max((part.complete_to for part in lists if part.complete_to), default=None)
+    jobs = [job for part in lists for job in part.jobs if cut is None or job.place >= cut]
+    page = sorted(jobs, key=lambda job: job.place, reverse=True)[:limit]
     return JobsFound(page, page[-1].place if len(page) == limit else cut)
 
 
@@ -265,14 +271,16 @@ class JobAttempt:
     attempt: int
     worker_id: str
     started_at: datetime
-    # Input values that differ from the job's prompt, by node and input. None means that they were
-    # deleted with the prompt.
+    # Input values that differ from the job's prompt, by node and input name. None means that they
+    # were deleted together with the prompt.
     filled_in: Mapping[str, Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error: `message` for the customer, `raw` for operators."""
+    """The error of a failed job. `message` is shown to the customer, and `raw` only to
+    operators.
+    """
 
     message: str
     raw: str | None = None
@@ -286,12 +294,12 @@ _DISPATCH_STATUS = {
 
 
 def dispatch_status_of(job: Job) -> DispatchStatus:
-    """Returns the status in which the dispatch of an ended job must end."""
+    """Returns the final status for the dispatch of an ended job."""
     return _DISPATCH_STATUS[job.status]
 
 
 class EndedPrompt(NamedTuple):
-    """A prompt that came through the gateway and has ended."""
+    """An ended prompt that was submitted through the gateway."""
 
     job_id: UUID
     model_key: str | None
@@ -299,14 +307,15 @@ class EndedPrompt(NamedTuple):
     client_id: str | None  # also None for a prompt that never ran
 
 
-# Key in a gateway prompt's data: the run needs its caller's key, which is only kept in memory.
+# Key in a gateway prompt's data. Set if the run needs its caller's key for paid services, which is
+# only kept in memory.
 NEEDS_KEY = "needs_key"
-# Key in a gateway prompt's data: the worker of its client's previous prompt.
+# Key in a gateway prompt's data. Its value is the worker that ran the client's previous prompt.
 PREFERRED_WORKER = "preferred_worker"
 
 
-def needs_key(asked: JobSpec) -> bool:
-    return bool((asked.gateway or {}).get(NEEDS_KEY))
+def needs_key(spec: JobSpec) -> bool:
+    return bool((spec.gateway or {}).get(NEEDS_KEY))
 
 
 def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
@@ -324,8 +333,8 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
 
 
 def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
-    """Returns an id for a lease in the keys of outputs. It is as unique as the lease token, but
-    does not reveal it.
+    """Returns an id of the lease for use in the keys of outputs. The id is as unique as the lease
+    token but doesn't reveal it.
     """
     return uuid5(job_id, str(lease_token))
 
@@ -333,59 +342,63 @@ def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
 PREVIEW_METHOD = "preview_method"
 
 
-def asks_for_previews(asked: JobSpec) -> bool:
-    """Whether the gateway client has requested previews. `default` means the method that the
-    backend was started with.
+def asks_for_previews(spec: JobSpec) -> bool:
+    """Whether the gateway client has requested previews. The value `default` counts as a request:
+    it selects the method with which the backend was started.
     """
-    extra_data = (asked.gateway or {}).get("extra_data") or {}
+    extra_data = (spec.gateway or {}).get("extra_data") or {}
     return extra_data.get(PREVIEW_METHOD) not in (None, "none")
 
 
 def sees_in_order(gateway: Mapping[str, Any]) -> bool:
-    """Checks whether the prompt's client sees its prompts one at a time, even if several run in
+    """Whether the prompt's client sees its prompts run one after another, even if several run in
     parallel.
     """
     return bool(gateway.get(IN_ORDER)) and gateway.get("client_id") is not None
 
 
 PRICE_PER_SECOND, MAX_TOKENS = "price_per_second", "max_tokens"
-# The minimum price of a metered prompt that succeeds, which is the price of a workflow that it
-# contains.
+# Key for the minimum price of a metered prompt that succeeds. It is the price of the registered
+# workflow that the prompt contains.
 MIN_TOKENS = "min_tokens"
-# Set if the fleet's settings required at submission that clients see their prompts one at a time.
+# Key that is set if, at submission, the fleet's settings required that clients see their prompts
+# run one after another.
 IN_ORDER = "in_order"
-# Set while the client of a prompt waits until its backend has accepted or refused it.
+# Key that is set while the client waits for the backend to accept or refuse the prompt.
 AWAITS_BACKEND = "awaits_backend"
-# The worker's code for a prompt that its backend has refused, and the field with the backend's response.
+# The worker's error code for a prompt that its backend refused, and the field that contains the
+# backend's response.
 PROMPT_REFUSED, REFUSAL = "prompt_refused", "refusal"
 
 
-def tells_results_live(asked: JobSpec) -> bool:
-    """Whether a gateway run's results are shown before it has ended.
+def tells_results_live(spec: JobSpec) -> bool:
+    """Whether the results of a gateway run are shown while it is in progress.
 
-    Only results of free prompts are. A priced run that fails or is cancelled doesn't pay its full
-    price, so its results must not be given away.
+    This is only the case for free prompts. A priced run that fails or is cancelled isn't charged
+    its full price, so its results must not be revealed.
     """
-    data = asked.gateway
-    return data is not None and not asked.price_tokens and PRICE_PER_SECOND not in data
+    data = spec.gateway
+    return data is not None and not spec.price_tokens and PRICE_PER_SECOND not in data
 
 
 def cost_of(seconds: float, price_per_second: float) -> int:
-    """Returns the cost in whole tokens. A started second is paid for in part."""
+    """Returns the cost in whole tokens, rounded up. Fractions of a second are charged
+    proportionally.
+    """
     return math.ceil(max(0.0, min(seconds, SECONDS_MAX)) * price_per_second)
 
 
-def is_metered(asked: JobSpec) -> bool:
-    """Checks whether the prompt is priced by the second."""
-    return PRICE_PER_SECOND in (asked.gateway or {})
+def is_metered(spec: JobSpec) -> bool:
+    """Whether the job is a prompt that is charged by the second."""
+    return PRICE_PER_SECOND in (spec.gateway or {})
 
 
 def charged_tokens(job: Job, seconds: float) -> int:
-    """Returns the price of an ended metered job, which is the price of the seconds that it ran,
+    """Returns the price of an ended metered job. This is the price of the seconds that it ran,
     limited to its reservation.
 
-    A run is stopped when it has used its reservation, so the limit only matters for rounding. A job
-    that did not succeed pays for its seconds, but not the price of a workflow that it contains.
+    A run is stopped when it has used up its reservation, so the limit only matters for rounding. A
+    job that didn't succeed is charged for its seconds, but not the minimum price.
     """
     data = job.asked.gateway or {}
     cost = cost_of(seconds, data[PRICE_PER_SECOND])
@@ -394,19 +407,22 @@ def charged_tokens(job: Job, seconds: float) -> int:
     return min(cost, job.reserved_tokens)
 
 
-def paid_seconds(asked: JobSpec) -> float | None:
-    """Returns the maximum duration of a metered run in seconds, which its reservation pays for.
-    Returns None if the job has no price per second.
+def paid_seconds(spec: JobSpec) -> float | None:
+    """Returns the number of seconds that a metered job's reservation pays for, which is the maximum
+    duration of its run. Returns None for other jobs.
     """
-    price = (asked.gateway or {}).get(PRICE_PER_SECOND)
-    return None if price is None else float(asked.price_tokens / price)
+    price = (spec.gateway or {}).get(PRICE_PER_SECOND)
+    return None if price is None else float(spec.price_tokens / price)
 
 
-# The columns of a job's row have the names of the fields. The excluded fields are converted.
+# The columns of a job's row have the same names as the fields, except for the excluded fields,
+# which are converted.
 SPEC_COLUMNS = tuple(
-    each.name for each in fields(JobSpec) if each.name not in ("assets", "price_tokens")
+    column.name for column in fields(JobSpec) if column.name not in ("assets", "price_tokens")
 )
-STATE_COLUMNS = tuple(each.name for each in fields(Job) if each.name not in ("asked", "status"))
+STATE_COLUMNS = tuple(
+    column.name for column in fields(Job) if column.name not in ("asked", "status")
+)
 
 
 def _asset_row(asset: AssetRef) -> dict[str, Any]:
@@ -418,32 +434,32 @@ def _asset_from_row(row: Mapping[str, Any]) -> AssetRef:
 
 
 def job_from_row(row: Mapping[Any, Any]) -> Job:
-    asked = JobSpec(
+    spec = JobSpec(
         assets=tuple(map(_asset_from_row, row["assets"])),
         price_tokens=row["reserved_tokens"],
         **{name: row[name] for name in SPEC_COLUMNS},
     )
     return Job(
-        asked=asked, status=JobStatus(row["status"]), **{name: row[name] for name in STATE_COLUMNS}
+        asked=spec, status=JobStatus(row["status"]), **{name: row[name] for name in STATE_COLUMNS}
     )
 
 
-def added_job(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> Job:
-    """Returns the job as its row is right after the insert."""
+def added_job(tenant_id: UUID, job_id: UUID, spec: JobSpec, now: datetime) -> Job:
+    """Returns a new job with the values that its row has right after the insert."""
     values: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
     values |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
     values |= {"attempt": 0, "lease_number": 0}
-    return Job(asked=asked, status=JobStatus.QUEUED, **values)
+    return Job(asked=spec, status=JobStatus.QUEUED, **values)
 
 
-def new_job_row(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> dict[str, Any]:
+def new_job_row(tenant_id: UUID, job_id: UUID, spec: JobSpec, now: datetime) -> dict[str, Any]:
     return {
-        **{name: getattr(asked, name) for name in SPEC_COLUMNS},
-        "prompt": dict(asked.prompt),
-        "properties": dict(asked.properties),
-        "assets": [_asset_row(asset) for asset in asked.assets],
-        "input_file_id": asked.input_file_id,
-        "reserved_tokens": asked.price_tokens,
+        **{name: getattr(spec, name) for name in SPEC_COLUMNS},
+        "prompt": dict(spec.prompt),
+        "properties": dict(spec.properties),
+        "assets": [_asset_row(asset) for asset in spec.assets],
+        "input_file_id": spec.input_file_id,
+        "reserved_tokens": spec.price_tokens,
         "id": job_id,
         "tenant_id": tenant_id,
         "status": JobStatus.QUEUED,
@@ -469,12 +485,12 @@ class JobBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """The jobs of a batch as counts and tokens."""
+    """The numbers of a batch's jobs, and their tokens."""
 
     total: int
-    held: int  # not yet admitted to the queue
+    held: int  # jobs that are not yet admitted to the queue
     counts: Mapping[str, int]  # admitted jobs by status
-    reserved_tokens: int  # not settled yet
+    reserved_tokens: int  # tokens of jobs that haven't ended yet
     consumed_tokens: int
     refunded_tokens: int
 

@@ -1,4 +1,6 @@
-"""Delivers a tenant's outbox, so that the central queue's dispatches match the tenant's job rows."""
+"""Delivers the outbox rows of tenants' databases, so that the dispatches in the central queue match
+the job rows.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -15,16 +17,18 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, ActiveDispatch, Dispatch, DispatchStatus
 
 log = logging.getLogger(__name__)
+# Time until an outbox row that couldn't be delivered is retried.
 RETRY_DELAY = timedelta(seconds=5)
 
 
 async def flush(
     context: JobContext, pool: Database, jobs: Sequence[Job], outbox_ids: Sequence[int]
 ) -> None:
-    """Delivers rows that have just been committed. If this is interrupted, the sweep delivers them.
+    """Delivers outbox rows that have just been committed. If this is interrupted, the sweep
+    delivers them.
 
-    When this returns, the tenant's commit is on the disk. The dispatches may not be on the disk
-    yet, but the outbox rows remain until they are.
+    When this returns, the tenant's commit is on disk. The dispatches may not be on disk yet, but
+    the outbox rows are only deleted once they are.
     """
     for job in jobs:
         notify(context, job)
@@ -36,8 +40,8 @@ async def flush(
 
 
 def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> None:
-    """Wakes the followers of the job in this process, and the listeners for its run if it has
-    ended. `change` describes the change of the user's prompts.
+    """Wakes the tasks that follow the job and, if it has ended, the listeners for its run. `change`
+    is the kind of change that clients of the gateway are notified of.
     """
     context.notifier.tell(job.id)
     if job.asked.user_id is not None:
@@ -49,16 +53,17 @@ def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> N
 
 
 def _drop_keys(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Drops the keys for paid services of jobs that have ended."""
+    """Removes the keys for paid services of ended jobs from memory."""
     ended = [job.id for job in jobs if needs_key(job.asked) and not job.status.is_active]
     if ended:
         context.partner_keys.drop(*ended)
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Adds dispatches for active jobs and ends the dispatches of ended jobs. It can be repeated.
+    """Adds dispatches for active jobs and ends the dispatches of ended jobs. Repeated calls change
+    nothing.
 
-    Callers must await the central database's `persist` before they delete an outbox row.
+    Callers must await the central database's `persist` before they delete the outbox rows.
     """
     waiting = [job for job in jobs if job.wants_dispatch]
     _note_models(context, waiting)
@@ -74,7 +79,9 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
 
 
 def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Registers the requirements of jobs, so that only workers that meet them get the jobs."""
+    """Registers the requirements of jobs with the queue, so that only workers that meet them get
+    the jobs.
+    """
     known = context.queue.model_sets
     for job in jobs:
         if job.asked.model_set and job.asked.model_set not in known:
@@ -88,22 +95,27 @@ async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:
         new = dispatch_for(job, context.settings.max_attempts)
         await dispatch.enqueue_ended(tx, new, status, now=now, error=job.error_message)
     elif row.status == DispatchStatus.LEASED and status == DispatchStatus.CANCELLED:
-        # The dispatch ends when the worker's next heartbeat has returned the cancellation.
+        # The dispatch ends when the response to the worker's next heartbeat has reported the
+        # cancellation.
         await dispatch.cancel(tx, row.id, now=now)
     elif row.status not in ENDED:
         await dispatch.force_end(tx, row.id, status, now=now, error=job.error_message)
 
 
 async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
-    """Delivers due outbox rows of one pool. A row that can't be delivered doesn't block the others."""
+    """Delivers the due outbox rows of a pool. A row that can't be delivered doesn't block the
+    others. Returns the number of due rows.
+    """
     now = context.clock()
     async with pool.read() as tx:
         due = await store.due_outbox(tx, now=now, limit=limit)
     for outbox_id, tenant_id, job_id in due:
         try:
             await _flush_one(context, pool, outbox_id, tenant_id, job_id)
-        except Exception as error:  # noqa: BLE001 — one row must not block the others
-            log_failure(log, error, "outbox row %s of job %s waits", outbox_id, job_id)
+        except Exception as error:  # noqa: BLE001 — a row must not block the others
+            log_failure(
+                log, error, "outbox row %s of job %s could not be delivered", outbox_id, job_id
+            )
             async with pool.transaction() as tx:
                 await store.reschedule_outbox(tx, [outbox_id], until=now + RETRY_DELAY)
     return len(due)
@@ -126,6 +138,6 @@ async def end_dispatch(
 ) -> None:
     """Ends the dispatch of a job that has ended or was deleted."""
     status = dispatch_status_of(job) if job else DispatchStatus.FAILED
-    error = job.error_message if job else "Its job is gone."
+    error = job.error_message if job else "The job no longer exists."
     async with context.central.transaction() as tx:
         await dispatch.force_end(tx, row.id, status, now=context.clock(), error=error)

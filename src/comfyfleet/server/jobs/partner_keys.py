@@ -1,7 +1,7 @@
-"""Stores callers' keys for nodes that call paid services. Each key is used for one run.
+"""Stores callers' API keys for nodes that call paid services. Each key is used for one run.
 
-The keys are only in the memory of the control plane that received the prompt. If the run's worker
-is connected to another control plane, that one requests them. They are encrypted in transit,
+The keys are only kept in memory, by the control plane that received the prompt. If the run's worker
+is connected to another control plane, that one requests the keys. They are encrypted in transit,
 because the message passes through the database.
 """
 
@@ -16,15 +16,18 @@ from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
-KEPT_MAX = 10_000
+KEPT_MAX = 10_000  # jobs whose keys are kept
 KEPT_SECONDS = 24 * 3600.0
+# Seconds to wait until another control plane responds with the keys.
 ANSWER_SECONDS = 3.0
 NONCE_BYTES = 12
-# Job ids in one message to other control planes, which has at most 8,000 characters.
+# Maximum number of job ids per message to other control planes. PostgreSQL limits a message to
+# 8,000 bytes.
 DROPPED_MAX = 100
 WANTED, FOUND, DROPPED = "partner_keys_wanted", "partner_keys_found", "partner_keys_dropped"
 
-Keys = Mapping[str, str]  # by the field of extra_data that contained them
+# A job's keys by the field of extra_data that contained them.
+Keys = Mapping[str, str]
 
 
 class _Kept(NamedTuple):
@@ -39,22 +42,24 @@ class _Asking(NamedTuple):
 
 
 class PartnerKeys:
-    """Holds the keys. `announce` sends a message to all other control planes."""
+    """Holds the keys of jobs, and exchanges them with other control planes. `announce` sends a
+    message to all of those.
+    """
 
     def __init__(
         self, announce: Callable[[dict[str, Any]], None], *, has_others: bool = True
     ) -> None:
         self._announce = announce
         self._has_others = has_others
-        self._kept: dict[UUID, _Kept] = {}  # the oldest first
-        self._counts: Counter[UUID] = Counter()  # number of jobs with keys by tenant
+        self._kept: dict[UUID, _Kept] = {}  # ordered from the oldest to the newest
+        self._counts: Counter[UUID] = Counter()  # number of jobs with keys for each tenant
         self._asking: dict[UUID, _Asking] = {}
 
     def keep(self, tenant_id: UUID, job_id: UUID, keys: Keys) -> bool:
-        """Stores the keys until the job has ended, for a day at most. Returns whether the job had
-        no keys here before.
+        """Stores the keys until the job has ended, for at most a day. Returns True if no keys were
+        stored for the job before.
 
-        If there are too many, the tenant with the most of them loses its oldest one.
+        If there are too many keys, the oldest ones of the tenant with the most keys are removed.
         """
         now, is_new = monotonic(), self._take_out(job_id) is None
         self._kept[job_id] = _Kept(now + KEPT_SECONDS, dict(keys), tenant_id)
@@ -64,7 +69,7 @@ class PartnerKeys:
         if len(self._kept) > KEPT_MAX:
             ((largest, _),) = self._counts.most_common(1)
             self._take_out(
-                next(job for job, kept in self._kept.items() if kept.tenant_id == largest)
+                next(job for job, entry in self._kept.items() if entry.tenant_id == largest)
             )
         return is_new
 
@@ -77,17 +82,17 @@ class PartnerKeys:
         return removed
 
     def forget(self, job_id: UUID) -> None:
-        """Removes keys that were stored here for a job that was not submitted."""
+        """Removes the keys of a job that could not be submitted."""
         self._take_out(job_id)
 
     def drop(self, *job_ids: UUID) -> None:
-        """Removes the keys of jobs that have ended, on whichever control plane they are stored."""
+        """Removes the keys of ended jobs, from this control plane or the one that stores them."""
         elsewhere = [str(job_id) for job_id in job_ids if self._take_out(job_id) is None]
         for start in range(0, len(elsewhere), DROPPED_MAX):
             self._announce({DROPPED: elsewhere[start : start + DROPPED_MAX]})
 
     async def get(self, job_id: UUID) -> Keys | None:
-        """Returns the keys of a job, or None if no control plane has them any more."""
+        """Returns the keys of a job, or None if no control plane has them anymore."""
         stored = self._kept.get(job_id)
         if stored is not None or not self._has_others:
             return None if stored is None or stored.until < monotonic() else stored.keys
@@ -135,7 +140,7 @@ class PartnerKeys:
 
 
 def _sealed(data: bytes, public: bytes) -> dict[str, str]:
-    """Encrypts data for the holder of a private key."""
+    """Encrypts data with a public key, so that only the holder of the private key can read it."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -151,7 +156,7 @@ def _sealed(data: bytes, public: bytes) -> dict[str, str]:
 
 
 def _opened(found: Mapping[str, str], private: Any) -> bytes:
-    """Decrypts data. Raises ValueError if it isn't for this key."""
+    """Decrypts data. Raises ValueError if it was encrypted for a different key."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -161,7 +166,7 @@ def _opened(found: Mapping[str, str], private: Any) -> bytes:
     try:
         return cipher.decrypt(_bytes(found["nonce"]), _bytes(found["sealed"]), None)
     except InvalidTag as error:
-        raise ValueError("the keys are for somebody else") from error
+        raise ValueError("the keys were encrypted for a different control plane") from error
 
 
 def _cipher_key(shared: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A worker's long poll for a job: reads what the worker may run and what it holds, and waits."""
+"""Handles a worker's long poll for a job: reads its permissions and leases, and waits for a job."""
 
 import asyncio
 import logging
@@ -33,16 +33,18 @@ from comfyfleet.server.jobs.lease import build_payload, lease_next
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, RequeueReason, Waiter
 
+# Maximum wait in seconds of a poll that can't get a job now or must return soon.
 HELD_BACK_SECONDS = 2.0
-MAINTENANCE_REASON = "maintenance: no new leases are given"
-# A wait ends up to this fraction earlier, so that workers that connected at the same moment don't
-# return at the same moment.
+MAINTENANCE_REASON = "maintenance mode is on, so no new jobs are leased"
+# Each wait is shortened by a random fraction up to this value, so that workers that connected at
+# the same moment don't poll again at the same moment.
 WAIT_SPREAD = 0.1
 _dice = Random()  # noqa: S311 - not for secrets
-# A worker normally has one waiting poll, and a few more until lost connections are detected.
+# Maximum number of waiting polls per worker. Normally there is one, and a few more until lost
+# connections are detected.
 WAITING_PER_WORKER_MAX = 8
-# Bytes of a poll's message that are kept while it waits. A poll with a larger message, from a large
-# backend, does not wait.
+# Maximum size in bytes of a poll's message that is kept in memory during the wait. A poll with a
+# larger message returns immediately.
 KEPT_BYTES_MAX = 1024**2
 
 
@@ -54,18 +56,17 @@ class WorkerSnapshot:
     lanes: frozenset[QueueLane]
     offer: BackendOffer | None
     held: tuple[int, ...]  # dispatch ids
-    load: int  # number of jobs that it has to run
-    is_alone: bool
+    load: int  # number of jobs that it still has to run
+    is_alone: bool  # whether no other live worker could run its jobs
     maintenance: bool
-    no_lanes: str  # the reason why it may not run any job, if so
-    # the queue's `dismissals` before the state was read; if they have grown, it may be outdated
+    no_lanes: str  # the reason why it may not run any job, or an empty string
+    # The queue's `dismissals` before the state was read. If the number has grown since, the state
+    # may be outdated.
     as_of: int
 
 
 class ReadWithKey(NamedTuple):
-    """The state that was read together with the worker's key, and that decides whether the worker
-    gets a job.
-    """
+    """The part of a worker's state that was read when its key was checked."""
 
     standing: fleet_model.WorkerStanding
     as_of: int  # as in WorkerSnapshot
@@ -73,7 +74,9 @@ class ReadWithKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PollWait:
-    """The event that a poll waits for: a lease, or only a timeout if it has no waiter."""
+    """The wait of a poll. With a waiter, it ends with a lease or the timeout, otherwise only with
+    the timeout.
+    """
 
     seconds: float
     as_of: int
@@ -81,12 +84,12 @@ class PollWait:
 
 
 async def poll(
-    context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
+    context: JobContext, worker: FleetWorker, request: Poll, read: ReadWithKey | None = None
 ) -> Polled:
-    """Returns a job, or the reason why there is none."""
-    polling = PollSession(worker, asked)
+    """Waits for a job for the worker. Returns the job, or the reason why the worker gets none."""
+    polling = PollSession(worker, request)
     try:
-        result = await polling.begin(context, worker, asked, read)
+        result = await polling.begin(context, worker, request, read)
         while isinstance(result, PollWait):
             result = await polling.resume(context, await _wait_for_lease(context, result))
     finally:
@@ -102,30 +105,30 @@ async def _wait_for_lease(context: JobContext, wait: PollWait) -> DispatchLease 
 
 
 class PollSession:
-    """A poll and its waits. The worker's permissions are read again when a wait ends. That is at
-    once if this process is notified of a change, and otherwise when `WaitingWorkerRefresher` finds
-    it.
+    """A poll and its waits. The worker's permissions are read again whenever a wait ends. A change
+    of permissions ends the wait, either when this process is notified of it or when
+    `WaitingWorkerRefresher` finds it.
 
-    Ten thousand sessions may wait at the same time, so each one holds as little as possible.
+    Ten thousand sessions may wait at the same time, so each one uses as little memory as possible.
     """
 
     __slots__ = (
         "_is_counted",
         "_is_draining",
         "_key_hash",
+        "_message",
         "_new_key",
         "_reason",
-        "_said",
         "_until",
         "_wait",
         "_worker_id",
     )
 
-    def __init__(self, worker: FleetWorker, asked: Poll) -> None:
+    def __init__(self, worker: FleetWorker, request: Poll) -> None:
         self._worker_id, self._key_hash = worker.worker_id, worker.key_hash
-        seconds = asked.wait_seconds * (1 - WAIT_SPREAD * _dice.random())
+        seconds = request.wait_seconds * (1 - WAIT_SPREAD * _dice.random())
         self._until = asyncio.get_running_loop().time() + seconds
-        self._said = b""
+        self._message = b""
         self._wait: PollWait | None = None
         self._reason: str | None = None
         self._new_key: str | None = None
@@ -133,29 +136,37 @@ class PollSession:
         self._is_counted = False
 
     async def begin(
-        self, context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
+        self,
+        context: JobContext,
+        worker: FleetWorker,
+        request: Poll,
+        read: ReadWithKey | None = None,
     ) -> Polled | PollWait:
-        """Starts the poll with the worker and the state that was read when its key was checked."""
-        result = await self._look(context, worker, asked, read)
+        """Starts the poll. Uses the worker and, if set, the state that were read when the key was
+        checked.
+        """
+        result = await self._look(context, worker, request, read)
         if not isinstance(result, PollWait):
             return result
-        # The JSON takes a third of the message's memory, and is only parsed when the wait is over.
-        message = asked.model_dump_json(exclude_unset=True).encode()
+        # The poll is kept as JSON during the wait, which takes a third of the memory.
+        message = request.model_dump_json(exclude_unset=True).encode()
         if len(message) > KEPT_BYTES_MAX:
-            return await self._polled(context, asked, None)
+            return await self._polled(context, request, None)
         self._count(context)
-        self._said = message
+        self._message = message
         return result
 
     def _count(self, context: JobContext) -> None:
         waiting = context.polls.waiting
         if waiting[self._worker_id] >= WAITING_PER_WORKER_MAX:
-            raise TooManyCalls(f"{WAITING_PER_WORKER_MAX} polls of this worker wait already")
+            raise TooManyCalls(f"this worker already has {WAITING_PER_WORKER_MAX} waiting polls")
         waiting[self._worker_id] += 1
         self._is_counted = True
 
     def end(self, context: JobContext) -> None:
-        """Ends the waits. Must be called after `begin`, even if the poll has failed."""
+        """Releases the session's place among the worker's waiting polls. Must be called after
+        `begin`, even if the poll has failed.
+        """
         if not self._is_counted:
             return
         self._is_counted = False
@@ -165,16 +176,17 @@ class PollSession:
 
     async def resume(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
         """Continues the poll after a wait."""
-        asked, wait = Poll.model_validate_json(self._said), self._wait
+        request, wait = Poll.model_validate_json(self._message), self._wait
         if wait is None:
-            raise ValueError("it did not wait")
+            raise ValueError("the poll has not waited yet")
         job = None
         if lease is not None:
             tells_leases = wait.waiter is not None and wait.waiter.tells_leases
             job = await build_payload(context, lease, gives_back=not tells_leases)
         remaining = self._left()
         if job is None and lease is not None and remaining:
-            # The leased job had ended or can't be run now, but the next one may.
+            # The leased job had already ended or can't be run now, so the poll waits for another
+            # one.
             return self._waits(PollWait(remaining, wait.as_of, wait.waiter))
         if (
             job is None
@@ -184,9 +196,9 @@ class PollSession:
         ):
             self._reason = MAINTENANCE_REASON  # maintenance began during the wait
         if job or self._new_key or not remaining:
-            return await self._polled(context, asked, job)
+            return await self._polled(context, request, job)
         async with context.polls.reads:
-            return await self._look(context, await self._worker(context), asked, is_old=True)
+            return await self._look(context, await self._worker(context), request, is_old=True)
 
     async def _worker(self, context: JobContext) -> FleetWorker:
         async with context.central.read() as tx:
@@ -199,31 +211,32 @@ class PollSession:
         self,
         context: JobContext,
         worker: FleetWorker,
-        asked: Poll,
+        request: Poll,
         read: ReadWithKey | None = None,
         *,
         is_old: bool = False,
     ) -> Polled | PollWait:
-        standing = await _snapshot(context, worker, asked, read, is_old=is_old)
+        standing = await _snapshot(context, worker, request, read, is_old=is_old)
         worker, remaining = standing.worker, self._left()
         if worker.is_draining and self._wait and not self._is_draining:
-            # a worker that begins to drain is notified at once; a draining one waits
+            # A worker that begins to drain is notified immediately. One that is already draining
+            # waits.
             remaining = 0.0
         if context.queue.facts.is_wanted(self._worker_id):
             remaining = 0.0
-        self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
+        self._reason, self._new_key = _why_nothing(standing, request), worker.next_key
         self._is_draining = worker.is_draining
         if self._new_key is not None:
-            # Returned soon, but not at once. A worker that ignores the new key would otherwise poll
-            # without a pause.
+            # The poll returns the new key after a short wait. Otherwise, a worker that ignores the
+            # key would poll without a pause.
             remaining = min(remaining, HELD_BACK_SECONDS)
-        job = await _resend_lost_lease(context, standing, asked)
+        job = await _resend_lost_lease(context, standing, request)
         waiter = None
         if job is None and self._reason is None:
-            waiter = _waiter(standing, asked)
+            waiter = _waiter(standing, request)
             job = await _lease_at_once(context, waiter, standing.as_of, waits=remaining > 0)
         if job or not remaining:
-            return await self._polled(context, asked, job)
+            return await self._polled(context, request, job)
         if waiter is None and (standing.maintenance or not standing.lanes):
             waiter = _without_lanes(standing)
         seconds = remaining if waiter else min(remaining, HELD_BACK_SECONDS)
@@ -233,10 +246,10 @@ class PollSession:
         self._wait = wait
         return wait
 
-    async def _polled(self, context: JobContext, asked: Poll, job: Job | None) -> Polled:
+    async def _polled(self, context: JobContext, request: Poll, job: Job | None) -> Polled:
         slot = None
-        if asked.backend is not None:
-            slot = await _upload_slot(context, await self._worker(context), asked.backend)
+        if request.backend is not None:
+            slot = await _upload_slot(context, await self._worker(context), request.backend)
         return Polled(
             job=job,
             reason=None if job else self._reason or "no job is queued for this worker",
@@ -247,22 +260,24 @@ class PollSession:
         )
 
 
-async def note_facts(context: JobContext, worker: FleetWorker, told: FactsReport) -> FactsReported:
-    """Stores the facts that a worker reports about its backend. Callers that wait for them continue
-    when its object_info is stored.
+async def note_facts(
+    context: JobContext, worker: FleetWorker, report: FactsReport
+) -> FactsReported:
+    """Stores the facts that a worker reports about its backend. If the backend's object_info must
+    still be uploaded, callers that wait for the facts continue after the upload.
     """
     slot = None
-    if told.backend is not None:
-        await note_sighting(context, worker, Sighting(backend=told.backend), context.clock())
-        slot = await _upload_slot(context, worker, told.backend)
+    if report.backend is not None:
+        await note_sighting(context, worker, Sighting(backend=report.backend), context.clock())
+        slot = await _upload_slot(context, worker, report.backend)
     if slot is None:
-        context.queue.facts.reported(worker.worker_id, told.tokens)
+        context.queue.facts.reported(worker.worker_id, report.tokens)
     return FactsReported(object_info_upload=slot)
 
 
 async def _in_maintenance(context: JobContext) -> bool:
-    """Returns whether maintenance is on. The value is cached for a second, because many waits may
-    end at once.
+    """Returns whether maintenance mode is on. The value is cached for a second, because many waits
+    may end at the same moment.
     """
 
     async def read() -> bool:
@@ -273,22 +288,22 @@ async def _in_maintenance(context: JobContext) -> bool:
 
 
 async def _upload_slot(
-    context: JobContext, worker: FleetWorker, told: BackendFacts
+    context: JobContext, worker: FleetWorker, backend: BackendFacts
 ) -> OutputSlot | None:
-    """Returns an upload slot for the backend's object_info if it has not been stored yet."""
+    """Returns an upload slot for the backend's object_info, or None if it is already stored."""
     if not worker.is_approved:
         return None
     async with context.central.read() as tx:
         fleet = await fleets.fleet_by_id(tx, worker.fleet_id)
     seconds = context.settings.url_seconds
-    return await upload_slot(context.store, fleet, told, seconds=seconds)
+    return await upload_slot(context.store, fleet, backend, seconds=seconds)
 
 
 async def _lease_at_once(
     context: JobContext, waiter: Waiter, as_of: int, *, waits: bool
 ) -> Job | None:
     if waiter.is_prefetch and waits:
-        return None  # it waits in the queue, which checks for jobs first
+        return None  # the wait in the queue starts with a check for jobs
     job = await lease_next(context, waiter, wait_seconds=0, as_of=as_of)
     if job is None and waits:
         await _recall_for(context, waiter)
@@ -296,10 +311,15 @@ async def _lease_at_once(
 
 
 async def _snapshot(
-    context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None, *, is_old: bool
+    context: JobContext,
+    worker: FleetWorker,
+    request: Poll,
+    read: ReadWithKey | None,
+    *,
+    is_old: bool,
 ) -> WorkerSnapshot:
     now, as_of = context.clock(), context.queue.dismissals
-    known = await note_sighting(context, worker, _sighting(asked), now)
+    known = await note_sighting(context, worker, _sighting(request), now)
     async with context.central.read() as tx:
         if read is None or read.as_of != as_of:
             current = await fleets.get_standing(tx, known)
@@ -309,7 +329,7 @@ async def _snapshot(
         lanes = await fleets.lanes_of(
             tx,
             known,
-            asked.providers,
+            request.providers,
             assigned=current.assigned,
             abilities=context.caches.eligibility,
             offer=offer,
@@ -320,7 +340,7 @@ async def _snapshot(
         lanes=frozenset(QueueLane(*lane) for lane in lanes),
         offer=offer,
         held=current.held,
-        load=load_of(current.held, asked, is_old=is_old),
+        load=load_of(current.held, request, is_old=is_old),
         is_alone=alone,
         maintenance=current.in_maintenance,
         no_lanes="" if lanes else why_no_lanes(known, current.assigned),
@@ -331,24 +351,24 @@ async def _snapshot(
 async def is_alone(
     context: JobContext, tx: Tx, worker: FleetWorker, lanes: frozenset[tuple[int, str, str]]
 ) -> bool:
-    """Whether no other live worker could run jobs of these lanes."""
+    """Whether no other live worker could run jobs in these lanes."""
     now = context.clock()
     seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
-    two = await context.polls.live_workers.get(
+    live_workers = await context.polls.live_workers.get(
         lanes,
         lambda: fleets.find_two_workers(
             tx, lanes, seen_since=seen_since, abilities=context.caches.eligibility
         ),
         now=now,
     )
-    return two <= {worker.worker_id}
+    return live_workers <= {worker.worker_id}
 
 
 async def note_sighting(
     context: JobContext, worker: FleetWorker, sighting: Sighting, now: datetime
 ) -> FleetWorker:
-    """Stores that the worker was seen. Writes only when that is due, because idle workers poll all
-    day.
+    """Records that the worker was seen. Only writes to the database at intervals or when a value
+    has changed, because idle workers poll all day.
     """
     every = sighting_interval(context.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
@@ -358,48 +378,49 @@ async def note_sighting(
         return await fleets.record_sighting(tx, worker, sighting, now=now, every=every)
 
 
-def _sighting(asked: Poll) -> Sighting:
+def _sighting(request: Poll) -> Sighting:
     return Sighting(
-        load=asked.current_load,
-        models_loaded=asked.models_loaded,
-        capabilities=None if asked.capabilities is None else frozenset(asked.capabilities),
-        providers=asked.providers,
-        max_concurrency=asked.max_concurrency,
-        reading=asked.reading,
-        backend=asked.backend,
-        backend_problem=asked.backend_problem or "",
+        load=request.current_load,
+        models_loaded=request.models_loaded,
+        capabilities=None if request.capabilities is None else frozenset(request.capabilities),
+        providers=request.providers,
+        max_concurrency=request.max_concurrency,
+        reading=request.reading,
+        backend=request.backend,
+        backend_problem=request.backend_problem or "",
     )
 
 
-def _why_nothing(standing: WorkerSnapshot, asked: Poll) -> str | None:
+def _why_nothing(standing: WorkerSnapshot, request: Poll) -> str | None:
     if standing.maintenance:
         return MAINTENANCE_REASON
     if not standing.lanes:
         return standing.no_lanes
-    if standing.load > asked.max_concurrency:
-        return f"this worker holds {standing.load} jobs, as many as it may"
+    if standing.load > request.max_concurrency:
+        return f"this worker already holds {standing.load} jobs, which is its limit"
     return None
 
 
-def load_of(held: Collection[int], asked: Poll, *, is_old: bool = False) -> int:
-    """Returns how many jobs the worker has to run. `held` are its leases in the database.
+def load_of(held: Collection[int], request: Poll, *, is_old: bool = False) -> int:
+    """Returns the number of jobs that the worker still has to run. `held` are the dispatches that
+    it has leased according to the database.
 
     A lease is held until its outputs are uploaded, but the backend must not wait for uploads. So a
-    worker that names its leases decides which of them count as work, except that at most
-    `max_concurrency` + 1 leases may be uploads. Leases that it does not name are on their way to
-    the worker. Leases that it named in an old poll may have ended since, so only those that it
-    still holds count.
+    worker that lists its leases reports how many of them are work, and the others are uploads, of
+    which at most `max_concurrency` + 1 are allowed. Leases that the worker doesn't list are still
+    on their way to it. Leases that it listed in an old poll may have ended since, so only those
+    that it still holds count.
     """
-    if asked.held is None:
-        return max(asked.current_load, len(held))
-    named = {lease.dispatch_id for lease in asked.held}
-    delivering_max = asked.max_concurrency + 1
-    at_work = min(asked.current_load, len(named & set(held))) if is_old else asked.current_load
+    if request.held is None:
+        return max(request.current_load, len(held))
+    named = {lease.dispatch_id for lease in request.held}
+    delivering_max = request.max_concurrency + 1
+    at_work = min(request.current_load, len(named & set(held))) if is_old else request.current_load
     return max(at_work + len(set(held) - named), len(held) - delivering_max)
 
 
-def _waiter(standing: WorkerSnapshot, asked: Poll) -> Waiter:
-    reading, load = asked.reading, standing.load
+def _waiter(standing: WorkerSnapshot, request: Poll) -> Waiter:
+    reading, load = request.reading, standing.load
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
@@ -408,38 +429,42 @@ def _waiter(standing: WorkerSnapshot, asked: Poll) -> Waiter:
         lanes=standing.lanes,
         affinities=standing.worker.affinities,
         load=load,
-        models_loaded=asked.models_loaded or standing.worker.models_loaded,
-        model_set=asked.model_set,
+        models_loaded=request.models_loaded or standing.worker.models_loaded,
+        model_set=request.model_set,
         free_gpu_memory_bytes=max(0, free),
-        is_prefetch=load >= asked.max_concurrency,
+        is_prefetch=load >= request.max_concurrency,
         is_alone=standing.is_alone,
         key_hash=standing.worker.key_hash,
         fleet_id=standing.worker.fleet_id,
-        tells_leases=asked.held is not None,
+        tells_leases=request.held is not None,
         offer=standing.offer,
-        held_max=len(standing.held) + max(0, asked.max_concurrency - load - 1),
+        held_max=len(standing.held) + max(0, request.max_concurrency - load - 1),
     )
 
 
 def _without_lanes(standing: WorkerSnapshot) -> Waiter:
-    """Returns the waiter of a worker that may not run any job at present."""
+    """Returns a waiter for a worker that currently may not run any job. The wait ends when its
+    permissions change.
+    """
     worker = standing.worker
     return Waiter(worker.worker_id, lanes=frozenset(), key_hash=worker.key_hash)
 
 
 async def _resend_lost_lease(
-    context: JobContext, standing: WorkerSnapshot, asked: Poll
+    context: JobContext, standing: WorkerSnapshot, request: Poll
 ) -> Job | None:
-    """Returns a lease again, unchanged, if the worker neither knows it nor has ever reported it."""
-    if asked.held is None:
+    """Returns a job again if the response that contained it was lost: the worker doesn't list its
+    lease and has never sent a heartbeat for it.
+    """
+    if request.held is None:
         return None
-    known = {lease.dispatch_id for lease in asked.held}
-    if known.issuperset(standing.held):
+    listed = {lease.dispatch_id for lease in request.held}
+    if listed.issuperset(standing.held):
         return None
     async with context.central.read() as tx:
         held = await dispatch.held_by(tx, standing.worker.worker_id)
     for row in held:
-        if row.id in known or row.heard_at is not None or row.lease_token is None:
+        if row.id in listed or row.heard_at is not None or row.lease_token is None:
             continue
         if not standing.worker.takes_jobs or row.lane not in standing.lanes:
             await requeue(context, row.id, row.lease_token, RequeueReason.REVOKED)
@@ -470,7 +495,9 @@ def _lease_from_row(row: Dispatch) -> DispatchLease:
 
 
 async def _recall_for(context: JobContext, waiter: Waiter) -> None:
-    """Recalls jobs that other workers have only prefetched, if an idle worker finds no queued job."""
+    """Recalls jobs that other workers have prefetched but not started. Called when a worker finds
+    no queued job.
+    """
     async with context.central.read() as tx:
         if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
             return
@@ -493,14 +520,17 @@ def _can_run(context: JobContext, waiter: Waiter, row: Dispatch) -> bool:
 
 
 logger = logging.getLogger(__name__)
-# Seconds after which a change is noticed whose notification from another control plane was lost.
+# Maximum time in seconds until a change is noticed if the notification from another control plane
+# was lost.
 REFRESH_SECONDS = 30.0
 WORKERS_PER_READ_MAX = 500
 READS_PER_PASS_MAX = 10
 
 
 class WaitingWorkerRefresher:
-    """Refreshes each waiting worker once per interval in which it must be seen."""
+    """Checks the permissions of waiting workers at intervals, and records that the workers were
+    seen.
+    """
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -514,8 +544,8 @@ class WaitingWorkerRefresher:
             await self.look()
 
     async def look(self) -> None:
-        """Refreshes the workers that are due. No reference to them is kept between passes, because
-        it would keep polls in memory that were answered long ago.
+        """Refreshes the workers that are due. No references to polls are kept between passes,
+        because they would keep ended polls in memory.
         """
         now = asyncio.get_running_loop().time()
         due = self._context.queue.requests_not_seen_since(now - self._pass_seconds)
@@ -536,11 +566,13 @@ class WaitingWorkerRefresher:
         try:
             await refresh_workers(self._context, waiters)
         except FleetError as error:
-            logger.log(log_level_of(error), "who waits can't be looked at: %s", error.message)
+            logger.log(
+                log_level_of(error), "waiting workers could not be refreshed: %s", error.message
+            )
 
 
 async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> None:
-    """Stores that these workers were seen, and wakes those whose permissions have changed."""
+    """Records that these workers were seen, and wakes those whose permissions have changed."""
     by_key = {waiter.key_hash: waiter for waiter in waiters if waiter.key_hash is not None}
     if not by_key:
         return
@@ -560,7 +592,9 @@ async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> Non
 async def _changed_workers(
     context: JobContext, tx: Tx, waiters: Mapping[str, Waiter], known: Mapping[str, FleetWorker]
 ) -> set[str]:
-    """Returns the workers that must poll again. A worker without a row has a revoked key."""
+    """Returns the ids of workers that must poll again. A worker whose key was revoked has no row in
+    `known`.
+    """
     lanes: dict[str, frozenset[FleetLane]] = {}
     if not await job_context.in_maintenance(tx):
         lanes = await fleets.lanes_of_all(

@@ -1,13 +1,13 @@
-"""Stores the progress and live previews of running jobs in memory, and relays them between control
+"""Keeps the progress and live previews of running jobs in memory, and relays them between control
 planes.
 
-A worker reports to whichever control plane it reaches, and a customer may be connected to another
-one. That one subscribes for a while, so nothing is sent for jobs that nobody follows.
+A worker reports to one control plane, and a customer may be connected to another one. That one
+subscribes to the job's progress for a short time, so nothing is sent for jobs without followers.
 
-A client that shows a job's previews opens a watch. The responses to the worker's heartbeats contain
-whether the job has watches, and the worker only sends images if it has. If watch and worker are at
-different control planes, the image is relayed through a table of the tenant's database, which has
-one row per such job while it runs. A notification announces each new image.
+A client that shows a job's previews opens a watch. The responses to heartbeats report whether the
+job is watched, and the worker only sends images if it is. If the watch and the worker are at
+different control planes, images are relayed through a table in the tenant's database, which has one
+row for each such job while it runs. A notification announces each new image.
 """
 
 import asyncio
@@ -30,22 +30,23 @@ from comfyfleet.server.db.coordination import NotifyChannel
 from comfyfleet.server.jobs import store_prompts
 
 PROGRESS_KEPT_MAX = 10_000
+# Maximum total size of the images that are kept, in base64 characters.
 CHARACTERS_MAX = 64 * 1024 * 1024
 
 
 class ProgressCache:
-    """Stores the newest progress of each lease, reported to this control plane or received from
-    another one.
+    """Stores the newest progress of each lease, whether its worker reported it here or another
+    control plane sent it.
 
-    Progress is removed when the lease ends at this control plane. The end of a lease elsewhere is
-    not noticed, and each entry may hold an image. So the oldest entries are dropped when all of
-    them exceed `CHARACTERS_MAX`.
+    Progress is removed when the lease ends at this control plane. A lease that ends elsewhere is
+    not noticed here, and each entry may contain an image. So the oldest entries are dropped when
+    their total size exceeds `CHARACTERS_MAX`.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[UUID, Progress] = OrderedDict()
         self._characters = 0
-        self._heard: OrderedDict[UUID, Progress] = OrderedDict()
+        self._received: OrderedDict[UUID, Progress] = OrderedDict()
         self._missed: set[UUID] = set()
         self._changed: set[UUID] = set()
 
@@ -60,20 +61,24 @@ class ProgressCache:
             self._changed.add(token)
 
     def forget(self, token: UUID) -> None:
-        """Removes the progress of a lease that has ended, or before newer progress is stored."""
-        self._heard.pop(token, None)
+        """Removes the progress of a lease, because the lease has ended or newer progress will be
+        stored.
+        """
+        self._received.pop(token, None)
         self._missed.discard(token)
         self._changed.discard(token)
         if (known := self._kept.pop(token, None)) is not None:
             self._characters -= _characters(known)
 
     def hear(self, token: UUID, progress: Progress) -> None:
-        """Stores progress from another control plane, unless the worker reports to this one."""
+        """Stores progress from another control plane. Ignores it if the worker reports to this
+        one.
+        """
         if token not in self._kept:
-            self._heard[token] = progress
-            self._heard.move_to_end(token)
-            if len(self._heard) > PROGRESS_KEPT_MAX:
-                self._heard.popitem(last=False)
+            self._received[token] = progress
+            self._received.move_to_end(token)
+            if len(self._received) > PROGRESS_KEPT_MAX:
+                self._received.popitem(last=False)
 
     def of(self, token: UUID | None) -> Progress | None:
         if token is None:
@@ -82,16 +87,14 @@ class ProgressCache:
             return known
         if len(self._missed) < PROGRESS_KEPT_MAX:
             self._missed.add(token)
-        return self._heard.get(token)
+        return self._received.get(token)
 
     def own(self, token: UUID) -> Progress | None:
         """Returns the progress that the worker reported to this control plane."""
         return self._kept.get(token)
 
     def pop_missed(self) -> set[UUID]:
-        """Returns leases whose progress was requested here but is reported to another control
-        plane.
-        """
+        """Returns and clears the leases whose progress was requested here but not reported here."""
         missed, self._missed = self._missed, set()
         return missed
 
@@ -105,79 +108,83 @@ def _characters(progress: Progress) -> int:
 
 
 CHANNEL = "comfyfleet_progress"
-SEND_SECONDS = 0.5
-RENEW_SECONDS = 10.0
-SUBSCRIPTION_SECONDS = 25.0  # after a request, unless it is renewed
-JOBS_PER_MESSAGE_MAX = 100  # 36 characters each, and a message has at most 8,000
+SEND_SECONDS = 0.5  # between messages to other control planes
+RENEW_SECONDS = 10.0  # after which a subscription or watch is renewed
+SUBSCRIPTION_SECONDS = 25.0  # lifetime of a subscription, unless it is renewed
+JOBS_PER_MESSAGE_MAX = 100  # each id takes 36 of the 8,000 characters that a message may have
 TEXT_CHARACTERS_MAX = 200
 logger = logging.getLogger(__name__)
 
 
 class ProgressRelay:
+    """Exchanges progress between control planes: requests it for jobs that are followed here, and
+    sends it for jobs that are followed elsewhere.
+    """
+
     def __init__(self, progress_cache: ProgressCache, hints: NotifyChannel, name: str) -> None:
         self._progress_cache = progress_cache
         self._hints = hints
         self._name = name  # identifies the messages that this process has sent
-        self._asked_at: dict[UUID, float] = {}
-        self._tell_until: dict[UUID, float] = {}
-        # newly requested leases, whose progress is sent even if it has not changed
+        self._requested_at: dict[UUID, float] = {}
+        self._subscribed_until: dict[UUID, float] = {}
+        # leases that were just requested, whose progress is sent even if it hasn't changed
         self._new: set[UUID] = set()
 
     async def run(self) -> None:
-        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        """Runs until cancelled. Returns immediately on SQLite, where there is only one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._hints.listen(self.heard, lambda: None))
-                both.create_task(self._speak())
+                both.create_task(self._run_sender())
 
     async def close(self) -> None:
         await self._hints.close()
 
-    async def _speak(self) -> None:
+    async def _run_sender(self) -> None:
         while True:
             await asyncio.sleep(SEND_SECONDS)
             try:
                 for message in self.messages(monotonic()):
                     await self._hints.send(message)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.debug("progress can't be told to other control planes: %s", error)
+                logger.debug("progress could not be sent to the other control planes: %s", error)
 
     def messages(self, now: float) -> Iterator[str]:
-        """Yields the messages to send now, requests first."""
-        questions = list(self._questions(now))
-        for start in range(0, len(questions), JOBS_PER_MESSAGE_MAX):
-            few = questions[start : start + JOBS_PER_MESSAGE_MAX]
-            yield self._message(ask=[each.hex for each in few])
+        """Yields the messages that are due, starting with requests."""
+        requests = list(self._requests_due(now))
+        for start in range(0, len(requests), JOBS_PER_MESSAGE_MAX):
+            few = requests[start : start + JOBS_PER_MESSAGE_MAX]
+            yield self._message(ask=[token.hex for token in few])
         for token in self._due(now):
             if (progress := self._progress_cache.own(token)) is not None:
                 yield self._message(of=token.hex, progress=_short(progress))
 
-    def _questions(self, now: float) -> Iterator[UUID]:
-        self._asked_at = _since(self._asked_at, now - RENEW_SECONDS)
-        for token in self._progress_cache.pop_missed() - self._asked_at.keys():
-            self._asked_at[token] = now
+    def _requests_due(self, now: float) -> Iterator[UUID]:
+        self._requested_at = _since(self._requested_at, now - RENEW_SECONDS)
+        for token in self._progress_cache.pop_missed() - self._requested_at.keys():
+            self._requested_at[token] = now
             yield token
 
     def _due(self, now: float) -> Collection[UUID]:
-        self._tell_until = _since(self._tell_until, now)
+        self._subscribed_until = _since(self._subscribed_until, now)
         new, self._new = self._new, set()
-        return (self._progress_cache.pop_changed() & self._tell_until.keys()) | new
+        return (self._progress_cache.pop_changed() & self._subscribed_until.keys()) | new
 
-    def _message(self, **said: Any) -> str:
-        return json.dumps({"from": self._name, **said})
+    def _message(self, **content: Any) -> str:
+        return json.dumps({"from": self._name, **content})
 
     def heard(self, message: str) -> None:
         content = json.loads(message)
         if content["from"] == self._name:
             return
         for token in content.get("ask", ()):
-            self._tell_until[UUID(token)] = monotonic() + SUBSCRIPTION_SECONDS
+            self._subscribed_until[UUID(token)] = monotonic() + SUBSCRIPTION_SECONDS
             self._new.add(UUID(token))
         if "of" in content:
             try:
                 self._progress_cache.hear(UUID(content["of"]), Progress(**content["progress"]))
             except ValidationError as error:
-                logger.warning("another control plane's progress is not understood: %s", error)
+                logger.warning("another control plane sent invalid progress: %s", error)
 
 
 USER_CHANNEL = "comfyfleet_users"
@@ -187,25 +194,25 @@ CHANGED_USERS_MAX = 10_000
 
 
 class UserChange(NamedTuple):
-    """What has changed about a user's prompts: their state in lists (`is_shown`), the messages of
-    their runs (`is_told`), or both.
+    """The kind of change of a user's prompts. `in_lists` means that their state in lists has
+    changed, and `in_messages` that their runs have logged messages.
     """
 
-    is_shown: bool
-    is_told: bool
+    in_lists: bool
+    in_messages: bool
 
     def joined(self, other: "UserChange") -> "UserChange":
-        return UserChange(self.is_shown or other.is_shown, self.is_told or other.is_told)
+        return UserChange(self.in_lists or other.in_lists, self.in_messages or other.in_messages)
 
 
-ALL_CHANGED = UserChange(is_shown=True, is_told=True)
-ONLY_TOLD = UserChange(is_shown=False, is_told=True)
-ONLY_SHOWN = UserChange(is_shown=True, is_told=False)
+ALL_CHANGED = UserChange(in_lists=True, in_messages=True)
+ONLY_MESSAGES = UserChange(in_lists=False, in_messages=True)
+ONLY_LISTS = UserChange(in_lists=True, in_messages=False)
 
 
 class UserRelay:
-    """Notifies other control planes of users whose prompts have changed, because their clients may
-    be connected there.
+    """Notifies other control planes of users whose prompts have changed, because clients of these
+    users may be connected there.
     """
 
     def __init__(
@@ -224,29 +231,29 @@ class UserRelay:
 
     @property
     def hears_others(self) -> bool:
-        """Whether this process currently receives changes from other control planes. True if there
-        are none.
+        """Whether this process currently receives changes from other control planes. Always true if
+        there are no others.
         """
         return self._hints.is_listening or not self._hints.reach_others
 
     async def run(self) -> None:
-        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        """Runs until cancelled. Returns immediately on SQLite, where there is only one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._hints.listen(self.heard, self._forget_all))
-                both.create_task(self._speak())
+                both.create_task(self._run_sender())
 
     async def close(self) -> None:
         await self._hints.close()
 
     def note(self, user_id: UUID, change: UserChange) -> None:
-        """Schedules a notification. Changes within a short time are sent together."""
+        """Schedules a notification. Changes that occur within a short time are sent together."""
         if not self._hints.reach_others or len(self._changed) >= CHANGED_USERS_MAX:
             return
         self._changed[user_id] = change.joined(self._changed.get(user_id, change))
         self._is_changed.set()
 
-    async def _speak(self) -> None:
+    async def _run_sender(self) -> None:
         while True:
             await self._is_changed.wait()
             await asyncio.sleep(GATHER_SECONDS)
@@ -256,7 +263,7 @@ class UserRelay:
                 for message in self._messages(changed):
                     await self._hints.send(message)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.debug("changes can't be told to other control planes: %s", error)
+                logger.debug("changes could not be sent to the other control planes: %s", error)
                 await asyncio.sleep(SEND_SECONDS)
                 for user_id, change in changed.items():
                     self.note(user_id, change)
@@ -265,18 +272,18 @@ class UserRelay:
         users = list(changed.items())
         for start in range(0, len(users), JOBS_PER_MESSAGE_MAX):
             few = users[start : start + JOBS_PER_MESSAGE_MAX]
-            shown = [user_id.hex for user_id, change in few if change.is_shown]
-            told = [user_id.hex for user_id, change in few if change.is_told]
-            yield json.dumps({"from": self._name, "shown": shown, "told": told})
+            shown = [user_id.hex for user_id, change in few if change.in_lists]
+            logged = [user_id.hex for user_id, change in few if change.in_messages]
+            yield json.dumps({"from": self._name, "shown": shown, "told": logged})
 
     def heard(self, message: str) -> None:
         content = json.loads(message)
         if content["from"] == self._name:
             return
         for user_id in content["shown"]:
-            self._wake(UUID(user_id), ONLY_SHOWN)
+            self._wake(UUID(user_id), ONLY_LISTS)
         for user_id in content["told"]:
-            self._wake(UUID(user_id), ONLY_TOLD)
+            self._wake(UUID(user_id), ONLY_MESSAGES)
 
 
 def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
@@ -284,7 +291,7 @@ def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
 
 
 def _short(progress: Progress) -> dict[str, Any]:
-    """Returns the progress without its image, which is too large for a message."""
+    """Returns the fields of the progress without its image, which is too large for a message."""
     fields = progress.model_dump(mode="json", exclude_none=True, exclude={"preview"})
     if len(fields.get("node", "")) > TEXT_CHARACTERS_MAX:
         del fields["node"]
@@ -292,22 +299,22 @@ def _short(progress: Progress) -> dict[str, Any]:
 
 
 PREVIEW_CHANNEL = "comfyfleet_previews"
-# Seconds for which the submitter of a job counts as a viewer, before its page has opened.
+# Seconds for which the submitter of a job counts as a viewer until the job's page has opened.
 EXPECTED_SECONDS = 15.0
 WATCH_SECONDS = 25.0  # lifetime of another control plane's watch, unless it is renewed
-# A relayed image is removed this many seconds after the last one, because the job has ended at
+# Seconds without a new image after which a relayed image is removed. The job has then ended at
 # another control plane or hangs.
 SHARED_SECONDS_MAX = 60.0
-SHARE_SECONDS_MIN = 0.25
+SHARE_SECONDS_MIN = 0.25  # between relayed images
 
 
-# The id that operators watch to see previews of all running jobs.
+# The id that operators watch to see the previews of all running jobs.
 ANY_JOB = UUID(int=0)
 
 
 class PreviewWatch:
-    """A watch on a job's previews. `latest` is the newest image. Close the watch when it is no
-    longer needed.
+    """A watch on a job's previews. `latest` is the newest image. The watch must be closed when it
+    is no longer needed.
     """
 
     def __init__(
@@ -359,7 +366,7 @@ class Previews:
         self, tenant_id: UUID, job_id: UUID, on_picture: Callable[[], None] = lambda: None
     ) -> PreviewWatch:
         """Opens a watch on a tenant's job. `on_picture` is called for each new image. The caller
-        must have checked that the viewer may see the job.
+        must check that the viewer may see the job.
         """
         watch = PreviewWatch(self, tenant_id, job_id, on_picture)
         is_first = job_id not in self._watches
@@ -380,7 +387,7 @@ class Previews:
                 self.relay.note_left(watch.job_id)
 
     def expect(self, job_id: UUID) -> None:
-        """Announces a viewer. A job may begin to run before its page has opened."""
+        """Announces a viewer, because a job may start before its page has opened."""
         self._expected[job_id] = monotonic() + EXPECTED_SECONDS
         self._expected.move_to_end(job_id)
         while self._expected and (
@@ -403,16 +410,16 @@ class Previews:
         return self._watches.keys()
 
     def tenant_of(self, job_id: UUID) -> UUID | None:
-        """Returns the tenant of a job that is watched here, or None."""
-        return next((each.tenant_id for each in self._watches.get(job_id, ())), None)
+        """Returns the tenant of a job that is watched here, or None if it isn't watched."""
+        return next((watch.tenant_id for watch in self._watches.get(job_id, ())), None)
 
     def latest(self, tenant_id: UUID, job_id: UUID) -> RunPreview | None:
         picture = self._latest.get(job_id)
         return picture.preview if picture is not None and picture.tenant_id == tenant_id else None
 
     def put(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
-        """Handles an image that the job's worker reported here. It is stored and relayed only if
-        the job is watched.
+        """Handles an image that the job's worker reported here. The image is only stored or relayed
+        if the job is watched.
         """
         self.deliver(tenant_id, job_id, preview)
         if self.relay is not None and self.is_watched_elsewhere(job_id):
@@ -432,21 +439,23 @@ class Previews:
             watch.on_picture()
 
     def withdraw(self, job_id: UUID) -> None:
-        """Removes the image, because the job's run starts again. Watches stay open."""
+        """Removes the image, because the job will run again. Watches stay open."""
         self._drop(job_id)
         if self.relay is not None:
             self.relay.withdraw(job_id)
 
     def forget(self, job_id: UUID) -> None:
-        """Removes everything about a job that has ended."""
+        """Removes the images and expected viewers of a job that has ended."""
         self.withdraw(job_id)
         self._expected.pop(job_id, None)
         self._elsewhere.pop(job_id, None)
 
     def note_elsewhere(self, plane: str, job_ids: Iterable[UUID]) -> None:
-        """Records that another control plane has viewers for these jobs."""
+        """Records that another control plane has viewers of these jobs."""
         self._elsewhere = {
-            each: fresh for each, those in self._elsewhere.items() if (fresh := _fresh(those))
+            watched_id: current
+            for watched_id, expiry_times in self._elsewhere.items()
+            if (current := _unexpired(expiry_times))
         }
         until = monotonic() + WATCH_SECONDS
         for job_id in job_ids:
@@ -454,9 +463,9 @@ class Previews:
                 self._elsewhere.setdefault(job_id, {})[plane] = until
 
     def note_left(self, plane: str, job_id: UUID) -> None:
-        those = self._elsewhere.get(job_id, {})
-        those.pop(plane, None)
-        if not those:
+        expiry_times = self._elsewhere.get(job_id, {})
+        expiry_times.pop(plane, None)
+        if not expiry_times:
             self._elsewhere.pop(job_id, None)
 
     def _drop(self, job_id: UUID) -> None:
@@ -465,13 +474,15 @@ class Previews:
             self._characters -= len(known.preview.base64)
 
 
-def _fresh(until: Mapping[str, float]) -> dict[str, float]:
+def _unexpired(expiry_times: Mapping[str, float]) -> dict[str, float]:
     now = monotonic()
-    return {plane: each for plane, each in until.items() if each > now}
+    return {plane: until for plane, until in expiry_times.items() if until > now}
 
 
 def preview_in(message: Heartbeat) -> RunPreview | None:
-    """Returns the image of a heartbeat. A simple worker sends it as a data: URL with the progress."""
+    """Returns the preview image in a heartbeat. Simple workers send it as a data: URL in the
+    progress.
+    """
     progress = message.progress
     if message.preview is not None or progress is None or not progress.preview:
         return message.preview
@@ -488,7 +499,7 @@ def preview_in(message: Heartbeat) -> RunPreview | None:
 
 
 class PreviewRelay:
-    """Notifies other control planes of the jobs that are watched here, and relays images that were
+    """Notifies other control planes of jobs that are watched here, and relays images that were
     reported here.
 
     On SQLite, where there is only one process, it does nothing.
@@ -508,10 +519,10 @@ class PreviewRelay:
         self._name = name
         self._clock = clock
         self._changed = asyncio.Event()
-        self._watched: dict[UUID, bool] = {}  # changes to send: whether the job is watched here
+        self._watched: dict[UUID, bool] = {}  # changes to send: True if the job is now watched here
         self._renewed_at = monotonic()
         self._to_share: OrderedDict[UUID, _Picture] = OrderedDict()
-        # tenant and time of each row that this process has written
+        # Tenant and time of each image row that this process has written, by job.
         self._shared: dict[UUID, tuple[UUID, float]] = {}
         self._to_remove: dict[UUID, UUID] = {}
         self._to_read: set[UUID] = set()
@@ -519,11 +530,11 @@ class PreviewRelay:
             previews.relay = self
 
     async def run(self) -> None:
-        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        """Runs until cancelled. Returns immediately on SQLite, where there is only one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._hints.listen(self.heard, self._tell_all))
-                both.create_task(self._speak())
+                both.create_task(self._hints.listen(self.heard, self._resend_all))
+                both.create_task(self._run_sender())
 
     async def close(self) -> None:
         await self._hints.close()
@@ -537,7 +548,9 @@ class PreviewRelay:
         self._changed.set()
 
     def share(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
-        """Schedules an image to be relayed. If several arrive at once, only the newest is relayed."""
+        """Schedules an image to be relayed. If several arrive in a short time, only the newest is
+        relayed.
+        """
         if job_id in self._to_share or len(self._to_share) < JOBS_PER_MESSAGE_MAX:
             self._to_share[job_id] = _Picture(tenant_id, preview)
             self._changed.set()
@@ -562,13 +575,15 @@ class PreviewRelay:
             self._to_read |= shown
             self._changed.set()
 
-    def _tell_all(self) -> None:
-        """Sends all watches and reads all images again, because notifications may have been lost."""
+    def _resend_all(self) -> None:
+        """Schedules all watches to be sent and all images to be read again, because notifications
+        may have been lost.
+        """
         self._watched |= dict.fromkeys(self._previews.watches_here(), True)
         self._to_read |= set(self._previews.watches_here())
         self._changed.set()
 
-    async def _speak(self) -> None:
+    async def _run_sender(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(RENEW_SECONDS):
@@ -583,12 +598,14 @@ class PreviewRelay:
                 await self._send()
                 await self._read()
             except (FleetError, OSError, TimeoutError) as error:
-                logger.debug("previews can't be told to other control planes: %s", error)
+                logger.debug(
+                    "previews could not be exchanged with the other control planes: %s", error
+                )
             await asyncio.sleep(SHARE_SECONDS_MIN if shared else 0)
 
     def _renew(self, now: float) -> None:
-        """Renews the open watches, and schedules the removal of images whose jobs report nothing
-        any more.
+        """Renews the open watches, and schedules the removal of images whose jobs no longer report
+        new ones.
         """
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
@@ -600,22 +617,22 @@ class PreviewRelay:
 
     async def _send(self) -> None:
         watched, self._watched = self._watched, {}
-        for says, jobs in (
-            ("watched", [each for each, is_so in watched.items() if is_so]),
-            ("left", [each for each, is_so in watched.items() if not is_so]),
+        for key, jobs in (
+            ("watched", [job_id for job_id, is_watched in watched.items() if is_watched]),
+            ("left", [job_id for job_id, is_watched in watched.items() if not is_watched]),
             ("shown", await self._write()),
         ):
-            for message in self._messages(says, jobs):
+            for message in self._messages(key, jobs):
                 await self._hints.send(message)
 
-    def _messages(self, says: str, jobs: list[UUID]) -> Iterator[str]:
+    def _messages(self, key: str, jobs: list[UUID]) -> Iterator[str]:
         for start in range(0, len(jobs), JOBS_PER_MESSAGE_MAX):
             few = [job_id.hex for job_id in jobs[start : start + JOBS_PER_MESSAGE_MAX]]
-            yield json.dumps({"from": self._name, says: few})
+            yield json.dumps({"from": self._name, key: few})
 
     async def _write(self) -> list[UUID]:
-        """Stores images where other control planes can read them. Returns the jobs that they belong
-        to.
+        """Writes images to the tenants' databases, where other control planes read them. Returns
+        the ids of their jobs.
         """
         pictures, self._to_share = self._to_share, OrderedDict()
         written = []
@@ -633,7 +650,9 @@ class PreviewRelay:
         return written
 
     async def _read(self) -> None:
-        """Reads images from other control planes for the watches in this process."""
+        """Reads images that other control planes have relayed, and delivers them to the watches in
+        this process.
+        """
         jobs, self._to_read = self._to_read, set()
         for job_id in jobs:
             if (tenant_id := self._previews.tenant_of(job_id)) is None:
@@ -645,4 +664,4 @@ class PreviewRelay:
             try:
                 self._previews.deliver(tenant_id, job_id, RunPreview.model_validate(fields))
             except ValidationError as error:
-                logger.warning("another control plane's preview is not understood: %s", error)
+                logger.warning("another control plane stored an invalid preview: %s", error)

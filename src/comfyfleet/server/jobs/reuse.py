@@ -1,8 +1,8 @@
-"""Reuses results instead of running jobs: computes a job's fingerprint and finds a stored result.
+"""Reuses results instead of running jobs: computes fingerprints of jobs and finds stored results.
 
-A fingerprint covers everything that determines a result. Tenant and user are not part of it,
-because they are matched by their own columns. So a user's results are never revealed to other
-users, not even by how soon a job ends.
+A fingerprint covers everything that influences a result. Tenant and user are not part of it,
+because they are separate columns that must match as well. So a user's results are never revealed to
+other users, not even by the time that a job takes.
 """
 
 import hashlib
@@ -23,33 +23,33 @@ from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import Tenant
 
-# Files that expire sooner are not reused, because the sweep may be about to delete them.
+# Files that expire within this time are not reused, because the sweep may be about to delete them.
 EXPIRY_MARGIN = timedelta(minutes=10)
-# Several equal results are rare. They are from jobs that were submitted at the same moment, or have
-# lost their files.
+# Maximum number of equal results that are considered for a job. More than one is rare: it takes
+# jobs that were submitted at the same moment, or whose files were deleted.
 CANDIDATES_PER_JOB_MAX = 4
 
 
-def fingerprint_of(asked: JobSpec, inputs: Mapping[str, File]) -> str | None:
-    """Hashes everything that determines the result. Returns None if the hash of an input file is
-    unknown or the job has no user.
+def fingerprint_of(spec: JobSpec, inputs: Mapping[str, File]) -> str | None:
+    """Hashes everything that influences a job's result. Returns None if the hash of an input file
+    is unknown or the job has no user.
 
-    The effect is included, because it decides whether results contain their prompt.
+    The effect is included, because it decides whether results contain the embedded prompt.
     """
     hashes = {name: file.content_hash for name, file in inputs.items()}
-    if asked.user_id is None or not all(hashes.values()):
+    if spec.user_id is None or not all(hashes.values()):
         return None
     assets = [
         (asset.name, asset.kind, asset.binding, asset.placeholder, hashes.get(asset.name))
-        for asset in asked.assets
+        for asset in spec.assets
     ]
     whole = (
-        asked.workflow_id,
-        asked.workflow_version,
-        asked.effect_id,
-        asked.stage,
-        asked.provider,
-        asked.prompt,
+        spec.workflow_id,
+        spec.workflow_version,
+        spec.effect_id,
+        spec.stage,
+        spec.provider,
+        spec.prompt,
         assets,
     )
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), default=str)
@@ -57,7 +57,7 @@ def fingerprint_of(asked: JobSpec, inputs: Mapping[str, File]) -> str | None:
 
 
 class ReusableResult(NamedTuple):
-    """A completed job, without its prompt, and its output files by id."""
+    """A completed job, loaded without its prompt, and its output files by id."""
 
     job: Job
     files: Mapping[UUID, File]
@@ -72,7 +72,9 @@ class ReusableResult(NamedTuple):
 async def files_kept_since(
     context: JobContext, tenant_id: UUID, *, tenant: Tenant | None = None
 ) -> datetime | None:
-    """Returns the creation time before which files are about to expire, or None if they never do."""
+    """Returns the creation time before which files have expired or soon will. Returns None if the
+    tenant's files never expire.
+    """
     if tenant is None:
         async with context.central.read() as tx:
             tenant = await tenants.get_tenant(tx, tenant_id)
@@ -80,43 +82,44 @@ async def files_kept_since(
     return context.clock() - timedelta(days=days) + EXPIRY_MARGIN if days else None
 
 
-def asks_for_reuse(asked: Mapping[UUID, JobSpec]) -> bool:
-    return any(each.fingerprint for each in asked.values())
+def asks_for_reuse(specs: Mapping[UUID, JobSpec]) -> bool:
+    return any(spec.fingerprint for spec in specs.values())
 
 
 async def find_results(
     tx: Tx,
     tenant_id: UUID,
-    asked: Mapping[UUID, JobSpec],
+    specs: Mapping[UUID, JobSpec],
     *,
     kept_since: datetime | None,
     now: datetime,
 ) -> dict[UUID, ReusableResult]:
-    """Finds existing results for jobs of one user, by the ids of these jobs.
+    """Finds existing results for new jobs of a user. Returns the results by the ids of the new
+    jobs.
 
-    The retention time of their files starts again. Must be called before a wallet is locked,
-    because files are locked first.
+    The retention time of the reused files starts again. Must be called before a wallet is locked,
+    because files are always locked first.
     """
-    wanted = {each.fingerprint: each.user_id for each in asked.values() if each.fingerprint}
-    user_id = next(iter(wanted.values()), None)
+    users = {spec.fingerprint: spec.user_id for spec in specs.values() if spec.fingerprint}
+    user_id = next(iter(users.values()), None)
     if user_id is None:
         return {}
-    limit = CANDIDATES_PER_JOB_MAX * len(wanted)
-    jobs = await store.find_reusable(tx, tenant_id, user_id, list(wanted), limit=limit)
-    output_file_ids = [each.file_id for job in jobs for each in job.outputs]
+    limit = CANDIDATES_PER_JOB_MAX * len(users)
+    jobs = await store.find_reusable(tx, tenant_id, user_id, list(users), limit=limit)
+    output_file_ids = [output.file_id for job in jobs for output in job.outputs]
     files = await media.lock_kept(tx, tenant_id, user_id, output_file_ids, since=kept_since)
     results: dict[str | None, ReusableResult] = {}
     for job in jobs:
-        ids = {each.file_id for each in job.outputs}
+        ids = {output.file_id for output in job.outputs}
         if ids <= files.keys():
-            result = ReusableResult(job, {each: files[each] for each in ids})
+            result = ReusableResult(job, {file_id: files[file_id] for file_id in ids})
             results.setdefault(job.asked.fingerprint, result)
     reused_ids = {file_id for result in results.values() for file_id in result.files}
     await media.keep_longer(tx, tenant_id, reused_ids, now=now)
     return {
-        job_id: results[each.fingerprint]
-        for job_id, each in asked.items()
-        if each.fingerprint in results
+        job_id: results[spec.fingerprint]
+        for job_id, spec in specs.items()
+        if spec.fingerprint in results
     }
 
 
@@ -124,25 +127,25 @@ async def submit(
     context: JobContext,
     tx: Tx,
     tenant_id: UUID,
-    asked: Mapping[UUID, JobSpec],
+    specs: Mapping[UUID, JobSpec],
     *,
     kept_since: datetime | None,
     active_max: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]]:
-    """Adds jobs like `service.submit`. Jobs with an existing result are added as completed, free of
-    charge.
+    """Adds jobs like `service.submit`, except that jobs with an existing result are added as
+    completed, free of charge.
     """
     now = context.clock()
-    results = await find_results(tx, tenant_id, asked, kept_since=kept_since, now=now)
+    results = await find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
     reused: list[Job] = []
     if results:
-        user_id = next(asked[job_id].user_id for job_id in results)
+        user_id = next(specs[job_id].user_id for job_id in results)
         if user_id is not None:
-            # locked before media, as everywhere
+            # The wallet is locked before media, in the same order as everywhere else.
             await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
-        taken = {job_id: (asked[job_id], result.job) for job_id, result in results.items()}
-        reused = await service.add_reused(tx, tenant_id, taken, new_id=context.new_id, now=now)
-    remaining = {job_id: each for job_id, each in asked.items() if job_id not in results}
+        sources = {job_id: (specs[job_id], result.job) for job_id, result in results.items()}
+        reused = await service.add_reused(tx, tenant_id, sources, new_id=context.new_id, now=now)
+    remaining = {job_id: spec for job_id, spec in specs.items() if job_id not in results}
     if not remaining:
         return reused, []
     added, outbox_ids = await service.submit(

@@ -209,7 +209,7 @@ async def search(
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
     job = await store.get(tx, tenant_id, job_id)
     if job is None:
-        raise NotFound(f"there is no job {job_id}")
+        raise NotFound(f"job {job_id} was not found")
     return job
 
 

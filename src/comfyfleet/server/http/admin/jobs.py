@@ -455,7 +455,7 @@ async def show_job(
     """Returns a job of any tenant. Access to a customer's files is audited."""
     job = await lists.find_job(plane.context, job_id)
     if tenant_id not in (None, job.tenant_id):
-        raise NotFound(f"there is no job {job_id} of the tenant {tenant_id}")
+        raise NotFound(f"job {job_id} of tenant {tenant_id} was not found")
     async with plane.central.read() as tx:
         row = await dispatch.of_job(tx, job.tenant_id, job_id)
     outputs, facts = await _outputs(plane, job), await _facts(plane, job, row)
