@@ -55,11 +55,11 @@ def test_a_workflow_is_dropped_exposed_tried_published_and_used_by_a_customer(
     tab.screenshot("workflow")
     assert tab.serious_findings() == []
     try_out(tab, photo)
-    page.get_by_role("button", name="Make an effect").click()
+    page.get_by_role("button", name="Create effect").click()
     page.get_by_label("Title").fill("Soft light")
     expect(page.get_by_label("Address")).to_have_value("soft-light")
     page.get_by_label("Price in tokens").fill("4")
-    page.get_by_role("button", name="Make the effect").click()
+    page.get_by_role("dialog").get_by_role("button", name="Create effect").click()
     expect(page).to_have_url(re.compile("/console/effects/soft-light$"))
     publish(tab, photo)
     use(customer, photo)
@@ -74,10 +74,10 @@ def expose(tab: WebPage) -> None:
     page.get_by_role("searchbox", name="Find an input").fill("longer")
     page.get_by_role("checkbox", name=re.compile("longer_size")).check()
     properties.get_by_label("Label").fill("Longer edge")
-    properties.get_by_label("From").fill("16")
-    properties.get_by_label("To", exact=True).fill("100")
-    expect(properties.get_by_text("The default is outside of the range.")).to_be_visible()
-    properties.get_by_label("To", exact=True).fill("512")
+    properties.get_by_label("Minimum").fill("16")
+    properties.get_by_label("Maximum", exact=True).fill("100")
+    expect(properties.get_by_text("The default is outside the range.")).to_be_visible()
+    properties.get_by_label("Maximum", exact=True).fill("512")
     expect(properties.get_by_role("slider", name="Default")).to_have_value("256")
     page.get_by_role("searchbox", name="Find an input").fill("prefix")
     page.get_by_role("checkbox", name=re.compile("filename_prefix")).check()
@@ -89,12 +89,12 @@ def expose(tab: WebPage) -> None:
 def try_out(tab: WebPage, photo: Path) -> None:
     page = tab.page
     page.get_by_role("button", name="Test run").click()
-    page.get_by_role("button", name="Run it").click()
+    page.get_by_role("button", name="Run test").click()
     expect(page.get_by_text("A file is needed.")).to_be_visible()
     page.get_by_label("File for Input").set_input_files(photo)
-    page.get_by_role("button", name="Run it").click()
-    expect(page.get_by_role("heading", name="What came out")).to_be_visible()
-    expect(page.get_by_role("img", name=re.compile("^out:")).first).to_be_visible()
+    page.get_by_role("button", name="Run test").click()
+    expect(page.get_by_role("heading", name="Test result")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^output:")).first).to_be_visible()
     tab.screenshot("workflow tried")
     assert tab.serious_findings() == []
 
@@ -136,7 +136,7 @@ def test_a_file_without_a_workflow_is_told_in_words(tab: WebPage) -> None:
     for name, content in (("notes.txt", b"no workflow"), ("plain.png", png(64, 120))):
         drop(page, name, content)
         alert = page.get_by_role("alert")
-        expect(alert).to_contain_text(f"There is no workflow in {name}")
+        expect(alert).to_contain_text(f"No workflow found in {name}")
         expect(alert.get_by_role("button", name="Choose another")).to_be_visible()
     tab.screenshot("workflow refused")
     assert tab.serious_findings() == []
@@ -149,16 +149,18 @@ def test_a_picture_holds_a_workflow_and_a_draft_waits_for_its_operator(tab: WebP
     expect(page.get_by_text("png, 6 nodes")).to_be_visible()
     page.locator("[data-input='2.width']").click()
     drop(page, "another.json", SOFTEN)
-    expect(page.get_by_role("status").filter(has_text="One workflow at a time")).to_be_visible()
+    expect(
+        page.get_by_role("status").filter(has_text="Only one workflow can be edited")
+    ).to_be_visible()
     rail = page.get_by_role("navigation", name="Console")
     rail.get_by_role("link", name=re.compile("^Effects")).click()
     rail.get_by_role("link", name=re.compile("^Workflows")).click()
-    draft = page.get_by_role("note").filter(has_text="negative.png is not registered yet")
+    draft = page.get_by_role("note").filter(has_text="negative.png isn't registered yet")
     expect(draft).to_contain_text("1 property exposed")
-    draft.get_by_role("button", name="Go on").click()
+    draft.get_by_role("button", name="Continue editing").click()
     expect(page.get_by_role("button", name="Settings of Width")).to_be_visible()
     page.get_by_role("button", name="Discard").click()
-    page.get_by_role("button", name="Discard it").click()
+    page.get_by_role("button", name="Discard workflow").click()
     expect(page.get_by_role("grid", name="Workflows")).to_be_visible()
     expect(page.get_by_role("note")).to_have_count(0)
 
@@ -172,7 +174,7 @@ def test_videos_hold_workflows_too(tab: WebPage) -> None:
     expect(page.get_by_label("Name", exact=True)).to_have_value("soft-clip")
     expect(page.locator("[data-input='1.image']")).to_be_visible()
     page.get_by_role("button", name="Discard").click()
-    page.get_by_role("button", name="Discard it").click()
+    page.get_by_role("button", name="Discard workflow").click()
 
 
 def test_a_version_is_tried_before_new_jobs_use_it(
@@ -186,22 +188,22 @@ def test_a_version_is_tried_before_new_jobs_use_it(
     web.admin("/workflows", **given, document=json.loads(SOFTEN))
     tab.open("/console/workflows/tried")
     page.get_by_role("button", name="New version").click()
-    page.get_by_role("menuitem", name="Change properties").click()
+    page.get_by_role("menuitem", name="Edit properties").click()
     page.get_by_role("searchbox", name="Find an input").fill("prefix")
     page.get_by_role("checkbox", name=re.compile("filename_prefix")).check()
-    page.get_by_role("button", name="Try it first").click()
+    page.get_by_role("button", name="Test first").click()
     expect(page).to_have_url(re.compile(r"/console/workflows/tried\?part=test&version=2$"))
-    expect(page.get_by_text("new jobs use version 1.")).to_be_visible()
+    expect(page.get_by_text("New jobs still use version 1.")).to_be_visible()
     page.get_by_label("File for Input").set_input_files(photo)
     page.get_by_label("Filename prefix").fill("mine")
-    page.get_by_role("button", name="Run it").click()
-    expect(page.get_by_role("heading", name="What came out")).to_be_visible()
-    expect(page.get_by_role("img", name=re.compile("^out:")).first).to_be_visible()
+    page.get_by_role("button", name="Run test").click()
+    expect(page.get_by_role("heading", name="Test result")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^output:")).first).to_be_visible()
     tab.screenshot("workflow draft tried")
     assert tab.serious_findings() == []
     page.get_by_role("button", name="Use version 2").click()
     expect(page.get_by_role("status").filter(has_text="New jobs use version 2")).to_be_visible()
-    expect(page.get_by_text("new jobs use version 1.")).to_have_count(0)
+    expect(page.get_by_text("New jobs still use version 1.")).to_have_count(0)
 
 
 def test_versions_are_compared_and_another_one_is_used(tab: WebPage, web: WebServer) -> None:
@@ -227,7 +229,7 @@ def test_versions_are_compared_and_another_one_is_used(tab: WebPage, web: WebSer
     page.get_by_label("To", exact=True).select_option("1")
     page.get_by_role("button", name="Use version 1").click()
     expect(page.get_by_role("status").filter(has_text="New jobs use version 1")).to_be_visible()
-    expect(page.get_by_text("for new jobs", exact=True)).to_be_visible()
+    expect(page.get_by_text("active", exact=True)).to_be_visible()
 
 
 def test_properties_of_a_version_are_changed_and_what_would_break_effects_is_asked(
@@ -238,15 +240,15 @@ def test_properties_of_a_version_are_changed_and_what_would_break_effects_is_ask
     page = tab.page
     tab.open("/console/workflows/soften")
     page.get_by_role("button", name="New version").click()
-    page.get_by_role("menuitem", name="Change properties").click()
+    page.get_by_role("menuitem", name="Edit properties").click()
     expect(page.get_by_role("heading", name="New version of soften")).to_be_visible()
-    page.get_by_role("button", name="Do not expose Size").click()
+    page.get_by_role("button", name="Remove Size").click()
     page.get_by_role("button", name="Register version").click()
     expect(page.get_by_role("alert")).to_contain_text("effects of soften would break")
     page.get_by_role("button", name="Discard").click()
-    page.get_by_role("button", name="Discard it").click()
+    page.get_by_role("button", name="Discard workflow").click()
     page.get_by_role("button", name="New version").click()
-    page.get_by_role("menuitem", name="Change properties").click()
+    page.get_by_role("menuitem", name="Edit properties").click()
     page.get_by_role("button", name="Settings of Size").click()
     page.get_by_label("Label").fill("Edge")
     page.get_by_role("button", name="Register version").click()
@@ -257,18 +259,18 @@ def test_properties_of_a_version_are_changed_and_what_would_break_effects_is_ask
 def test_a_workflow_gets_a_price_is_paused_and_goes_on(tab: WebPage) -> None:
     page = tab.page
     tab.open("/console/workflows/video")
-    page.get_by_role("button", name="More acts").click()
+    page.get_by_role("button", name="More actions").click()
     page.get_by_role("menuitem", name="Limits and price").click()
-    page.get_by_label("Offer it in customers' graphs").check()
+    page.get_by_label("Offer in customers' graphs").check()
     page.get_by_label("Price in tokens").fill("5")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("5 tokens", exact=True)).to_be_visible()
-    page.get_by_role("button", name="More acts").click()
+    page.get_by_role("button", name="More actions").click()
     page.get_by_role("menuitem", name="Pause").click()
     expect(page.get_by_text("Paused", exact=True)).to_be_visible()
     told = page.get_by_role("status").filter(has_text="video is paused")
     told.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("In use", exact=True)).to_be_visible()
+    expect(page.get_by_text("Active", exact=True)).to_be_visible()
 
 
 def test_an_effect_is_unpublished_and_that_undone(tab: WebPage, customer: WebPage) -> None:
@@ -331,7 +333,7 @@ def test_what_is_not_there_is_told_with_a_way_on(tab: WebPage) -> None:
     tab.expect_problem("404")
     page = tab.page
     for path, told, way in (
-        ("/console/workflows/nothing", "There is no such workflow", "All workflows"),
+        ("/console/workflows/nothing", "Workflow not found", "All workflows"),
         ("/console/effects/nothing", "There is no such effect", "All effects"),
     ):
         tab.open(path)

@@ -56,7 +56,7 @@ def test_a_run_is_looked_at_as_a_timeline_while_it_goes_on_and_after(
     page.get_by_role("button", name="Timeline").click()
     expect(page).to_have_url(re.compile(r"\?view=timeline$"))
     table = page.get_by_role("table", name="Timeline")
-    row = table.get_by_role("row", name=re.compile("look, Waits for you"))
+    row = table.get_by_role("row", name=re.compile("look, Needs your input"))
     expect(row.locator(".timeline-bar.is-asking")).to_be_visible()
     expect(row).to_contain_text("for a person")
     customer.screenshot("timeline asks")
@@ -95,7 +95,7 @@ def test_two_runs_are_compared_from_a_run_and_from_the_list(
     customer.screenshot("compare")
     assert customer.serious_findings() == []
     page.get_by_role("radio", name="Everything").check()
-    expect(page.get_by_role("table", name="Versions of workflows")).to_contain_text("slow v1")
+    expect(page.get_by_role("table", name="Workflow versions")).to_contain_text("slow v1")
     customer.screenshot("compare everything")
     page.get_by_role("button", name="Swap").click()
     expect(page).to_have_url(re.compile(f"a={two}&b={one}"))
@@ -124,4 +124,4 @@ def test_a_run_of_somebody_else_is_unknown(customer: WebPage) -> None:
     customer.expect_problem("404")
     unknown = "00000000-0000-4000-8000-000000000000"
     customer.open(f"/graph-runs/compare?a={unknown}&b={unknown}")
-    expect(customer.page.get_by_text("One of these runs is not there")).to_be_visible()
+    expect(customer.page.get_by_text("Run not found")).to_be_visible()

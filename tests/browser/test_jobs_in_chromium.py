@@ -105,7 +105,7 @@ def test_a_filter_becomes_chips_and_the_address_and_failed_jobs_are_retried_at_o
     expect(rows(page)).to_have_count(3)
     expect(rows(page).first).to_contain_text("Failed")
     page.get_by_label("Select all").check()
-    bar = page.get_by_role("region", name="Acts on the selected jobs")
+    bar = page.get_by_role("region", name="Actions for the selected jobs")
     expect(bar).to_contain_text("3 selected")
     tab.screenshot("jobs selected")
     bar.get_by_role("button", name="Retry").click()
@@ -119,14 +119,14 @@ def test_a_filter_becomes_chips_and_the_address_and_failed_jobs_are_retried_at_o
     expect(page).to_have_url(re.compile(r"\?workflow=soften$"))
     page.get_by_role("combobox", name="Filter jobs").fill("state:wonderful")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("means nothing here")
+    expect(page.get_by_role("alert")).to_contain_text("isn't a valid filter")
 
 
 def test_a_view_is_kept_with_the_browser(tab: WebPage, jobs: JobServer) -> None:
     page = tab.page
     tab.open("/console/jobs?workflow=negative")
-    page.get_by_role("button", name="Save this view").click()
-    page.get_by_label("Name of the view").fill("Negatives")
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_label("View name").fill("Negatives")
     page.keyboard.press("Enter")
     tab.open("/console/jobs")
     page.get_by_role("tab", name="Negatives").click()
@@ -139,8 +139,8 @@ def test_a_view_is_kept_with_the_browser(tab: WebPage, jobs: JobServer) -> None:
 def test_nothing_that_fits_is_told_with_a_way_on(tab: WebPage, jobs: JobServer) -> None:
     page = tab.page
     tab.open("/console/jobs?error=no+error+says+this")
-    expect(page.get_by_text("No job fits")).to_be_visible()
-    page.get_by_role("button", name="Clear the filter").click()
+    expect(page.get_by_text("No matching jobs")).to_be_visible()
+    page.get_by_role("button", name="Clear filters").click()
     expect(rows(page).first).to_be_visible()
 
 
@@ -158,11 +158,11 @@ def test_waiting_jobs_are_cancelled_after_a_question_and_a_workflow_goes_on(
     expect(rows(page)).to_have_count(4)
     for number in (0, 1):
         rows(page).nth(number).get_by_label("Select").check()
-    bar = page.get_by_role("region", name="Acts on the selected jobs")
+    bar = page.get_by_role("region", name="Actions for the selected jobs")
     bar.get_by_role("button", name="Priority").click()
     page.get_by_label("Priority", exact=True).fill("7")
-    page.get_by_role("button", name="Set the priority").click()
-    expect(page.get_by_text("2 jobs with another priority")).to_be_visible()
+    page.get_by_role("button", name="Set priority").click()
+    expect(page.get_by_text("Priority of 2 jobs changed")).to_be_visible()
     assert sorted(each["priority"] for each in jobs.jobs(status="queued")) == [0, 0, 7, 7]
     page.get_by_label("Select all").check()
     bar.get_by_role("button", name="Cancel").click()
@@ -171,12 +171,12 @@ def test_waiting_jobs_are_cancelled_after_a_question_and_a_workflow_goes_on(
     expect(dialog).to_be_hidden()
     assert len(jobs.jobs(status="queued")) == 4
     bar.get_by_role("button", name="Cancel").click()
-    dialog.get_by_role("button", name="Cancel them").click()
+    dialog.get_by_role("button", name="Cancel jobs").click()
     expect(page.get_by_text("4 jobs cancelled")).to_be_visible()
-    expect(page.get_by_text("Nothing waits")).to_be_visible()
+    expect(page.get_by_text("The queue is empty")).to_be_visible()
     assert jobs.jobs(status="queued") == []
     page.get_by_role("button", name="Resume negative").click()
-    expect(page.get_by_text("negative goes on")).to_be_visible()
+    expect(page.get_by_text("negative is resumed")).to_be_visible()
     workflows = jobs.get("/workflows")["workflows"]
     assert not any(each["is_paused"] for each in workflows)
     page.get_by_role("status").get_by_role("button", name="Undo").first.click()
@@ -207,7 +207,7 @@ def test_jobs_are_found_selected_retried_and_opened_by_keys_alone(
     expect(page.get_by_text("1 job retried").first).to_be_visible()
     expect(rows(page)).to_have_count(before + 1)
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("grid").focus()
     page.keyboard.press("Enter")
@@ -221,9 +221,11 @@ def test_a_failed_job_shows_its_error_attempts_and_prompt_and_is_replayed(
     tab.open(f"/console/jobs/{jobs.failed[0]}")
     expect(page.get_by_role("heading", name="soften")).to_be_visible()
     expect(page.get_by_role("note").first).to_contain_text("failed")
-    expect(page.get_by_role("heading", name=re.compile("Attempts"))).to_contain_text("to end")
+    expect(page.get_by_role("heading", name=re.compile("Attempts"))).to_contain_text(
+        "to completion"
+    )
     expect(page.get_by_text("Attempt 1", exact=True)).to_be_visible()
-    expect(page.get_by_label("Error as the backend told it")).to_contain_text("LoadImage")
+    expect(page.get_by_label("Error reported by the backend")).to_contain_text("LoadImage")
     expect(page.locator(".job-history")).to_contain_text("Submitted")
     tab.screenshot("job failed desktop")
     page.get_by_role("tab", name="Prompt").click()
@@ -233,11 +235,11 @@ def test_a_failed_job_shows_its_error_attempts_and_prompt_and_is_replayed(
         '"class_type": "LoadImage"'
     )
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save as a file").click()
+        page.get_by_role("button", name="Save as file").click()
     assert saved.value.suggested_filename == f"prompt-{jobs.failed[0]}.json"
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_text("Replayed as a new job")).to_be_visible()
-    page.get_by_role("status").get_by_role("button", name="Open it").first.click()
+    page.get_by_role("status").get_by_role("button", name="Open job").first.click()
     expect(page).not_to_have_url(re.compile(jobs.failed[0]))
     # It fails as the first did, and the page tells so by itself.
     expect(page.locator(".page-head")).to_contain_text("Failed")
@@ -249,7 +251,7 @@ def test_a_job_that_was_retried_leads_to_its_retry(tab: WebPage, jobs: JobServer
     made = web.admin("/jobs/bulk", act="retry", ids=[job])["retries"][job]
     tab.open(f"/console/jobs/{job}")
     expect(page.get_by_role("button", name="Retry", exact=True)).to_have_count(0)
-    page.get_by_role("link", name="Open the retry").click()
+    page.get_by_role("link", name="Open retry").click()
     expect(page).to_have_url(re.compile(f"/console/jobs/{made}$"))
 
 
@@ -259,7 +261,7 @@ def test_a_prompt_is_opened_in_the_editor(browser: Browser, jobs: JobServer) -> 
         tab.expect_problem("404.*/editor/api/view")
         tab.sign_in(jobs.web.operator_key, f"/console/jobs/{jobs.failed[0]}")
         tab.page.get_by_role("tab", name="Prompt").click()
-        tab.page.get_by_role("button", name="Open in the editor").click()
+        tab.page.get_by_role("button", name="Open in editor").click()
         editor = EditorPage(tab.page, tab.url)
         editor.wait_until_ready()
         # `soften`, in place of what the editor begins with.
@@ -283,12 +285,12 @@ def test_pictures_of_a_customer_are_shown_to_those_who_ask_and_the_audit_says_wh
     expect(page.locator(".job-files")).to_contain_text("Hidden")
     expect(page.locator(".job-print img")).to_have_count(0)
     assert looks(jobs, job_id) == 0
-    page.get_by_role("button", name="Show pictures").click()
+    page.get_by_role("button", name="Show files").click()
     expect(page.locator(".job-print img")).to_have_count(1)
     expect(page.locator(".job-print img")).to_have_js_property("complete", True)
     tab.screenshot("job completed desktop")
     assert looks(jobs, job_id) == 1
-    page.get_by_role("button", name="Hide pictures").click()
+    page.get_by_role("button", name="Hide files").click()
     expect(page.locator(".job-print img")).to_have_count(0)
 
 
@@ -299,7 +301,7 @@ def looks(jobs: JobServer, job_id: str) -> int:
 def test_a_job_that_is_not_there_leads_on(tab: WebPage) -> None:
     tab.expect_problem("404")
     tab.open("/console/jobs/00000000-0000-4000-8000-000000000000")
-    expect(tab.page.get_by_text("There is no such job")).to_be_visible()
+    expect(tab.page.get_by_text("Job not found")).to_be_visible()
     tab.page.get_by_role("link", name="All jobs").click()
     expect(tab.page).to_have_url(re.compile("/console/jobs$"))
 

@@ -114,20 +114,20 @@ def test_a_webhook_is_made_its_deliveries_are_seen_and_sent_again(
     page = customer.page
     customer.expect_problem("422")
     customer.open("/webhooks")
-    expect(page.get_by_text("No webhook yet")).to_be_visible()
+    expect(page.get_by_text("No webhooks yet")).to_be_visible()
     page.get_by_role("button", name="New webhook").first.click()
-    page.get_by_label("Address").fill("shop")
-    page.get_by_role("button", name="Make the webhook").click()
-    expect(page.get_by_text("Enter an address that begins")).to_be_visible()
-    page.get_by_label("Address").fill("http://127.0.0.1/hook")
-    page.get_by_role("button", name="Make the webhook").click()
+    page.get_by_label("URL", exact=True).fill("shop")
+    page.get_by_role("button", name="Create webhook").click()
+    expect(page.get_by_text("Enter a URL that starts")).to_be_visible()
+    page.get_by_label("URL", exact=True).fill("http://127.0.0.1/hook")
+    page.get_by_role("button", name="Create webhook").click()
     expect(page.get_by_role("alert")).to_contain_text("no public address")
-    page.get_by_label("Address").fill("https://shop.invalid/hook")
-    page.get_by_role("button", name="Make the webhook").click()
-    secret = page.get_by_label("The secret").inner_text().strip()
+    page.get_by_label("URL", exact=True).fill("https://shop.invalid/hook")
+    page.get_by_role("button", name="Create webhook").click()
+    secret = page.get_by_label("Secret", exact=True).inner_text().strip()
     assert secret
     page.get_by_role("button", name="Done").click()
-    expect(page.get_by_text("Nothing was delivered yet")).to_be_visible()
+    expect(page.get_by_text("No deliveries yet")).to_be_visible()
 
     with web.customer.http() as http:
         job_id = soften(http, soft_photo["media"])
@@ -135,17 +135,17 @@ def test_a_webhook_is_made_its_deliveries_are_seen_and_sent_again(
     expect(row).to_contain_text("can't be found", timeout=WAIT_MS_MAX)
     expect(row).to_contain_text("job.completed")
     customer.screenshot("webhooks")
-    row.get_by_role("button", name="What was sent").click()
+    row.get_by_role("button", name="Payload").click()
     expect(page.get_by_role("dialog")).to_contain_text(job_id)
     page.keyboard.press("Escape")
     with page.expect_response(re.compile("/redeliver$")) as answer:
         row.get_by_role("button", name="Redeliver").click()
     assert answer.value.status == 200
-    expect(page.get_by_text("It is sent again within seconds")).to_be_visible()
+    expect(page.get_by_text("Queued for redelivery")).to_be_visible()
 
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("button", name="Delete this webhook").click()
-    expect(page.get_by_text("No webhook yet")).to_be_visible()
+    page.get_by_role("button", name="Delete webhook").click()
+    expect(page.get_by_text("No webhooks yet")).to_be_visible()
 
 
 def test_the_account_says_who_and_how_much_and_signs_out(customer: WebPage, web: WebServer) -> None:

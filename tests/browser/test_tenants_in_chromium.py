@@ -52,10 +52,10 @@ def test_a_tenant_is_made_credited_and_given_a_key_that_works(tab: WebPage, web:
     page = tab.page
     tab.open("/console/tenants")
     page.get_by_role("button", name="New tenant").click()
-    page.get_by_role("button", name="Make the tenant").click()
-    expect(page.get_by_text("Give it a name.")).to_be_visible()
+    page.get_by_role("button", name="Create tenant").click()
+    expect(page.get_by_text("Enter a name.")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("Blitz Lab")
-    page.get_by_label("E-mail of its first user").fill("mara@blitz.example")
+    page.get_by_label("Email of the first user").fill("mara@blitz.example")
     page.keyboard.press("Enter")
     first = store_key(page)
     expect(page).to_have_url(re.compile("/console/tenants/[0-9a-f-]{36}$"))
@@ -66,10 +66,10 @@ def test_a_tenant_is_made_credited_and_given_a_key_that_works(tab: WebPage, web:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Tokens").fill("40")
     dialog.get_by_role("button", name="Credit").click()
-    expect(dialog.get_by_text("Say why")).to_be_visible()
+    expect(dialog.get_by_text("Enter a reason")).to_be_visible()
     dialog.get_by_label("Reason").fill("invoice 114")
     dialog.get_by_role("button", name="Credit").click()
-    expect(page.get_by_text("the wallet has 40 tokens now")).to_be_visible()
+    expect(page.get_by_text("The new balance is 40 tokens")).to_be_visible()
     assert balance_of(web, first) == 40
     page.get_by_role("tab", name="Wallet").click()
     expect(page.get_by_role("row", name=re.compile("Credited"))).to_contain_text("+40")
@@ -86,7 +86,7 @@ def test_a_tenant_is_made_credited_and_given_a_key_that_works(tab: WebPage, web:
     expect(row).to_contain_text("Read, Write")
     tab.screenshot("tenant desktop")
     row.get_by_role("button", name="Revoke").click()
-    page.get_by_role("button", name="Revoke this key").click()
+    page.get_by_role("button", name="Revoke key").click()
     expect(row).to_have_count(0)
     headers = {"Authorization": f"Bearer {second}"}
     assert httpx.get(f"{web.url}/api/wallet", headers=headers).status_code == 401
@@ -98,25 +98,25 @@ def test_a_tenants_limits_are_set_its_users_added_and_its_ledger_checked(
     page, tenant_id = tab.page, web.customer.tenant_id
     tab.open(f"/console/tenants/{tenant_id}")
     page.get_by_role("button", name="Change").click()
-    page.get_by_label("Queued jobs at most").fill("many")
-    page.get_by_role("button", name="Set the limits").click()
-    expect(page.get_by_text("A whole number, or nothing.")).to_be_visible()
-    page.get_by_label("Queued jobs at most").fill("7")
-    page.get_by_label("Files are kept for days").fill("30")
-    page.get_by_label("Storage in GB").fill("2.5")
-    page.get_by_role("button", name="Set the limits").click()
-    expect(page.get_by_text("The limits are set")).to_be_visible()
-    expect(page.get_by_text("at most 7")).to_be_visible()
+    page.get_by_label("Max. queued jobs").fill("many")
+    page.get_by_role("button", name="Save limits").click()
+    expect(page.get_by_text("Enter a whole number, or leave empty.")).to_be_visible()
+    page.get_by_label("Max. queued jobs").fill("7")
+    page.get_by_label("File retention (days)").fill("30")
+    page.get_by_label("Storage (GB)").fill("2.5")
+    page.get_by_role("button", name="Save limits").click()
+    expect(page.get_by_text("Limits saved")).to_be_visible()
+    expect(page.get_by_text("up to 7")).to_be_visible()
     tenant = read(web, f"/tenants/{tenant_id}")
     limits = (tenant["max_queued"], tenant["retention_days"], tenant["max_storage_bytes"])
     assert limits == (7, 30, 2_500_000_000)
 
-    page.get_by_role("button", name="Add a user").click()
+    page.get_by_role("button", name="Add user").click()
     page.get_by_label("Name", exact=True).fill("Grace")
     page.keyboard.press("Enter")
     expect(page.get_by_role("row", name=re.compile("Grace"))).to_be_visible()
     expect(page.get_by_role("heading", name="Grace")).to_be_visible()
-    expect(page.get_by_text("No key yet")).to_be_visible()
+    expect(page.get_by_text("No keys yet")).to_be_visible()
     page.get_by_role("button", name="Deactivate").click()
     page.get_by_role("dialog").get_by_role("button", name="Deactivate").click()
     expect(page.get_by_role("row", name=re.compile("Grace"))).to_contain_text("Deactivated")
@@ -124,22 +124,24 @@ def test_a_tenants_limits_are_set_its_users_added_and_its_ledger_checked(
     page.get_by_role("button", name="Activate").click()
     expect(page.get_by_role("row", name=re.compile("Grace"))).to_contain_text("Active")
 
-    page.get_by_role("button", name="Check the ledger").click()
-    expect(page.get_by_text("It adds up")).to_be_visible()
+    page.get_by_role("button", name="Check ledger").click()
+    expect(page.get_by_text("Ledger is consistent")).to_be_visible()
 
 
 def test_a_tenants_prompts_are_kept_to_fleets_and_node_types(tab: WebPage, web: WebServer) -> None:
     page, path = tab.page, f"/tenants/{web.customer.tenant_id}"
     tab.open(f"/console{path}")
-    expect(page.get_by_text("All that take prompts")).to_be_visible()
-    page.get_by_role("button", name="Set the terms").click()
-    page.get_by_role("radio", name="Only these").check()
-    expect(page.get_by_text("None is chosen: its prompts are refused.")).to_be_visible()
+    expect(page.get_by_text("All that accept prompts")).to_be_visible()
+    page.get_by_role("button", name="Edit policy").click()
+    page.get_by_role("radio", name="Selected fleets").check()
+    expect(
+        page.get_by_text("No fleet is selected, so this tenant's prompts are rejected.")
+    ).to_be_visible()
     page.get_by_role("checkbox", name="default/production").check()
-    deny = page.get_by_label("Node types that they may not use")
+    deny = page.get_by_label("Also denied node types")
     deny.fill("x" * 201)
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("At most 500 lines of 200 characters.")).to_be_visible()
+    expect(page.get_by_text("Enter at most 500 lines of up to 200 characters.")).to_be_visible()
     deny.fill("LoadVideo*\n\n Save? ")
     tab.screenshot("tenant prompts")
     assert tab.serious_findings() == []
@@ -147,8 +149,8 @@ def test_a_tenants_prompts_are_kept_to_fleets_and_node_types(tab: WebPage, web: 
     expect(page.get_by_text("LoadVideo*, Save?")).to_be_visible()
     terms = {"fleets": ["default/production"], "allow": [], "deny": ["LoadVideo*", "Save?"]}
     assert read(web, f"{path}/prompts") == terms
-    page.get_by_role("button", name="Set the terms").click()
-    page.get_by_role("radio", name="All that take prompts").check()
+    page.get_by_role("button", name="Edit policy").click()
+    page.get_by_role("radio", name="All that accept prompts").check()
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert read(web, f"{path}/prompts") == {**terms, "fleets": None}
@@ -161,7 +163,7 @@ def test_a_tenant_is_erased_by_who_types_its_name(tab: WebPage, web: WebServer) 
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
     page.get_by_role("button", name="Erase this tenant").click()
-    dialog = page.get_by_role("dialog", name="Erase Short-lived for ever?")
+    dialog = page.get_by_role("dialog", name="Permanently erase Short-lived?")
     act = dialog.get_by_role("button", name="Erase this tenant")
     act.click(force=True)
     dialog.get_by_label("Type “Short-lived”").fill("short-lived")
@@ -174,7 +176,7 @@ def test_a_tenant_is_erased_by_who_types_its_name(tab: WebPage, web: WebServer) 
     expect(dialog).to_be_hidden()
     expect(page.locator(".page-head")).to_contain_text(re.compile("Being erased|Erased"))
     # By itself: the stream tells that it has ended.
-    expect(page.get_by_text("Only the ledger is left")).to_be_visible()
+    expect(page.get_by_text("Only the ledger is kept")).to_be_visible()
     assert read(web, f"/tenants/{made['id']}")["erased_at"]
     expect(page.get_by_role("button", name="Erase this tenant")).to_have_count(0)
 
@@ -192,7 +194,7 @@ def test_the_audit_is_searched_followed_and_exported(tab: WebPage, web: WebServe
     tab.open("/console/audit")
     expect(rows(page).first).to_be_visible()
     tab.screenshot("audit desktop")
-    page.get_by_label("Person").fill("Ada")
+    page.get_by_label("Actor").fill("Ada")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"\?actor=operator%3Aada$"))
     expect(rows(page)).to_have_count(1)
@@ -228,12 +230,12 @@ def test_an_entry_of_the_audit_is_opened_and_leads_to_others_like_it(
     dialog = page.get_by_role("dialog", name="Entry: create_tenant")
     expect(dialog).to_contain_text("operator:bob")
     tab.screenshot("audit entry")
-    dialog.get_by_role("button", name="Only this subject").click()
+    dialog.get_by_role("button", name="Only this target").click()
     expect(rows(page)).to_have_count(1)
-    page.get_by_label("Subject").fill("tenant:nobody")
+    page.get_by_label("Target").fill("tenant:nobody")
     page.keyboard.press("Tab")
-    expect(page.get_by_text("No entry fits")).to_be_visible()
-    page.get_by_role("button", name="Clear the filter").first.click()
+    expect(page.get_by_text("No matching entries")).to_be_visible()
+    page.get_by_role("button", name="Clear filter").first.click()
     expect(page).to_have_url(re.compile("/console/audit$"))
     page.get_by_label("Tenant").select_option("Three")
     expect(rows(page).first).to_contain_text("create_tenant")
@@ -242,23 +244,23 @@ def test_an_entry_of_the_audit_is_opened_and_leads_to_others_like_it(
 def test_settings_are_found_and_operators_come_and_go(tab: WebPage, web: WebServer) -> None:
     page = tab.page
     tab.open("/console/settings")
-    table = page.get_by_role("table", name="In force")
+    table = page.get_by_role("table", name="Settings in effect")
     page.get_by_label("Find a setting").fill("heartbeat")
     expect(table).to_contain_text("COMFYFLEET_LEASE_SECONDS")
     expect(table).not_to_contain_text("COMFYFLEET_URL_SECONDS")
     page.get_by_label("Find a setting").fill("")
-    page.get_by_label("Only what is set").check()
+    page.get_by_label("Changed only").check()
     expect(table).to_contain_text("COMFYFLEET_ADMIN_KEY")
     expect(table).to_contain_text("(set)")
     assert web.operator_key not in page.content()
 
-    page.get_by_role("button", name="Add an operator").first.click()
+    page.get_by_role("button", name="Add operator").first.click()
     page.get_by_label("Name", exact=True).fill("admin")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text("not “admin”")
+    expect(page.get_by_role("dialog")).to_contain_text("“admin” is reserved")
     page.get_by_label("Name", exact=True).fill("grace")
     page.get_by_role("radio", name=re.compile("^Viewer")).check()
-    page.get_by_role("button", name="Add this operator").click()
+    page.get_by_role("dialog").get_by_role("button", name="Add operator").click()
     key = store_key(page)
     row = page.get_by_role("row", name=re.compile("^grace"))
     expect(row).to_contain_text("Viewer")
@@ -266,7 +268,7 @@ def test_settings_are_found_and_operators_come_and_go(tab: WebPage, web: WebServ
     url, headers = f"{web.url}/api/admin/tenants", {"Authorization": f"Bearer {key}"}
     assert httpx.get(url, headers=headers).status_code == 200
     row.get_by_role("button", name="Revoke").click()
-    page.get_by_role("button", name="Revoke this operator").click()
+    page.get_by_role("button", name="Revoke operator").click()
     expect(row).to_have_count(0)
     assert httpx.get(url, headers=headers).status_code == 401
 
@@ -278,14 +280,14 @@ def test_a_viewer_is_told_what_takes_another_role(browser: Browser, web: WebServ
     with open_page(browser, web.url) as tab:
         tab.sign_in(vera["key"], path)
         page = tab.page
-        for name in ("Add a user", "New key", "Credit", "Change", "Erase this tenant"):
+        for name in ("Add user", "New key", "Credit", "Change", "Erase this tenant"):
             button = page.get_by_role("button", name=name, exact=True)
             expect(button).to_have_attribute("aria-disabled", "true")
             expect(button).to_have_attribute("title", re.compile("signed in as a viewer"))
         page.get_by_role("button", name="Credit", exact=True).click(force=True)
         expect(page.get_by_role("dialog")).to_have_count(0)
         tab.open("/console/settings")
-        add = page.get_by_role("button", name="Add an operator").first
+        add = page.get_by_role("button", name="Add operator").first
         expect(add).to_have_attribute("title", re.compile("takes the role owner"))
     with open_page(browser, web.url) as tab:
         tab.sign_in(otto["key"], path)
@@ -294,17 +296,17 @@ def test_a_viewer_is_told_what_takes_another_role(browser: Browser, web: WebServ
             "aria-disabled", "true"
         )
         page.get_by_role("button", name="Change").click()
-        expect(page.get_by_label("Storage in GB")).not_to_be_editable()
+        expect(page.get_by_label("Storage (GB)")).not_to_be_editable()
         expect(page.get_by_role("dialog")).to_contain_text("takes the role owner")
-        page.get_by_label("Queued jobs at most").fill("9")
-        page.get_by_role("button", name="Set the limits").click()
-        expect(page.get_by_text("The limits are set")).to_be_visible()
+        page.get_by_label("Max. queued jobs").fill("9")
+        page.get_by_role("button", name="Save limits").click()
+        expect(page.get_by_text("Limits saved")).to_be_visible()
 
 
 def test_a_tenant_that_is_not_there_leads_on(tab: WebPage) -> None:
     tab.expect_problem("404")
     tab.open("/console/tenants/00000000-0000-4000-8000-000000000000")
-    expect(tab.page.get_by_text("There is no such tenant")).to_be_visible()
+    expect(tab.page.get_by_text("Tenant not found")).to_be_visible()
     tab.page.get_by_role("link", name="All tenants").click()
     expect(tab.page).to_have_url(re.compile("/console/tenants$"))
 

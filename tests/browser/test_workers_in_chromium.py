@@ -157,14 +157,14 @@ def test_a_fleet_is_made_and_its_secret_is_shown_once(tab: WebPage, studio: Stud
     tab.open("/console/fleets")
     page.get_by_role("button", name="New fleet").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="Make the fleet").click()
-    expect(dialog.get_by_text("beginning with a letter or digit").first).to_be_visible()
+    dialog.get_by_role("button", name="Create fleet").click()
+    expect(dialog.get_by_text("start with a letter or digit").first).to_be_visible()
     dialog.get_by_label("Name").fill("night")
     dialog.get_by_role("radio", name="After approval").check()
-    dialog.get_by_role("button", name="Make the fleet").click()
-    shown = page.get_by_label("Secret of the fleet")
+    dialog.get_by_role("button", name="Create fleet").click()
+    shown = page.get_by_label("Fleet secret")
     secret = shown.inner_text().strip()
-    commands = page.get_by_label("Commands that join a worker").inner_text()
+    commands = page.get_by_label("Commands to add a worker").inner_text()
     assert f"COMFYFLEET_FLEET_SECRET={secret}" in commands
     assert f"--control {studio.web.url} --fleet night" in commands
     tab.screenshot("fleet secret")
@@ -178,8 +178,8 @@ def test_a_fleet_is_made_and_its_secret_is_shown_once(tab: WebPage, studio: Stud
     expect(shown).to_be_hidden()
     night = page.get_by_role("region", name="night/production")
     expect(night).to_contain_text("New workers wait for approval")
-    night.get_by_text("Joining, and what a switch costs").click()
-    expect(night.get_by_label("Commands that join a worker")).to_contain_text("SECRET=SECRET")
+    night.get_by_text("Join commands and model switching").click()
+    expect(night.get_by_label("Commands to add a worker")).to_contain_text("SECRET=SECRET")
     assert secret not in page.content()
     tab.screenshot("fleets desktop")
     # What was shown is the secret.
@@ -194,8 +194,8 @@ def test_a_new_secret_ends_the_old_one(tab: WebPage, studio: Studio) -> None:
     tab.open("/console/fleets")
     night = page.get_by_role("region", name="night/production")
     night.get_by_role("button", name="New secret").click()
-    page.get_by_role("button", name="Make the secret").click()
-    secret = page.get_by_label("Secret of the fleet").inner_text().strip()
+    page.get_by_role("button", name="Create secret").click()
+    secret = page.get_by_label("Fleet secret").inner_text().strip()
     page.get_by_label("I have stored it").check()
     page.get_by_role("button", name="Done").click()
     assert secret not in page.content()
@@ -212,22 +212,22 @@ def test_a_fleet_is_opened_for_prompts_on_terms(tab: WebPage, studio: Studio) ->
     tab.open("/console/fleets")
     fleet = page.get_by_role("region", name="studio/production")
     fleet.get_by_role("button", name="Prompts").click()
-    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").check()
-    page.get_by_role("radio", name="By the second").check()
-    page.get_by_label("Tokens for each second on the GPU").fill("0")
-    page.get_by_label("Node types that may run, too").fill("VHS_*")
-    page.get_by_label("Routes that are passed on").fill("/api/../etn")
+    page.get_by_role("checkbox", name="Run prompts from ComfyUI clients").check()
+    page.get_by_role("radio", name="Per second").check()
+    page.get_by_label("Tokens per GPU second").fill("0")
+    page.get_by_label("Allowed node types").fill("VHS_*")
+    page.get_by_label("Routes forwarded").fill("/api/../etn")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("A number above 0")).to_be_visible()
     expect(page.get_by_text("Paths of letters, digits")).to_be_visible()
     assert studio.get(path) == before
     tab.screenshot("fleet prompts")
     assert tab.serious_findings() == []
-    page.get_by_label("Tokens for each second on the GPU").fill("0.5")
-    page.get_by_label("Routes that are passed on").fill("/api/etn")
-    page.get_by_label("Most nodes of a prompt").fill("500")
+    page.get_by_label("Tokens per GPU second").fill("0.5")
+    page.get_by_label("Routes forwarded").fill("/api/etn")
+    page.get_by_label("Max. nodes per prompt").fill("500")
     page.get_by_role("button", name="Save").click()
-    expect(told(page, "The terms of prompts are changed")).to_be_visible()
+    expect(told(page, "Prompt policy saved")).to_be_visible()
     wanted = {"is_open": True, "price_per_second": 0.5, "nodes_max": 500}
     assert studio.get(path) == {
         **before,
@@ -236,7 +236,7 @@ def test_a_fleet_is_opened_for_prompts_on_terms(tab: WebPage, studio: Studio) ->
         "passthrough": ["/api/etn"],
     }
     fleet.get_by_role("button", name="Prompts").click()
-    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").uncheck()
+    page.get_by_role("checkbox", name="Run prompts from ComfyUI clients").uncheck()
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert studio.get(path)["is_open"] is False
@@ -251,19 +251,19 @@ def test_a_fleet_opened_below_the_price_of_its_workflow_is_warned_of(
     fleet = page.get_by_role("region", name="studio/production")
     fleet.get_by_role("button", name="Prompts").click()
     dialog = page.get_by_role("dialog")
-    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").check()
-    page.get_by_role("radio", name="For each prompt").check()
-    page.get_by_label("Tokens for each prompt").fill("6")
+    page.get_by_role("checkbox", name="Run prompts from ComfyUI clients").check()
+    page.get_by_role("radio", name="Per prompt").check()
+    page.get_by_label("Tokens per prompt").fill("6")
     page.get_by_role("button", name="Save").click()
     warning = dialog.get_by_role("alert")
     expect(warning).to_contain_text("less than the workflow moonrise (7 tokens)")
     assert studio.get(path)["price_tokens"] == 6
-    page.get_by_label("Tokens for each prompt").fill("7")
+    page.get_by_label("Tokens per prompt").fill("7")
     page.get_by_role("button", name="Save").click()
     expect(dialog).to_have_count(0)
     fleet.get_by_role("button", name="Prompts").click()
     expect(warning).to_have_count(0)
-    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").uncheck()
+    page.get_by_role("checkbox", name="Run prompts from ComfyUI clients").uncheck()
     page.get_by_role("button", name="Save").click()
     expect(dialog).to_have_count(0)
     studio.offer("moonrise", None)
@@ -272,20 +272,20 @@ def test_a_fleet_opened_below_the_price_of_its_workflow_is_warned_of(
 def test_a_worker_that_joins_comes_by_itself_and_is_approved(tab: WebPage, studio: Studio) -> None:
     page = tab.page
     tab.open("/console/workers")
-    page.get_by_role("button", name="Add a worker").first.click()
+    page.get_by_role("button", name="Add worker").first.click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Fleet").select_option("studio/production")
-    expect(dialog.get_by_label("Commands that join a worker")).to_contain_text("--fleet studio")
-    expect(dialog.get_by_role("note")).to_contain_text("is reached from this machine only")
+    expect(dialog.get_by_label("Commands to add a worker")).to_contain_text("--fleet studio")
+    expect(dialog.get_by_role("note")).to_contain_text("can be reached from this machine only")
     expect(dialog.get_by_role("note")).to_contain_text("COMFYFLEET_PUBLIC_URL")
     page.keyboard.press("Escape")
     studio.join("gpu-1")
     waits = row(page, "gpu-1")
-    expect(waits).to_contain_text("Wants to join")
+    expect(waits).to_contain_text("Needs approval")
     expect(waits).to_contain_text("RTX 4090")
     rail = page.get_by_role("navigation", name="Console").get_by_role("link", name="Workers")
     expect(rail.locator(".badge-need")).to_be_visible()
-    tab.screenshot("worker wants to join")
+    tab.screenshot("worker needs approval")
     waits.get_by_role("button", name="Approve").click()
     expect(waits).to_contain_text("Idle")
     assert studio.state("gpu-1") == "online"
@@ -307,17 +307,17 @@ def test_a_worker_is_drained_and_taken_back(tab: WebPage, studio: Studio) -> Non
     expect(mine).to_contain_text("Draining")
     assert worker.poll().json()["drain"]
     fleet = page.get_by_role("region", name="studio/production")
-    expect(fleet).to_contain_text(re.compile("drains? and nobody else is online: new jobs wait"))
-    expect(fleet).not_to_contain_text("nobody online")
+    expect(fleet).to_contain_text(re.compile("(is|are) draining and no other worker is online"))
+    expect(fleet).not_to_contain_text("no worker online")
     (job,) = studio.web.admin("/jobs", workflow_slug="moonrise")["ids"]
-    expect(fleet).to_contain_text("1 job waits")
+    expect(fleet).to_contain_text("1 job waiting")
     studio.web.admin("/jobs/bulk", act="cancel", ids=[job])
-    expect(fleet).to_contain_text("no job waits")
-    told(page, "gpu-2 drains").get_by_role("button", name="Undo").click()
+    expect(fleet).to_contain_text("no jobs waiting")
+    told(page, "gpu-2 is draining").get_by_role("button", name="Undo").click()
     expect(mine).to_contain_text("Idle")
     assert not worker.poll().json()["drain"]
     mine.get_by_role("button", name="Drain").click()
-    mine.get_by_role("button", name="Take back").click()
+    mine.get_by_role("button", name="Resume").click()
     expect(mine).to_contain_text("Idle")
     assert studio.state("gpu-2") == "online"
     for other in others:
@@ -328,12 +328,12 @@ def test_a_new_key_is_shown_once_and_the_old_one_is_dead(tab: WebPage, studio: S
     page = tab.page
     worker = studio.approved("gpu-3")
     tab.open("/console/workers?view=all")
-    row(page, "gpu-3").get_by_role("button", name="More of gpu-3").click()
+    row(page, "gpu-3").get_by_role("button", name="More actions for gpu-3").click()
     page.get_by_role("menuitem", name="New key").click()
-    page.get_by_role("radio", name="Dead at once").check()
-    page.get_by_role("button", name="Make the key").click()
-    expect(page.get_by_role("dialog")).to_contain_text("The old key is refused from now on")
-    key = page.get_by_label("Key of the worker").inner_text().strip()
+    page.get_by_role("radio", name="Revoke immediately").check()
+    page.get_by_role("button", name="Create key").click()
+    expect(page.get_by_role("dialog")).to_contain_text("The old key no longer works")
+    key = page.get_by_label("Worker key").inner_text().strip()
     assert worker.poll().status_code == 401
     assert HandWorker(worker.url, "gpu-3", key).poll().status_code == 200
     page.get_by_label("I have stored it").check()
@@ -352,8 +352,8 @@ def test_a_worker_is_revoked_after_a_question_and_let_in_again(
     expect(page.get_by_label("Facts")).to_contain_text("ComfyUI restarts to free memory3")
     tab.screenshot("worker desktop")
     assert tab.serious_findings() == []
-    for answer in ("Keep it", "Revoke it"):
-        page.get_by_role("button", name="More of gpu-4").click()
+    for answer in ("Keep it", "Revoke worker"):
+        page.get_by_role("button", name="More actions for gpu-4").click()
         page.get_by_role("menuitem", name="Revoke").click()
         page.get_by_role("button", name=answer).click()
         expect(page.get_by_role("dialog")).to_be_hidden()
@@ -361,8 +361,8 @@ def test_a_worker_is_revoked_after_a_question_and_let_in_again(
             assert worker.poll().status_code == 200
     expect(page.locator(".pill")).to_have_text("Revoked")
     assert worker.poll().status_code == 401
-    page.get_by_role("button", name="Let in again").click()
-    page.get_by_role("button", name="Let it in").click()
+    page.get_by_role("button", name="Re-admit").click()
+    page.get_by_role("button", name="Re-admit worker").click()
     expect(told(page, "gpu-4 is approved")).to_be_visible()
     assert studio.get("/workers/gpu-4")["is_approved"]
 
@@ -372,10 +372,10 @@ def test_keys_alone_are_enough(tab: WebPage, studio: Studio) -> None:
     studio.approved("gpu-10")
     tab.open("/console/workers")
     mine = row(page, "gpu-10")
-    more = mine.get_by_role("button", name="More of gpu-10")
+    more = mine.get_by_role("button", name="More actions for gpu-10")
     more.focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("menuitem", name="Its jobs")).to_be_focused()
+    expect(page.get_by_role("menuitem", name="View jobs")).to_be_focused()
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         page.keyboard.press(key)
     expect(page.get_by_role("dialog", name="Revoke gpu-10?")).to_be_visible()
@@ -393,21 +393,23 @@ def test_who_can_run_what_and_what_is_missing_where(tab: WebPage, studio: Studio
     studio.approved("gpu-5")
     studio.approved("gpu-6", node_types=["LoadImage"])
     tab.open("/console/workers?view=matrix")
-    table = page.get_by_role("region", name="Who can run what")
+    table = page.get_by_role("region", name="Compatibility matrix")
     names = table.get_by_role("columnheader").all_inner_texts()
     cells = table.get_by_role("row", name=re.compile("^moonrise")).get_by_role("cell")
     by_worker = dict(
         zip([each.split()[0] for each in names[1:]], cells.all_inner_texts(), strict=True)
     )
     assert by_worker["gpu-5"] == "can run it"
-    assert by_worker["gpu-6"].startswith("lacks ")
+    assert by_worker["gpu-6"].startswith("missing ")
     assert "EmptyImage" in by_worker["gpu-6"]
     missing = page.get_by_role("listitem").filter(has_text="EmptyImage").first
     expect(missing).to_contain_text("missing on gpu-6")
     tab.screenshot("matrix desktop")
     tab.open("/console/workers")
     fleet = page.get_by_role("region", name="studio/production")
-    expect(fleet.get_by_role("link", name=re.compile("moonrise"))).to_contain_text("gpu-6 lacks")
+    expect(fleet.get_by_role("link", name=re.compile("moonrise"))).to_contain_text(
+        "gpu-6 is missing"
+    )
 
 
 def test_the_overview_shows_a_run_as_it_goes_on(tab: WebPage, studio: Studio) -> None:
@@ -431,17 +433,25 @@ def test_the_overview_shows_a_run_as_it_goes_on(tab: WebPage, studio: Studio) ->
     flows = page.get_by_role("row", name=re.compile("^moonrise"))
     expect(flows.get_by_role("cell").nth(1)).to_have_text("1")
     expect(
-        flows.get_by_role("img", name=re.compile("Jobs of moonrise")).locator("canvas")
+        flows.get_by_role("img", name=re.compile("jobs of moonrise")).locator("canvas")
     ).to_be_visible()
     for title in ("Wait p95", "Run p95"):
         expect(page.get_by_role("columnheader", name=title)).to_be_visible()
-    for title in ("Queue depth", "Finished", "Wait", "Run time", "Succeeded", "Busy", "Tokens"):
+    for title in (
+        "Queue depth",
+        "Finished",
+        "Wait time",
+        "Run time",
+        "Succeeded",
+        "Utilization",
+        "Tokens",
+    ):
         expect(page.get_by_role("region", name=title, exact=True).locator("canvas")).to_be_visible()
     tab.screenshot("overview desktop")
     tile.get_by_role("link").first.click()
     expect(page).to_have_url(re.compile("/console/jobs/"))
     note = page.get_by_role("note").filter(has_text="Worker gpu-7 runs it")
-    expect(note).to_contain_text("Where it stands")
+    expect(note).to_contain_text("Current status")
     failed = worker.call("fail", **job, error="out of paint")
     assert failed.status_code == 200, failed.text
 
@@ -451,7 +461,7 @@ def show_preview(page: Page, tile: Locator, worker: HandWorker, job: dict[str, A
     answer = worker.call("heartbeat", **job, preview=PREVIEW).json()
     assert not answer["previews"]
     page.get_by_role("button", name="Show previews").click()
-    picture = tile.get_by_role("img", name="Live preview of what gpu-7 makes")
+    picture = tile.get_by_role("img", name="Live preview of gpu-7")
     deadline = time.monotonic() + WAIT_SECONDS
     while picture.count() == 0:
         assert time.monotonic() < deadline, "no preview is shown"
@@ -471,7 +481,7 @@ def test_the_overview_says_what_needs_a_person(tab: WebPage, studio: Studio) -> 
     expect(page).to_have_url(re.compile(r"\?range=7d$"))
     look = page.get_by_role("listitem").filter(has_text="Waiting for approval:")
     expect(look).to_contain_text("Approve the worker if you know it")
-    tab.screenshot("overview needs a look")
+    tab.screenshot("overview needs attention")
     tile = page.get_by_role("listitem", name=re.compile("^gpu-8: "))
     tile.get_by_role("button", name="Approve").click()
     expect(told(page, "gpu-8 is approved")).to_be_visible()
@@ -498,5 +508,5 @@ def test_who_may_only_look_is_told_so(browser: Browser, studio: Studio) -> None:
 def test_a_worker_that_is_gone_is_told_with_a_way_on(tab: WebPage, studio: Studio) -> None:
     tab.expect_problem("404")
     tab.open("/console/workers/nobody")
-    tab.page.get_by_role("link", name="See all workers").click()
+    tab.page.get_by_role("link", name="View all workers").click()
     expect(tab.page.get_by_role("heading", name="Workers", exact=True)).to_be_visible()
