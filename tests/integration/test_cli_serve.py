@@ -72,7 +72,7 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
         port = first.wait_for_line(URL)[1].rpartition(":")[2]
         other = comfyfleet("serve", "--port", port, "--data", str(tmp_path / "other"))
         assert other.code == 1
-        assert "can't be listened on" in other.err
+        assert "can't listen on" in other.err
 
 
 async def test_postgres_is_upgraded_first_and_then_serves_two(
@@ -168,7 +168,7 @@ def test_the_engine_tells_of_a_taken_port_as_the_others_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = comfyfleet("engine", "--port", str(taken.getsockname()[1]))
     assert result.code == 1
-    assert "can't be listened on" in result.lines[0]
+    assert "can't listen on" in result.lines[0]
     assert result.lines[1].startswith("hint: Another process may use this port")
 
 

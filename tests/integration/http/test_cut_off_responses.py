@@ -60,7 +60,7 @@ async def test_another_expected_error_is_one_line(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (record,) = await records_of(LimitExceeded("it is too large"), kind, caplog)
-    assert record.getMessage() == "GET /export was cut off: it is too large"
+    assert record.getMessage() == "GET /export was interrupted: it is too large"
     assert record.exc_info is None
 
 

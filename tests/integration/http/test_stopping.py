@@ -176,4 +176,4 @@ async def test_what_does_not_end_in_time_is_answered_with_503_and_no_traceback(
     with pytest.raises(httpx.RemoteProtocolError):
         await streaming
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message == "2 requests did not end in time and are cancelled"
+    assert message == "canceling 2 requests that didn't finish in time"

@@ -62,19 +62,19 @@ def test_other_names_of_fields_are_accepted(
         (
             NewVideo,
             {"file_id": FILE_ID, "original_file_id": FILE_ID.replace("6", "7")},
-            "'file_id' and 'original_file_id' mean the same field; send only 'file_id'",
+            "'file_id' and 'original_file_id' are the same field; send only 'file_id'",
         ),
         (
             FaceBody,
             {"processing": 3, "titel": "A", "credit_cost": 4},
-            "there is no field 'titel'; did you mean 'title'? "
-            "There is no field 'credit_cost'; did you mean 'price_tokens'? "
-            "There is no field 'processing'; there are title, description",
+            "unknown field 'titel'; did you mean 'title'? "
+            "Unknown field 'credit_cost'; did you mean 'price_tokens'? "
+            "Unknown field 'processing'; use title, description",
         ),
         (
             NewUpload,
             {"one": 1, "two": 2},
-            "there is no field 'one' or 'two'; there are filename, content_type, size",
+            "unknown fields 'one', 'two'; use filename, content_type, size",
         ),
     ],
 )

@@ -84,7 +84,8 @@ async def home(request: Request) -> Response:
         return await web.page(request)
     return _page(
         "comfyfleet",
-        f"<p>Version {escape(__version__)}. This is the control plane's API. Authenticate with a bearer key.</p>"
+        f"<p>Version {escape(__version__)}. This is the control plane's API."
+        " Authenticate with a bearer key.</p>"
         f"<p>{NOT_BUILT if web is not None else 'The web app is turned off.'}</p>"
         '<ul><li><a href="/docs">API reference</a></li>'
         '<li><a href="/openapi.json">OpenAPI document</a></li>'
@@ -197,7 +198,9 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 DESCRIPTION = """Run ComfyUI as a production service.
 
-Authenticate with a bearer key, or with a browser session (see `/api/session`). Browsers must send the session's `csrf` token as `X-CSRF-Token` with every request that changes something. Errors have the form `{"error": {"code", "message", "details"}}`, and `code` is stable.
+Authenticate with a bearer key, or with a browser session (see `/api/session`). Browsers must send
+the session's `csrf` token as `X-CSRF-Token` with every request that changes something. Errors have
+the form `{"error": {"code", "message", "details"}}`, and `code` is stable.
 """
 TAGS = [
     {
@@ -206,11 +209,11 @@ TAGS = [
     },
     {
         "name": "videos",
-        "description": "A user's media: uploaded images, videos and audio, and the results of jobs.",
+        "description": "A user's media: uploaded images, videos and audio, and results of jobs.",
     },
     {
         "name": "ai-jobs",
-        "description": "Jobs that run effects. Submit, follow, cancel and retry single jobs or batches.",
+        "description": "Jobs that run effects. Submit, follow, cancel and retry jobs and batches.",
     },
     {"name": "shares", "description": "Links that show results to people without a key."},
     {
@@ -260,8 +263,8 @@ def _routes_of(*routers: APIRouter, **options: Any) -> list[BaseRoute]:
 
 
 # These routes are shared by all applications of a process, for two reasons. FastAPI builds a route
-# when it is first matched, which is slow. It also caches the functions that it has called, so a route
-# created for one application would keep that application's control plane in memory.
+# when it is first matched, which is slow. It also caches the functions that it has called, so a
+# route created for one application would keep that application's control plane in memory.
 _WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
 _PUBLIC_ROUTES = known_routes(route for router in public.ROUTERS for route in router.routes)
 _PUBLIC_AREAS = areas_of(route for router in public.ROUTERS for route in router.routes)
@@ -289,8 +292,8 @@ def create_app(
 ) -> FastAPI:
     """Creates the application.
 
-    `local` grants keyless access to the user who started `comfyfleet up`. `backends` are the URLs to
-    which calls of custom nodes' routes are forwarded if an operator allows it.
+    `local` grants keyless access to the user who started `comfyfleet up`. `backends` are the URLs
+    to which calls of custom nodes' routes are forwarded if an operator allows it.
     """
     app = FastAPI(
         title="comfyfleet",

@@ -25,8 +25,8 @@ from comfyfleet.server.storage.local import OBJECTS_PATH
 logger = logging.getLogger(__name__)
 # Seconds from the end of the headers to the last byte of a body that isn't a file.
 BODY_SECONDS_MAX = 60.0
-# An upload of a file is rejected after this many seconds without data. Its rate is measured over the
-# same number of seconds.
+# An upload of a file is rejected after this many seconds without data. Its rate is measured over
+# the same number of seconds.
 FILE_SECONDS_MAX = 60.0
 FILE_BYTES_PER_SECOND_MIN = 1024
 # A connection is closed if its client reads nothing for this many seconds. The client's rate is
@@ -175,20 +175,20 @@ class _Reading:
     """A client's progress in reading while data waits for it, with byte counts and their times."""
 
     since: float
-    taken_then: int
-    taken: int
+    start_bytes: int
+    read_bytes: int
     moved_at: float
 
-    def is_too_slow(self, taken: int, now: float) -> bool:
-        if taken > self.taken:
-            self.taken, self.moved_at = taken, now
+    def is_too_slow(self, read_bytes: int, now: float) -> bool:
+        if read_bytes > self.read_bytes:
+            self.read_bytes, self.moved_at = read_bytes, now
         if now - self.moved_at >= UNREAD_SECONDS_MAX:
             return True
         seconds = now - self.since
         if seconds < UNREAD_SECONDS_MAX:
             return False
-        is_slow = taken - self.taken_then < seconds * FILE_BYTES_PER_SECOND_MIN
-        self.since, self.taken_then = now, taken
+        is_slow = read_bytes - self.start_bytes < seconds * FILE_BYTES_PER_SECOND_MIN
+        self.since, self.start_bytes = now, read_bytes
         return is_slow
 
 
@@ -227,12 +227,12 @@ class SlowReaders:
                 self._end(client, transport, now)
 
     def _is_too_slow(self, client: CountedSocket, now: float) -> bool:
-        taken = client.sent_bytes - self._unsent(client)
+        read_bytes = client.sent_bytes - self._unsent(client)
         reading = self._waiting.get(client)
         if reading is None:
-            self._waiting[client] = _Reading(now, taken, taken, now)
+            self._waiting[client] = _Reading(now, read_bytes, read_bytes, now)
             return False
-        return reading.is_too_slow(taken, now)
+        return reading.is_too_slow(read_bytes, now)
 
     def _end(self, client: CountedSocket, transport: Transport, now: float) -> None:
         self.discard(client)

@@ -411,7 +411,8 @@ class HttpConnection(asyncio.Protocol, ABC):
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
         elif was_lingering and self._is_unused:
-            # uvicorn started its keep-alive timer before the last byte arrived and then canceled it.
+            # uvicorn started its keep-alive timer before the last byte arrived and then canceled
+            # it.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
             self._cancel_deadline()
@@ -513,7 +514,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         """Hands the connection to the WebSocket protocol. It still counts toward the connection
         limit."""
         self._cancel_deadline()
-        # From now on, the WebSocket counts as a request instead; see strangers.py.
+        # The WebSocket now counts as a request instead of a connection. See strangers.py.
         self.tally.close()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 
@@ -691,8 +692,8 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
             self.loop.call_soon(self._send_refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Sends the error after the responses to earlier requests. If it were sent first, the client
-        would read it as the response to one of them."""
+        """Sends the error after the responses to earlier requests. If it were sent first, the
+        client would read it as the response to one of them."""
         if self._refusal:
             return
         # Whether the body belongs to the request that is being processed.
@@ -710,7 +711,8 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
             super().send_400_response(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notifies all unanswered requests of the disconnect. uvicorn only notifies the last one."""
+        """Notifies all unanswered requests of the disconnect. uvicorn only notifies the last
+        one."""
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -143,8 +143,8 @@ def _described(status: int) -> dict[str, Any]:
 def install(app: FastAPI) -> None:
     """Adds one schema for all errors to the OpenAPI document.
 
-    If the schema were the `model` of each response, FastAPI would build it for every route and delay
-    the route's first call.
+    If the schema were the `model` of each response, FastAPI would build it for every route and
+    delay the route's first call.
     """
     plain = app.openapi
 

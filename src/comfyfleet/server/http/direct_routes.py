@@ -49,7 +49,6 @@ _PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
     "now": lambda call: call.plane.clock(),
     "worker": lambda call: call.scope["state"]["caller"],
     "caller": lambda call: call.scope["state"]["caller"],
-    "said": lambda call: call.body,
     "body": lambda call: call.body,
     "response": lambda call: call.response,
     "job_id": lambda call: UUID(call.scope["path"][-_ID_CHARACTERS:]),

@@ -95,7 +95,8 @@ def _field(place: tuple[Any, ...]) -> str:
 
 logger = logging.getLogger(__name__)
 ADMIN_PREFIX = "/api/admin/"
-# Default values of the Retry-After header, in seconds, for an outage, a full queue and a full store.
+# Default values of the Retry-After header, in seconds, for an outage, a full queue and a full
+# store.
 UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 FULL_RETRY_SECONDS = 60

@@ -1,4 +1,4 @@
-"""Health checks, and metrics for Prometheus."""
+"""Health checks and Prometheus metrics."""
 
 import asyncio
 import logging
@@ -55,14 +55,16 @@ from comfyfleet.server.storage import ObjectStore
 T = TypeVar("T")
 router = APIRouter(tags=["health"])
 logger = logging.getLogger(__name__)
-# Together, an outage is seen within two seconds.
+# The timeout of a check, and the minimum interval between frequent checks. An outage is visible
+# after at most their sum, which is less than two seconds.
 CHECK_SECONDS_MAX = 1.4
 READY_SECONDS = 0.5
+# Number of calls in a row that each compute a new result.
 AT_ONCE = 20
 FINE = "ok"
 STORE, CENTRAL = NEEDED = ("store", "central")  # required for every request
 NOT_WRITABLE = "store_not_writable"
-# Results of the store's check with which downloads and the API continue.
+# Results of the store's check with which downloads and the API still work.
 _READABLE = (StoreFull.code, NOT_WRITABLE)
 
 
@@ -73,12 +75,16 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz")
 async def ready(request: Request, response: Response) -> dict[str, object]:
-    """503 unless the central database, its schema and the store are available, and as soon as this control plane is
-    stopping.
+    """Checks whether this control plane can serve requests.
 
-    200 and `degraded` while a pool is down, which affects only its own tenants, and while the store is full
-    (`store_full`) or rejects writes (`store_not_writable`): downloads and the API continue, and a load balancer would
-    otherwise remove every control plane. The reason is only in the log, because this route is public.
+    Returns 200 if the central database, its schema and the store are available, and otherwise 503.
+    A control plane that is stopping returns 503 as well.
+
+    The status is `degraded`, still with 200, if a pool is down, which affects only the pool's own
+    tenants. It is also `degraded` if the store is full (`store_full`) or rejects writes
+    (`store_not_writable`). Downloads and the API still work then, and with 503, a load balancer
+    would remove every control plane. Only the log contains the reason, because this route is
+    public.
     """
     stop: asyncio.Event | None = getattr(request.app.state, "stop", None)
     if stop is not None and stop.is_set():
@@ -87,10 +93,10 @@ async def ready(request: Request, response: Response) -> dict[str, object]:
     plane: ControlPlane = request.app.state.plane
     checks: _RecentResult[dict[str, str]] = request.app.state.ready
     log: _ReadinessLog = request.app.state.ready_log
-    found = await checks.get(lambda: _check_all(plane, log))
-    is_ready = found[CENTRAL] == FINE and found[STORE] in (FINE, *_READABLE)
+    codes = await checks.get(lambda: _check_all(plane, log))
+    is_ready = codes[CENTRAL] == FINE and codes[STORE] in (FINE, *_READABLE)
     response.status_code = 200 if is_ready else 503
-    return {"status": _status(found, is_ready=is_ready), "checks": found}
+    return {"status": _status(codes, is_ready=is_ready), "checks": codes}
 
 
 async def _check_all(plane: ControlPlane, log: "_ReadinessLog") -> dict[str, str]:
@@ -106,17 +112,17 @@ async def _check_all(plane: ControlPlane, log: "_ReadinessLog") -> dict[str, str
 class _CheckResult(NamedTuple):
     code: str
     reason: str = ""  # for the log only
-    is_logged: bool = False  # whether the log of outages has it
+    is_logged: bool = False  # whether the failure was already logged as an outage
 
 
 class _ReadinessLog:
-    """Logs the start and the end of a failure once each, however often the checks are run.
+    """Logs the start and the end of each failure once, regardless of how often the checks run.
 
-    Adds nothing to an outage of a database or of the store, which is logged already.
+    Outages of a database or of the store are logged elsewhere, so they are logged here at DEBUG.
     """
 
     def __init__(self) -> None:
-        self._levels: dict[str, int] = {}  # of the failures that last, by check
+        self._levels: dict[str, int] = {}  # log levels of current failures, by check
 
     def note(self, name: str, result: _CheckResult) -> None:
         if result.code != FINE and name not in self._levels:
@@ -131,7 +137,7 @@ class _RecentResult(Generic[T]):
     """Computes a result a few times in a row, then at a limited rate. More frequent calls get the
     last result.
 
-    The route needs no key, so it must not be able to occupy the CPU.
+    The route requires no key, so its callers must not be able to use up the CPU.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -140,25 +146,26 @@ class _RecentResult(Generic[T]):
         self._at = 0.0
         self._last: asyncio.Task[T] | None = None
 
-    async def get(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def get(self, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         now = asyncio.get_running_loop().time()
         passed, self._at = now - self._at, now
         self._left = min(AT_ONCE, self._left + passed / self._seconds)
         is_running = self._last is not None and not self._last.done()
         if self._last is None or (self._left >= 1 and not is_running):
             self._left -= 1
-            self._last = asyncio.create_task(make())
+            self._last = asyncio.create_task(compute())
         return await asyncio.shield(self._last)
 
 
-def _status(found: Mapping[str, str], *, is_ready: bool) -> str:
+def _status(codes: Mapping[str, str], *, is_ready: bool) -> str:
     if not is_ready:
         return "not ready"
-    return "ready" if set(found.values()) == {FINE} else "degraded"
+    return "ready" if set(codes.values()) == {FINE} else "degraded"
 
 
 class _Part(NamedTuple):
-    """A part to check. `outages` is the log of a database's outages, or None for other parts."""
+    """A part of the service to check. `outages` is a database's outage log, or None for other
+    parts."""
 
     check: Awaitable[object]
     outages: OutageLog | None = None
@@ -181,8 +188,11 @@ class _NotWritable(Unavailable):
 
 
 async def _check_store(store: ObjectStore) -> None:
-    """Checks the store and raises its error. A check of a bucket writes nothing. Whether writes
-    work is known from the last write."""
+    """Checks the store, and raises its error if it is unavailable.
+
+    The check doesn't write to the store. If the last regular write failed, the store counts as not
+    writable.
+    """
     await store.check()
     if store.outage.rejects_writes:
         text = "the last write failed"
@@ -192,21 +202,24 @@ async def _check_store(store: ObjectStore) -> None:
 
 
 async def _run_check(check: Awaitable[object], outages: OutageLog | None) -> _CheckResult:
-    """Returns the result of a check. A check that is late is canceled without waiting for its end,
-    because closing a connection to a database that hangs can take long."""
+    """Runs a check with a timeout and returns its result.
+
+    A check that times out is canceled but not awaited, because closing a connection to a database
+    that hangs can take a long time.
+    """
     running = asyncio.ensure_future(check)
     done, _ = await asyncio.wait({running}, timeout=CHECK_SECONDS_MAX)
     if not done:
         running.cancel()
         running.add_done_callback(_ignore_result)
-        late = Unavailable(f"it did not answer in {CHECK_SECONDS_MAX:g} s")
+        late = Unavailable(f"no response within {CHECK_SECONDS_MAX:g} s")
         if outages is not None:
             outages.note_loss(late)
         return _CheckResult("timeout", late.message, is_logged(late))
     error = running.exception()
     if error is None:
         return _CheckResult(FINE)
-    if isinstance(error, Unavailable):  # the log of outages has the reason
+    if isinstance(error, Unavailable):  # the outage log contains the reason
         return _CheckResult(error.code, is_logged=is_logged(error))
     if isinstance(error, FleetError):
         return _CheckResult(error.code, error.message)
@@ -218,8 +231,9 @@ def _ignore_result(check: asyncio.Future[object]) -> None:
         check.exception()
 
 
-# Concurrent or frequent scrapes share one reading of the database.
+# Seconds for which scrapes reuse the last figures read from the database.
 FRESH_SECONDS = 2.0
+# Minimum seconds between two renderings of the metrics if scrapes are frequent.
 SCRAPE_SECONDS = 2.0
 PREFIX = "comfyfleet"
 MODELS_SHOWN_MAX = 200
@@ -238,9 +252,10 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
 
 @metrics_router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus's text format. Without the database, only the counts of this process.
+    """Returns metrics in Prometheus's text format.
 
-    Needs its own key if `COMFYFLEET_METRICS_KEY` is set.
+    If the database is unavailable, only the counters of the process are included. If
+    `COMFYFLEET_METRICS_KEY` is set, the request must have this key.
     """
     plane: ControlPlane = request.app.state.plane
     _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
@@ -260,7 +275,7 @@ async def _render(plane: ControlPlane, request: Request) -> bytes:
         plane.meters.readable.set(1)
         figures = generate_latest(registry)
     except FleetError as error:
-        logger.warning("metrics of the database can't be read: %s", error.message)
+        logger.warning("can't read metrics from the database: %s", error.message)
         plane.meters.readable.set(0)
         figures = b""
     return _process_metrics(plane) + figures
@@ -271,7 +286,7 @@ def _metrics_response(text: bytes) -> Response:
 
 
 def _process_metrics(plane: ControlPlane) -> bytes:
-    """Returns the metrics counted by this process and its siblings."""
+    """Returns the metrics counted by this process and the other processes of the control plane."""
     if plane.siblings is None:
         return generate_latest(plane.meters.registry) + generate_latest(
             plane.context.run_metrics.registry
@@ -286,29 +301,32 @@ async def _metrics_of_first(
 ) -> bytes:
     """Returns the metrics of the first process.
 
-    Counters from the database start with a process, so every scrape must see those of the same one.
+    Counters that are read from the database start at zero in each process, so all scrapes must be
+    answered by the same process.
     """
-    import httpx  # takes memory, and time at the start, which most processes need not spend
+    import httpx  # imported here because it is slow and large, and most processes don't need it
 
     transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
     headers = {"authorization": request.headers.get("authorization", "")}
     try:
         async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
-            answer = await client.get("http://first/metrics", headers=headers)
-        return answer.raise_for_status().content
+            response = await client.get("http://first/metrics", headers=headers)
+        return response.raise_for_status().content
     except httpx.HTTPError as error:
-        logger.warning("metrics of the first process can't be read: %s", error)
+        logger.warning("can't read metrics from the first process: %s", error)
         plane.meters.readable.set(0)
         return _process_metrics(plane)
 
 
 def _require_key(key: str, authorization: str) -> None:
     if key and not is_key_of_hash(authorization.removeprefix("Bearer "), hash_key(key)):
-        raise Unauthenticated("/metrics needs its key", hint="Send Authorization: Bearer KEY.")
+        raise Unauthenticated(
+            "/metrics requires the metrics key", hint="Send Authorization: Bearer KEY."
+        )
 
 
 class _MetricsCache:
-    """Caches one reading of the database for a moment, for concurrent scrapes."""
+    """Caches the figures read from the database for a short time, for concurrent scrapes."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -331,21 +349,25 @@ class _MetricsCache:
             )
             scaling = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
         seconds = plane.settings.scale_target_seconds
-        wanted = [
+        wanted_workers = [
             ((fleet.slug, fleet.stage), wanted_by(fleet, target_seconds=seconds))
             for fleet in scaling
         ]
         await self._outcomes.look(plane.central, now)
         runs = await read_run_figures(plane.pools)
         return _Snapshot(
-            figures, wanted, dict(self._outcomes.sums), runs, plane.queue.switch_costs.estimates
+            figures,
+            wanted_workers,
+            dict(self._outcomes.sums),
+            runs,
+            plane.queue.switch_costs.estimates,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Snapshot(Collector):
     figures: SystemFigures
-    wanted: Sequence[tuple[tuple[str, str], int]]  # workers, by fleet and stage
+    wanted_workers: Sequence[tuple[tuple[str, str], int]]  # number of workers, by fleet and stage
     ended: dict[tuple[str, str, str], EndedCounts]
     runs: dict[str, RunFigures]
     switch_costs: Mapping[ModelOfFleet, Estimate]
@@ -361,53 +383,60 @@ class _Snapshot(Collector):
         names = ("workflow", "stage", "provider")
         lanes = [((lane.workflow, lane.stage, lane.provider), lane) for lane in self.figures.lanes]
         for name, text, field in (
-            ("queue_depth", "Jobs that wait", "queued"),
-            ("leases", "Jobs that a worker holds", "leased"),
-            ("queue_oldest_seconds", "Age of the oldest job that waits", "oldest_seconds"),
+            ("queue_depth", "Queued jobs", "queued"),
+            ("leases", "Jobs leased to a worker", "leased"),
+            ("queue_oldest_seconds", "Age of the oldest queued job", "oldest_seconds"),
         ):
-            yield _gauge(name, text, names, [(key, getattr(each, field)) for key, each in lanes])
+            yield _gauge(name, text, names, [(key, getattr(lane, field)) for key, lane in lanes])
 
     def _fleets(self) -> Iterator[Metric]:
         names = ("fleet", "stage")
         fleets = [((fleet.slug, fleet.stage), fleet) for fleet in self.figures.fleets]
         for name, text, field in (
-            ("fleet_queue_depth", "Jobs that wait and that the fleet may run", "queued"),
+            ("fleet_queue_depth", "Queued jobs that the fleet may run", "queued"),
             ("fleet_leases", "Leased jobs of the fleet's workflows", "leased"),
-            ("fleet_queue_oldest_seconds", "Age of the oldest of them", "oldest_seconds"),
-            ("fleet_slots", "Jobs that its live workers run at once", "slots"),
+            (
+                "fleet_queue_oldest_seconds",
+                "Age of the oldest queued job that the fleet may run",
+                "oldest_seconds",
+            ),
+            ("fleet_slots", "Concurrent jobs that the fleet's online workers can run", "slots"),
         ):
-            yield _gauge(name, text, names, [(key, getattr(each, field)) for key, each in fleets])
+            yield _gauge(name, text, names, [(key, getattr(fleet, field)) for key, fleet in fleets])
         states = [
             ((*key, state), fleet.workers.get(state, 0))
             for key, fleet in fleets
             for state in STATES
         ]
-        text = "Workers that would start all waiting jobs within COMFYFLEET_SCALE_TARGET_SECONDS"
-        yield _gauge("wanted_workers", text, names, self.wanted)
-        yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
+        text = "Workers needed to start all queued jobs within COMFYFLEET_SCALE_TARGET_SECONDS"
+        yield _gauge("wanted_workers", text, names, self.wanted_workers)
+        yield _gauge("workers", "Workers by state", (*names, "state"), states)
 
     def _switches(self) -> Iterator[Metric]:
-        """Yields switch costs of the models with the most certain estimates only, because the
-        number of labels must be limited."""
+        """Yields the switch costs of a limited number of models, because each model is a label.
+
+        The models with the most certain estimates are included.
+        """
         names = {fleet.fleet_id: (fleet.slug, fleet.stage) for fleet in self.figures.fleets}
         best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
-        known = [
+        rows = [
             ((*names[fleet_id], model), estimate)
             for (fleet_id, model), estimate in best[:MODELS_SHOWN_MAX]
             if fleet_id in names
         ]
         labels = ("fleet", "stage", "model")
         for name, text, field in (
-            ("model_switch_seconds", "What a switch to the model costs, as learned", "seconds"),
-            ("model_run_seconds", "How long its runs take without a switch", "run_seconds"),
+            ("model_switch_seconds", "Learned time to switch to the model", "seconds"),
+            ("model_run_seconds", "Duration of the model's runs without a switch", "run_seconds"),
         ):
-            yield _gauge(name, text, labels, [(key, getattr(each, field)) for key, each in known])
+            yield _gauge(name, text, labels, [(key, getattr(cost, field)) for key, cost in rows])
 
     def _runs(self) -> Iterator[Metric]:
-        """Yields run counts without labels for tenants and runs, because their number is unlimited."""
+        """Yields the numbers of runs and of their jobs. Tenants and runs aren't labels, because
+        their number is unlimited."""
         labels = ("pool", "state")
         for name, text, field, states in (
-            ("graph_runs", "Graph runs that go on", "graph_runs", GRAPH_RUNS),
+            ("graph_runs", "Active graph runs", "graph_runs", GRAPH_RUNS),
             ("pipeline_runs", "Pipeline runs", "pipeline_runs", PIPELINE_RUNS),
         ):
             values = [
@@ -422,17 +451,22 @@ class _Snapshot(Collector):
             for kind in KINDS
             for state in JOBS
         ]
-        yield _gauge("run_jobs", "Jobs of runs, in flight", ("pool", "kind", "state"), jobs)
+        yield _gauge(
+            "run_jobs",
+            "Unfinished jobs of graph and pipeline runs",
+            ("pool", "kind", "state"),
+            jobs,
+        )
 
     def _outcomes(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
             f"{PREFIX}_jobs_ended",
-            "Jobs that ended since this process began",
+            "Jobs that finished since this process started",
             labels=("workflow", "stage", "outcome"),
         )
         durations = HistogramMetricFamily(
             f"{PREFIX}_job_seconds",
-            "How long their prompts ran",
+            "Run time of the prompts of finished jobs",
             labels=("workflow", "stage", "outcome"),
         )
         for key, sums in self.ended.items():

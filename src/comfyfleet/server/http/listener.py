@@ -1,4 +1,4 @@
-"""Serves an application on a port until the process is told to stop."""
+"""Serves an ASGI application on a port until the process must stop."""
 
 import asyncio
 import contextlib
@@ -31,21 +31,22 @@ from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, PING_SECONDS, Lim
 from comfyfleet.signals import on_ending_signals
 
 logger = logging.getLogger(__name__)
-# How long a stopping server waits for open requests before it cancels them.
+# Seconds for which a stopping server waits for open requests before it cancels them.
 GRACE_SECONDS = 5.0
-# How long a stopping server waits for the first request of a connection that was just opened.
+# Seconds for which a stopping server waits for the first request of a new connection.
 FIRST_REQUEST_SECONDS = 1.0
-# How long a cancelled request may take to answer 503.
+# Seconds within which a canceled request must answer 503.
 CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
-# Seconds after a handover in which open connections can be used once more. Then idle ones are
-# closed.
+# After a handover to another process, open connections can send one more request within this many
+# seconds. Idle ones are closed afterwards.
 HAND_OVER_SECONDS = 5.0
+# Seconds between checks whether all connections are closed.
 HAND_OVER_LOOK_SECONDS = 0.05
 # Seconds between updates of the date header.
 DATE_SECONDS = 1.0
 _CLOSE = (b"connection", b"close")
-ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened on
+ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - only compared, never used to listen
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,8 +55,8 @@ def listen(host: str, port: int) -> socket.socket:
         return _bound(family, host, port)
     except OSError as error:
         raise ServerUnavailable(
-            f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint="Another process may use this port. Choose a different one with --port, or 0 for any.",
+            f"can't listen on {host}:{port}: {error.strerror or error}",
+            hint="Another process may use this port. Use --port with another port, or 0 for any.",
         ) from error
 
 
@@ -64,7 +65,7 @@ REUSE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP.
+    # asyncio disables Nagle's algorithm only for sockets with the protocol number of TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, REUSE, 1)
@@ -77,7 +78,7 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def listen_on_path(path: Path) -> socket.socket:
-    """Listens on a Unix socket; replaces a previous listener's path atomically."""
+    """Listens on a Unix socket. If the path exists, it is replaced atomically."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     new = path.with_suffix(f".{os.getpid()}")
     listener.bind(str(new))
@@ -87,7 +88,7 @@ def listen_on_path(path: Path) -> socket.socket:
 
 
 def listener_url(listener: socket.socket) -> str:
-    """Returns the URL for clients on this machine."""
+    """Returns the URL of the listener for clients on this machine."""
     host, port = listener.getsockname()[:2]
     name = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"
@@ -101,23 +102,25 @@ class SocketSource(Protocol):
         serve: Callable[[ClientSocket, StrangerSlot], None],
         move: Callable[[int], None],
     ) -> None:
-        """Called when the process is ready. `move` moves the given number of connections to other
-        processes."""
+        """Starts delivering connections to `serve`. Called when the process is ready.
+
+        The source calls `move` with the number of connections that must move to other processes.
+        """
 
     def take_rest(self) -> None:
-        """Takes the connections that are on their way to this process. Called when it stops."""
+        """Receives the connections that are on their way to this process. Called when it stops."""
 
     @property
     def hand_over(self) -> asyncio.Event:
-        """Set when another process takes over."""
+        """An event that is set when another process takes over."""
 
 
 @dataclass(frozen=True)
 class SharedPort:
-    """Additional arguments for a process that serves a port together with others."""
+    """Additional arguments for a process that shares its port with other processes."""
 
     source: SocketSource
-    more: Sequence[socket.socket] = ()  # only this process listens on these
+    more: Sequence[socket.socket] = ()  # further listeners, used by this process only
 
 
 async def serve(
@@ -130,14 +133,15 @@ async def serve(
     shared: SharedPort | None = None,
     strangers: AddressLimiter | None = None,
 ) -> None:
-    """Serves until `stop` is set; `at_stop` ends waiting requests.
+    """Serves the application until `stop` is set, and then calls `at_stop` to end waiting requests.
 
-    Without a listener, all connections come from `shared`. `strangers` limits connections without a
-    valid key by address; loopback and trusted proxies are exempt by default.
+    Without a listener, all connections come from `shared`. `strangers` limits the connections
+    without a valid key per address. Loopback addresses and trusted proxies are exempt by default.
     """
     config = uvicorn.Config(
         app,
-        # Only used on Windows. More would be logged as often when the process is out of files.
+        # Only used on Windows. If the process is out of files, asyncio logs this many errors in a
+        # row.
         backlog=1,
         lifespan="off",
         log_config=None,
@@ -171,7 +175,8 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to us, so that API, sweeps and workers stop in order."""
+    """A uvicorn server that doesn't handle signals, so that we can stop the API, sweeps and workers
+    in order."""
 
     def __init__(
         self,
@@ -186,14 +191,14 @@ class _Server(uvicorn.Server):
         self._keyless = KeylessConnections()
         self._slow_readers = SlowReaders()
         self._opening: set[asyncio.Task[None]] = set()
-        self._is_to_exit = asyncio.Event()
-        self._closes = False  # connections after their next response
-        self._told: set[object] = set()  # WebSockets and parked polls that close already
+        self._must_exit = asyncio.Event()
+        self._closes = False  # whether connections close after their next response
+        self._shut_down: set[object] = set()  # WebSockets and parked polls that are closing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         kind: Any = self.config.http_protocol_class
         self.lifespan.state[CALLER_LIMITS] = CallerLimits(kind.connections_max)
-        if sys.platform == "win32":  # its event loop can't watch a listener
+        if sys.platform == "win32":  # the event loop there can't watch a listener
             await super().startup(sockets)
         else:
             await super().startup([])
@@ -238,8 +243,8 @@ class _Server(uvicorn.Server):
         try:
             loop = asyncio.get_running_loop()
             transport, _ = await loop.connect_accepted_socket(new_connection, client)
-        except OSError as error:  # the client is gone already
-            logger.debug("a connection failed as it was opened: %s", error)
+        except OSError as error:  # the client has already disconnected
+            logger.debug("a connection failed while it was opened: %s", error)
             client.close()
             return
         if client.fileno() >= 0:
@@ -248,17 +253,20 @@ class _Server(uvicorn.Server):
 
     def exit(self) -> None:
         self.should_exit = True
-        self._is_to_exit.set()
+        self._must_exit.set()
 
     async def main_loop(self) -> None:
-        """Waits until the server must exit. uvicorn's own loop checks for this ten times a second,
-        which is a sixth of an idle process's work."""
+        """Waits until the server must exit.
+
+        uvicorn's own loop checks for this ten times a second, which causes a sixth of an idle
+        process's CPU time.
+        """
         clock = asyncio.get_running_loop().time
         while not await self.on_tick(0):
             self._slow_readers.check(clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_SECONDS):
-                    await self._is_to_exit.wait()
+                    await self._must_exit.wait()
 
     def close_listeners(self) -> None:
         for acceptor in self._acceptors:
@@ -267,13 +275,13 @@ class _Server(uvicorn.Server):
             server.close()
 
     def close_soon(self) -> None:
-        """Lets all connections close after their next response, also those that are opened from now on."""
+        """Makes all connections close after their next response, including ones opened later."""
         self._closes = True
         close_some(self.server_state.connections, len(self.server_state.connections))
 
     async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
-        """Leaves new connections to the other processes; responses to open ones have
-        `Connection: close`, so that clients reconnect to another process."""
+        """Leaves new connections to the other processes, and closes its own after their next
+        response, so that clients reconnect to another process."""
         self.close_listeners()
         self.close_soon()
         self.config.encoded_headers.append(_CLOSE)
@@ -287,9 +295,10 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(HAND_OVER_LOOK_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers open requests, closes idle connections, and cancels what isn't done in time.
+        """Answers open requests, closes idle connections, and cancels requests that take too long.
 
-        uvicorn's own cancels requests so that they are answered with a plain-text 500 and a traceback.
+        If uvicorn's own method cancels a request, the client gets a plain-text 500 and the log a
+        traceback.
         """
         self.close_listeners()
         self._take_rest()
@@ -308,25 +317,27 @@ class _Server(uvicorn.Server):
             self._source.take_rest()
 
     def _close_connections(self, *, spares_new: bool) -> None:
-        """Closes idle connections, and lets others close after their response. A request that the event loop hasn't
-        read yet is answered, too, and so is the first one of a new connection."""
+        """Closes idle connections now, and the others after their response.
+
+        A request that has arrived but hasn't been read yet is still answered. With `spares_new`, so
+        is the first request of a new connection.
+        """
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpConnection):
                 connection.close_if_idle(spares_new=spares_new)
-            elif connection not in self._told:
-                self._told.add(connection)
+            elif connection not in self._shut_down:
+                self._shut_down.add(connection)
                 connection.shutdown()
 
     async def _cut_off(self) -> None:
-        """Cancels open requests. Requests without a response are answered with 503, see
-        `AccessLog`."""
+        """Cancels open requests. `AccessLog` answers 503 to requests without a response."""
         connections, tasks = list(self.server_state.connections), list(self.server_state.tasks)
-        logger.warning("%d requests did not end in time and are cancelled", len(tasks))
+        logger.warning("canceling %d requests that didn't finish in time", len(tasks))
         for connection in connections:
             cycle = getattr(connection, "cycle", None)
             if cycle is not None and cycle.response_started and not cycle.response_complete:
                 connection.transport.abort()
-        await asyncio.sleep(0)  # lets the transports report that they are lost
+        await asyncio.sleep(0)  # lets the event loop call connection_lost
         for task in tasks:
             task.cancel()
         if tasks:
@@ -341,14 +352,14 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Yields an event that SIGINT or SIGTERM sets; a second signal has its default effect."""
+    """Yields an event that is set on SIGINT or SIGTERM. A second signal has its default effect."""
     stop = asyncio.Event()
     with contextlib.ExitStack() as handlers:
 
-        def ask(number: signal.Signals) -> None:
+        def request_stop(number: signal.Signals) -> None:
             logger.info("stopping: %s received", number.name)
             stop.set()
             handlers.close()
 
-        handlers.enter_context(on_ending_signals(ask))
+        handlers.enter_context(on_ending_signals(request_stop))
         yield stop

@@ -1,7 +1,7 @@
-"""Access without a key under `comfyfleet up`: which programs of this machine belong to the user who started it.
+"""Access without a key under `comfyfleet up`, for programs of the user who started it.
 
-Linux tells the user of each connection within the machine. Other systems don't, so that programs there use an
-address with the key of the local user in its path, unless `--trust-local-users` is set.
+Linux reports the user of each connection within the machine. Other systems don't, so programs there
+must use a URL with the local user's key in its path, unless `--trust-local-users` is set.
 """
 
 import asyncio
@@ -19,25 +19,26 @@ from comfyfleet.protocol.http import is_local_name
 from comfyfleet.server.http.connections import connection_of
 from comfyfleet.server.sign_in_links import SignInLinks
 
-# Headers that proxies add. Behind a proxy, every client seems to call from this machine.
+# Headers that proxies add. Behind a proxy on this machine, every client appears to be local.
 FORWARDED = frozenset(
     {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
      "cf-connecting-ip", "fastly-client-ip", "x-original-host", "x-envoy-external-address"}
 )  # fmt: skip
 FORWARDED_PREFIX = "x-forwarded-"
-# Headers that browsers add to requests of pages. Programs don't send them.
+# Headers that browsers add to the requests of pages. Other programs don't send them.
 OF_BROWSERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "cookie")
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED, USER_CELL = b"01", 7
 UNKNOWN_USER = -1
-MAPPED_PREFIX = bytes(10) + b"\xff\xff"  # of IPv4 addresses in IPv6 tables
+MAPPED_PREFIX = bytes(10) + b"\xff\xff"  # precedes IPv4 addresses in IPv6 tables
 Address: TypeAlias = tuple[str, int]
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
 class LocalAccess:
-    """Access to `comfyfleet up` for its own user. `key` is the API key of the local user."""
+    """Keyless access for the user who started `comfyfleet up`. `key` is the local user's API
+    key."""
 
     key: str
     links: SignInLinks
@@ -50,7 +51,10 @@ class LocalAccess:
         return self.trusts_local_users or await _peer_user(connection) == own_user()
 
     async def admits_program(self, connection: HTTPConnection) -> bool:
-        """Like `admits`, for our own API. Browsers sign in, so that no page can act without a sign-in."""
+        """Like `admits`, but for our own API, where browsers must sign in.
+
+        Otherwise, any web page could send requests in the user's name.
+        """
         is_browser = any(name in connection.headers for name in OF_BROWSERS)
         return not is_browser and await self.admits(connection)
 
@@ -66,10 +70,10 @@ def own_user() -> int | None:
 
 
 def is_from_here(connection: HTTPConnection) -> bool:
-    """Checks whether a program on this machine called without a proxy, using one of the machine's
-    local names.
+    """Checks whether a program on this machine called one of its local names without a proxy.
 
-    HTTP/1.0 counts as a proxy: some speak it unless told otherwise, with our own address as `Host`.
+    An HTTP/1.0 request counts as proxied, because some proxies use HTTP/1.0 by default and send our
+    own address as `Host`.
     """
     headers = connection.headers
     is_forwarded = any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name in headers)
@@ -94,14 +98,14 @@ def _unmapped(address: IpAddress) -> IpAddress:
 
 
 async def _peer_user(connection: HTTPConnection) -> int:
-    """Returns the user who opened the connection. Read once per connection."""
+    """Returns the id of the user who opened the connection. It is read once per connection."""
     reused = connection_of(connection.scope)
     if reused is not None and reused.peer_user is not None:
         return reused.peer_user
     client, server = connection.scope.get("client"), connection.scope.get("server")
     if not client or not server:
         return UNKNOWN_USER
-    # A machine with many connections has large tables.
+    # In a thread, because the tables are large on machines with many connections.
     user = await asyncio.to_thread(find_user, tuple(client), tuple(server))
     if reused is not None:
         reused.peer_user = user
@@ -109,7 +113,8 @@ async def _peer_user(connection: HTTPConnection) -> int:
 
 
 def find_user(client: Address, server: Address) -> int:
-    """Finds the user of the program that opened a connection of this machine to this process."""
+    """Returns the id of the user whose local program opened a connection to this process, or
+    UNKNOWN_USER."""
     for table in TCP_TABLES:
         try:
             rows = table.read_bytes()
@@ -130,7 +135,10 @@ def _row_with(rows: bytes, ends: bytes) -> bytes | None:
 
 
 def _cells(address: Address) -> Iterator[bytes]:
-    """An address as the tables write it, such as `0100007F:1F40`; IPv4 also in its IPv6 form."""
+    """Yields an address in the format of the TCP tables, such as `0100007F:1F40`.
+
+    IPv4 addresses come in their IPv6 form as well.
+    """
     host, port = address
     parsed_address = _unmapped(ipaddress.ip_address(host))
     forms = (
@@ -143,7 +151,7 @@ def _cells(address: Address) -> Iterator[bytes]:
 
 
 def _in_kernel_order(packed: bytes) -> bytes:
-    """Each word of an address has its bytes in the machine's order."""
+    """Converts an address to hexadecimal, with each 32-bit word in the machine's byte order."""
     words = (packed[start : start + 4] for start in range(0, len(packed), 4))
     order = -1 if sys.byteorder == "little" else 1
     return b"".join(word[::order] for word in words).hex().upper().encode()

@@ -1,4 +1,5 @@
-"""Workflows that the user of `comfyfleet up` uses in pipelines without an operator: `/api/local/workflows`."""
+"""Routes with which the user of `comfyfleet up` registers workflows for pipelines without an
+operator."""
 
 import asyncio
 import hashlib
@@ -40,25 +41,27 @@ class LocalWorkflow(Body):
     name: Text = Field(
         min_length=1,
         max_length=200,
-        description="The beginning of its slug, such as the file's name.",
+        description="A name from which the slug is derived, such as the file name.",
     )
     document: dict[str, Any] = Field(
-        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one."
+        description="A workflow saved by ComfyUI's editor, a prompt, or JSON that contains one."
     )
 
 
 class LocalWorkflowAnswer(Response):
-    slug: str = Field(description="What steps of pipelines name it by.")
-    properties: dict[str, str] = Field(description="The types of its properties, by name.")
+    slug: str = Field(description="The workflow's name in steps of pipelines.")
+    properties: dict[str, str] = Field(description="The types of the properties, by name.")
 
 
 @router.post("/workflows")
 async def register_local(
     body: LocalWorkflow, plane: PlaneDep, request: Request, caller: Writer
 ) -> LocalWorkflowAnswer:
-    """Registers a workflow for the local user of `comfyfleet up`, for nothing, with all inputs that can be set.
+    """Registers a free workflow for the local user of `comfyfleet up`.
 
-    The slug contains a hash of the document: an equal document gives the same workflow, and none is ever changed.
+    All inputs that can be set become properties. The slug contains a hash of the document, so
+    registering the same document again returns the same workflow. Registered workflows never
+    change.
     """
     _require_local(request, caller)
     slug = _slug(body.name, body.document)
@@ -73,7 +76,7 @@ async def register_local(
 
 class LocalPrompt(Response):
     prompt: dict[str, Any] | None = Field(
-        description="As the last attempt sent it; null after COMFYFLEET_PROMPT_KEEP_DAYS."
+        description="The prompt of the last attempt, or null after COMFYFLEET_PROMPT_KEEP_DAYS."
     )
 
 
@@ -81,7 +84,8 @@ class LocalPrompt(Response):
 async def show_prompt(
     job_id: UUID, plane: PlaneDep, request: Request, caller: Reader
 ) -> LocalPrompt:
-    """The prompt of a job of the local user of `comfyfleet up`, to whom its workflow belongs as well."""
+    """Returns the prompt of a job. Only the local user of `comfyfleet up` can call this route,
+    because the workflow belongs to this user as well."""
     _require_local(request, caller)
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     sent = [sent_prompt(job, attempt) for attempt in await lists.attempts_of(plane.context, job)]
@@ -91,8 +95,8 @@ async def show_prompt(
 def _require_local(request: Request, caller: Caller) -> None:
     if local_access_of(request) is None or caller.tenant.id != LOCAL_TENANT:
         raise NotFound(
-            "only the user of `comfyfleet up` uses workflow files and sees prompts",
-            hint="An operator registers workflows: comfyfleet admin workflows register",
+            "only the local user of `comfyfleet up` can register workflow files and view prompts",
+            hint="An operator can register workflows: comfyfleet admin workflows register",
         )
 
 

@@ -245,7 +245,9 @@ class _RangeResponse(StreamingResponse):
 async def _chunks(opened: OpenObject, part: ByteRange) -> AsyncIterator[bytes]:
     opened.file.seek(part.start)
     remaining = part.length
-    while remaining > 0 and (chunk := await asyncio.to_thread(opened.file.read, min(remaining, CHUNK_BYTES))):
+    while remaining > 0 and (
+        chunk := await asyncio.to_thread(opened.file.read, min(remaining, CHUNK_BYTES))
+    ):
         remaining -= len(chunk)
         yield chunk
 

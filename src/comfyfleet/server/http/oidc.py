@@ -1,4 +1,8 @@
-"""Sign-in of browsers by OpenID Connect: to the identity provider and back, with a code that only this browser can use."""
+"""Browser sign-in with OpenID Connect.
+
+The browser is redirected to the identity provider and returns with a code that no other browser can
+use.
+"""
 
 import hashlib
 import hmac
@@ -49,18 +53,22 @@ router = APIRouter(prefix="/auth/oidc", include_in_schema=False)
 CALLBACK = "/auth/oidc/callback"
 SIGN_IN_PAGE = "/sign-in"
 COOKIE = "comfyfleet_oidc"
+# Seconds within which a sign-in must be completed.
 FLOW_SECONDS = 600
+# Timeout and maximum size of the provider's responses.
 ANSWER_SECONDS = 10.0
 ANSWER_BYTES_MAX = 1024**2
-KEPT_SECONDS = 3600.0
-# Minimum seconds between two reads of the provider's keys. A token with an unknown key causes a
-# read.
+# Seconds for which the provider's metadata and keys are cached.
+CACHE_SECONDS = 3600.0
+# Minimum seconds between two reads of the provider's keys. A token that is signed with an unknown
+# key causes a new read.
 KEYS_AGAIN_SECONDS = 60.0
 CLOCK_LEEWAY_SECONDS = 60
 EXCHANGES_AT_ONCE_MAX = 20
 NEXT_CHARACTERS_MAX = 500
 CODE_CHARACTERS_MAX = 4096
-# Signatures that need a key of the provider's own. Neither none at all, nor one by a secret that is shared.
+# Accepted signature algorithms. All use the provider's private key. Unsigned tokens and signatures
+# with a shared secret are rejected.
 ALGORITHMS = [
     f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512)
 ] + ["EdDSA", "Ed25519"]  # fmt: skip
@@ -70,8 +78,8 @@ _PATH = re.compile(r"/(?![/\\])[^\\\s\x00-\x1f\x7f]*")
 
 @dataclass(frozen=True, slots=True)
 class SignInFlow:
-    """A sign-in at the provider. All values that must not be guessable are derived from a secret in
-    a cookie."""
+    """A sign-in at the provider. All values that must be unguessable are derived from a secret in a
+    cookie."""
 
     secret: str
     next: str
@@ -99,15 +107,14 @@ def flow_from(cookie: str) -> SignInFlow | None:
         return None
 
 
-def safe_path(wanted: str) -> str:
-    """Returns the path if it is one of ours. Everything else could lead to another site, and
-    becomes the start page."""
-    is_safe = len(wanted) <= NEXT_CHARACTERS_MAX and _PATH.fullmatch(wanted) is not None
-    return wanted if is_safe else "/"
+def safe_path(path: str) -> str:
+    """Returns the path if it is on this site, and otherwise the path of the start page."""
+    is_safe = len(path) <= NEXT_CHARACTERS_MAX and _PATH.fullmatch(path) is not None
+    return path if is_safe else "/"
 
 
 class OidcProvider:
-    """The identity provider of the settings: where its pages are, and what its tokens say."""
+    """The configured identity provider, with its endpoints and the claims in its tokens."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = monotonic) -> None:
         self.settings = settings
@@ -140,9 +147,12 @@ class OidcProvider:
         return f"{page}{'&' if '?' in page else '?'}{urlencode(query)}"
 
     async def identity(self, code: str, flow: SignInFlow) -> Identity:
-        """Exchanges the code for a token, and reads it. Raises Unauthenticated, ServerUnavailable, TooManyCalls."""
+        """Exchanges the code for a token and returns the identity in it.
+
+        Raises Unauthenticated, ServerUnavailable or TooManyCalls.
+        """
         if self._exchanges >= EXCHANGES_AT_ONCE_MAX:
-            raise TooManyCalls("too many sign-ins at once", retry_after_seconds=ANSWER_SECONDS)
+            raise TooManyCalls("too many concurrent sign-ins", retry_after_seconds=ANSWER_SECONDS)
         self._exchanges += 1
         try:
             return await self._identity(code, flow)
@@ -167,9 +177,9 @@ class OidcProvider:
         }
         headers: dict[str, str] = {}
         if secret := self.settings.oidc_client_secret:
-            usual = ["client_secret_basic"]
-            ways = metadata.get("token_endpoint_auth_methods_supported") or usual
-            if "client_secret_basic" in ways:
+            default = ["client_secret_basic"]
+            methods = metadata.get("token_endpoint_auth_methods_supported") or default
+            if "client_secret_basic" in methods:
                 pair = f"{quote(self.settings.oidc_client_id, '')}:{quote(secret, '')}"
                 headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
             else:
@@ -190,31 +200,33 @@ class OidcProvider:
             except InvalidKeyIdError:
                 keys = await self._read_keys(metadata, is_unknown=True)
                 decoded = jwt.decode(signed, keys, algorithms=ALGORITHMS)
-            wanted = {
+            required = {
                 "iss": {"essential": True, "value": self._issuer},
                 "aud": {"essential": True, "value": self.settings.oidc_client_id},
                 "sub": {"essential": True},
             }
-            given = {
+            parameters = {
                 "nonce": flow.part("nonce"),
                 "client_id": self.settings.oidc_client_id,
                 "access_token": token.get("access_token"),
             }
-            claims = CodeIDToken(decoded.claims, decoded.header, wanted, given)
+            claims = CodeIDToken(decoded.claims, decoded.header, required, parameters)
             claims.validate(leeway=CLOCK_LEEWAY_SECONDS)
         except (JoseError, ValueError, TypeError, KeyError) as error:
             raise Unauthenticated(
-                f"the token of the identity provider is not valid: {type(error).__name__}"
+                f"the identity provider's token is invalid: {type(error).__name__}"
             ) from error
         return dict(claims)
 
     async def _read_metadata(self) -> Mapping[str, Any]:
-        if self._metadata is not None and self._clock() - self._metadata[0] < KEPT_SECONDS:
+        if self._metadata is not None and self._clock() - self._metadata[0] < CACHE_SECONDS:
             return self._metadata[1]
         url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
         document = await _json_from("GET", url)
         if document.get("issuer") != self._issuer:
-            raise UnexpectedAnswer("the identity provider names another issuer than the settings")
+            raise UnexpectedAnswer(
+                "the identity provider's issuer doesn't match COMFYFLEET_OIDC_ISSUER"
+            )
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             try:
                 _checked_url(str(document.get(name) or ""), name)
@@ -228,24 +240,24 @@ class OidcProvider:
     ) -> "KeySet":
         from joserfc.jwk import KeySet
 
-        kept_seconds = KEYS_AGAIN_SECONDS if is_unknown else KEPT_SECONDS
-        if self._keys is not None and self._clock() - self._keys[0] < kept_seconds:
+        cache_seconds = KEYS_AGAIN_SECONDS if is_unknown else CACHE_SECONDS
+        if self._keys is not None and self._clock() - self._keys[0] < cache_seconds:
             return self._keys[1]
         key_set = await _json_from("GET", str(metadata["jwks_uri"]))
         try:
             keys = KeySet.import_key_set(key_set)  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError) as error:
-            raise UnexpectedAnswer("the identity provider's keys can't be read") from error
+            raise UnexpectedAnswer("the identity provider's keys can't be parsed") from error
         self._keys = self._clock(), keys
         return keys
 
 
 def _checked_url(url: str, name: str) -> str:
-    """Returns the URL. It must use TLS, except for a provider on this machine."""
+    """Checks that a URL uses TLS, and returns it. A provider on this machine may use plain HTTP."""
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and is_local_name(parts.netloc)
     if not parts.hostname or not (parts.scheme == "https" or is_local):
-        raise InvalidInput(f"{name} must be an address with https://, not {url!r}", field=name)
+        raise InvalidInput(f"{name} must be a URL with https://, not {url!r}", field=name)
     return url
 
 
@@ -255,8 +267,11 @@ async def _json_from(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Mapping[str, Any]:
-    """A small JSON object, without redirects. Raises ServerUnavailable, UnexpectedAnswer, Unauthenticated."""
-    import httpx  # takes memory, and time at the start, which most processes need not spend
+    """Sends a request to the provider and returns its response, which must be a small JSON object.
+
+    Redirects aren't followed. Raises ServerUnavailable, UnexpectedAnswer or Unauthenticated.
+    """
+    import httpx  # imported here because it is slow and large, and most processes don't need it
 
     from comfyfleet.transport.http import describe_network_error, open_client
 
@@ -271,19 +286,20 @@ async def _json_from(
                 data=form,
                 headers={"Accept": "application/json", **(headers or {})},
                 follow_redirects=False,
-            ) as answer,
+            ) as response,
         ):
-            async for chunk in answer.aiter_bytes():
+            async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise UnexpectedAnswer("the identity provider's answer is too large")
+                    raise UnexpectedAnswer("the identity provider's response is too large")
     except httpx.HTTPError as error:
         raise ServerUnavailable(
-            f"the identity provider can't be reached at {_origin(url)}: {describe_network_error(error)}"
+            f"the identity provider can't be reached at {_origin(url)}:"
+            f" {describe_network_error(error)}"
         ) from error
-    if method == "POST" and 400 <= answer.status_code < 500:
-        raise Unauthenticated("the identity provider has refused the code")
-    return _object(body, answer.status_code)
+    if method == "POST" and 400 <= response.status_code < 500:
+        raise Unauthenticated("the identity provider rejected the authorization code")
+    return _object(body, response.status_code)
 
 
 def _origin(url: str) -> str:
@@ -295,13 +311,17 @@ _names = NameLookups(resolve_host)
 
 
 async def _require_resolvable(url: str) -> None:
-    """Looks the host up with a deadline, before the HTTP client does so in threads that others need."""
+    """Resolves the host name with a deadline.
+
+    Otherwise, the HTTP client would resolve it without a deadline in shared threads.
+    """
     parts = urlsplit(url)
     try:
         await _names.addresses(parts.hostname or "", parts.port or 443, "oidc")
     except InputUnavailable as error:
         raise ServerUnavailable(
-            f"the identity provider can't be reached at {_origin(url)}: its name can't be resolved"
+            f"the identity provider can't be reached at {_origin(url)}:"
+            " its host name can't be resolved"
         ) from error
 
 
@@ -311,12 +331,15 @@ def _object(body: bytes, status: int) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise UnexpectedAnswer(f"the identity provider has answered {status}, and no JSON object")
+        raise UnexpectedAnswer(
+            f"the identity provider answered with status {status} and without a JSON object"
+        )
     return content
 
 
 def install(app: FastAPI, plane: ControlPlane) -> None:
-    """Installs the provider of the settings. Raises InvalidInput if the settings can't work."""
+    """Installs the configured identity provider. Raises InvalidInput if the settings are
+    invalid."""
     settings = plane.settings
     app.state.oidc = OidcProvider(settings) if settings.oidc_issuer else None
 
@@ -324,13 +347,13 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
 def provider_of(request: Request) -> OidcProvider:
     provider: OidcProvider | None = request.app.state.oidc
     if provider is None:
-        raise NotFound("no identity provider is set up here")
+        raise NotFound("no identity provider is configured")
     return provider
 
 
 @router.get("/start")
 async def start(plane: PlaneDep, request: Request, next: str = "/") -> Response:
-    """Leads to the identity provider. `next`: the page of ours that follows."""
+    """Redirects to the identity provider. `next` is the page to show after the sign-in."""
     provider, flow = provider_of(request), SignInFlow(new_key(), safe_path(next))
     try:
         address = await provider.authorization_url(flow)
@@ -352,7 +375,7 @@ async def start(plane: PlaneDep, request: Request, next: str = "/") -> Response:
 
 @router.get("/callback")
 async def callback(plane: PlaneDep, request: Request) -> Response:
-    """Where the identity provider leads back to, with a code."""
+    """Completes the sign-in when the identity provider redirects back with a code."""
     provider = provider_of(request)
     secure = is_secure(request, plane.settings.public_url)
     try:
@@ -371,10 +394,10 @@ def _flow_of(request: Request, provider: OidcProvider, secure: bool) -> SignInFl
     flow = flow_from(request.cookies.get(_cookie_name(secure), ""))
     state = request.query_params.get("state", "")
     if flow is None or not hmac.compare_digest(state.encode(), flow.part("state").encode()):
-        raise Unauthenticated("this sign-in was not begun in this browser, or too long ago")
+        raise Unauthenticated("this sign-in has expired or was started in another browser")
     issuer = request.query_params.get("iss")
     if issuer is not None and issuer != provider.settings.oidc_issuer:
-        raise Unauthenticated("another identity provider has answered")
+        raise Unauthenticated("the response comes from another identity provider")
     return flow
 
 
@@ -383,7 +406,7 @@ async def _granted(
 ) -> SessionGrant:
     code = request.query_params.get("code", "")
     if not 0 < len(code) <= CODE_CHARACTERS_MAX:
-        raise Forbidden("the identity provider has not let this person in")
+        raise Forbidden("the identity provider denied the sign-in")
     wrong: WrongKeyThrottle = request.app.state.wrong_keys
     try:
         identity = await provider.identity(code, flow)
@@ -393,7 +416,7 @@ async def _granted(
     customer = await _customer(plane, provider, identity)
     operator = await _operator(plane, provider, identity)
     if customer is None and operator is None:
-        raise Forbidden("this person is nobody here")
+        raise Forbidden("this person is neither a customer nor an operator here")
     return SessionGrant(customer=customer, operator=operator, is_whole=True)
 
 
@@ -410,7 +433,7 @@ async def _customer(
         user = await identities.ensure_user(tx, tenant, identity, now=now)
     async with plane.central.transaction() as tx:
         caller = await identities.ensure_key(tx, tenant, user, plane.context.new_id(), now=now)
-    # If the user is deactivated from now on, this key is revoked like all others.
+    # The user may have been deactivated before the key existed. Later deactivations revoke the key.
     async with plane.pools[tenant.pool].read() as tx:
         identities.check_active(await tenants.get_user(tx, tenant.id, user.id))
     return caller
@@ -432,8 +455,8 @@ async def _operator(
 
 
 def _failed(error: FleetError) -> Response:
-    """Redirects to the sign-in page, which shows its own message for the error code."""
-    logger.warning("sign-in by the identity provider failed: %s: %s", error.code, error.message)
+    """Redirects to the sign-in page, which shows a message for the error code."""
+    logger.warning("sign-in with the identity provider failed: %s: %s", error.code, error.message)
     return _redirect(f"{SIGN_IN_PAGE}?{urlencode({'problem': error.code})}")
 
 

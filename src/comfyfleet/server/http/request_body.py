@@ -1,5 +1,5 @@
-"""Request bodies: limits of size and time, strict JSON parsed in threads if large, and field types
-that databases can store."""
+"""Request bodies: limits for size and time, strict JSON parsing (in threads if large), and field
+types that databases can store."""
 
 import asyncio
 import json
@@ -27,17 +27,17 @@ from comfyfleet.server.http.errors import error_response
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
 DEPTH_MAX = 100
-# What parses them lets others in between; what checks, keeps and frees them does not, and takes about
-# half a second for a million. Workflows have some thousands.
+# Maximum number of values in a body. Parsing runs in a thread, but checking and freeing the values
+# blocks the event loop, for about half a second per million. Workflows have a few thousand values.
 VALUES_MAX = 200_000
 DIGITS_MAX = 400
-# As proxies call it: answered to one who has hung up before all of the body had come.
+# Status for a client that disconnected before its body was received completely, as used by nginx.
 CALLER_GONE = 499
-# A larger body takes long enough to parse for others to notice.
+# Bodies that are larger are parsed in a thread, because parsing would delay other requests.
 SMALL_BYTES = 256 * 1024
-# Not the shared pool: its threads read and write files.
+# A separate thread pool, because the shared pool may be busy with file operations.
 _parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
-# Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
+# Only bodies with one of these escapes can contain characters that databases can't store.
 _SUSPECT = ("\\u0000", "\\ud", "\\uD")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
@@ -57,7 +57,7 @@ class ToleratedJsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route of operators and customers: strict JSON."""
+    """A route for operators or customers, which parses JSON strictly."""
 
     request_kind: type[Request] = JsonRequest
 
@@ -71,8 +71,11 @@ class JsonRoute(APIRoute):
 
 
 class WorkerRoute(JsonRoute):
-    """A route of workers, who pass on what backends report: values that can't be stored are
-    replaced, so no result is lost."""
+    """A route for workers, which parses JSON tolerantly.
+
+    Workers pass on data from backends. Values that can't be stored are replaced, so that no result
+    is lost.
+    """
 
     request_kind = ToleratedJsonRequest
 
@@ -85,15 +88,16 @@ async def _body(request: Request) -> bytes:
 
 
 def caller_gone() -> HTTPException:
-    """Returns an error for a disconnected client; another error would count as an invalid body."""
-    return HTTPException(CALLER_GONE, "the caller has hung up")
+    """Returns an error for a disconnected client. FastAPI would convert any other error to an
+    invalid body."""
+    return HTTPException(CALLER_GONE, "the client disconnected")
 
 
 async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
         return await parsed(body, parse)
     except InvalidInput as error:
-        # FastAPI lets only HTTPException through while it reads a body.
+        # While FastAPI reads a body, it converts every error except HTTPException.
         raise HTTPException(422, error.message) from None
     except LimitExceeded as error:
         raise HTTPException(413, error.message) from None
@@ -107,13 +111,13 @@ async def parsed(body: bytes, parse: Callable[[bytes], Any]) -> Any:
 
 
 def parse(body: bytes) -> Any:
-    """Parses strictly; raises InvalidInput for values that can't be stored, json.JSONDecodeError
-    for invalid JSON."""
+    """Parses JSON strictly. Raises InvalidInput for values that can't be stored, and
+    json.JSONDecodeError for invalid JSON."""
     return _parse(body, _STRICT, _STRICT_IN_STEPS)
 
 
 def parse_leniently(body: bytes) -> Any:
-    """Parses like `parse`, but if a name occurs twice, the last value is used."""
+    """Like `parse`, but if an object has a name twice, the last value is used."""
     return _parse(body, _LENIENT, _LENIENT_IN_STEPS)
 
 
@@ -126,20 +130,24 @@ def _parse(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -
 
 
 def parse_tolerantly(body: bytes) -> Any:
-    """Parses and replaces what can't be stored: NaN and numbers beyond a float by null, NUL and
-    surrogates by U+FFFD."""
+    """Parses JSON and replaces values that can't be stored.
+
+    NaN and numbers too large for a float become null. NUL characters and lone surrogates become
+    U+FFFD.
+    """
     text = _text_of(body)
     value = _decode(text, _TOLERANT, _TOLERANT_IN_STEPS)
     return _clean(value) if any(escape in text for escape in _SUSPECT) else value
 
 
 def _text_of(body: bytes) -> str:
-    """Decodes the body; JSON may be UTF-8, UTF-16 or UTF-32."""
+    """Decodes the body from UTF-8, UTF-16 or UTF-32."""
     return body.decode(json.detect_encoding(body))
 
 
 def _clean(value: Any) -> Any:
-    """Replaces characters that can't be stored. Recursive: the depth was checked before."""
+    """Replaces characters that can't be stored. Recursion is safe, because the depth was
+    checked."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
@@ -150,7 +158,7 @@ def _clean(value: Any) -> Any:
 def _decode(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
     opened = text.count("[") + text.count("{")
     if opened + text.count(",") > VALUES_MAX:
-        raise LimitExceeded(f"a request has at most {VALUES_MAX:,} values")
+        raise LimitExceeded(f"a request can have at most {VALUES_MAX:,} values")
     try:
         value = (decoder if len(text) <= SMALL_BYTES else in_steps).decode(text)
     except RecursionError:
@@ -164,7 +172,7 @@ def _check_depth(value: Any) -> None:
     level: Sequence[Any] = [value]
     for _ in range(DEPTH_MAX):
         level = [
-            child for each in level for child in _inside(each) if isinstance(child, dict | list)
+            child for parent in level for child in _inside(parent) if isinstance(child, dict | list)
         ]
         if not level:
             return
@@ -178,11 +186,9 @@ def _too_deep() -> InvalidInput:
 def _check_texts(value: Any) -> None:
     remaining = [value]
     while remaining:
-        value_found = remaining.pop()
-        remaining.extend(_inside(value_found))
-        for text in (
-            (value_found, *value_found) if isinstance(value_found, dict) else (value_found,)
-        ):
+        item = remaining.pop()
+        remaining.extend(_inside(item))
+        for text in (item, *item) if isinstance(item, dict) else (item,):
             if isinstance(text, str) and (problem := problem_with_text(text)):
                 raise InvalidInput(problem)
 
@@ -196,7 +202,7 @@ def _inside(value: Any) -> Iterable[Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        # All counted in one pass: there may be as many names as a body has values.
+        # Counts all names in one pass, because an object may have very many.
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise InvalidInput(f"the field {twice[:100]!r} occurs twice in the same object")
     return fields
@@ -231,7 +237,7 @@ def _int_or_none(text: str) -> int | None:
 def _decoder(*, in_steps: bool, **hooks: Any) -> json.JSONDecoder:
     decoder = json.JSONDecoder(**hooks)
     if in_steps:
-        # The C scanner holds the GIL to its end; the Python one lets other threads run.
+        # The C scanner holds the GIL until it is done. The Python scanner lets other threads run.
         decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
     return decoder
 
@@ -259,32 +265,35 @@ INTEGER_MAX = 2**31 - 1
 VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 # The index of an item of a fan-out.
 ItemIndex: TypeAlias = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
-# An amount of tokens: neither true nor a text that looks like a number is money.
+# An amount of tokens. It is strict, so that `true` or "5" isn't accepted as a number.
 Tokens: TypeAlias = Annotated[int, Field(strict=True)]
 UNKNOWN_FIELD = "unknown_field"
 UNKNOWN_FIELDS_SHOWN_MAX = 20
 
 
 class Body(BaseModel):
-    """The base of request bodies of operators and customers. Unknown fields are refused, as one may
-    be a misspelt limit."""
+    """Base class for the request bodies of operators and customers.
+
+    Unknown fields are rejected, because one of them may be a misspelled limit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _knows_all_fields(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _reject_unknown_fields(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
         names = list(cls._names())
-        known = {name for same in names for name in same}
-        if unknown := [name for name in given if name not in known]:
-            raise PydanticCustomError(UNKNOWN_FIELD, "{said}", {"said": _unknown(unknown, names)})
-        return _without_repeats(given, names)
+        known_names = {name for same in names for name in same}
+        if unknown := [name for name in body if name not in known_names]:
+            message = _unknown_fields_message(unknown, names)
+            raise PydanticCustomError(UNKNOWN_FIELD, "{message}", {"message": message})
+        return _without_repeats(body, names)
 
     @classmethod
     def _names(cls) -> Iterator[tuple[str, ...]]:
-        """Yields the names of each field, ours first."""
+        """Yields the accepted names of each field, starting with our own name."""
         for name, field in cls.model_fields.items():
             alias = field.validation_alias
             if isinstance(alias, AliasChoices):
@@ -293,33 +302,38 @@ class Body(BaseModel):
                 yield (alias if isinstance(alias, str) else name,)
 
 
-def _without_repeats(given: dict[str, Any], names: Iterable[tuple[str, ...]]) -> dict[str, Any]:
-    """Drops the other names of a field that was sent under several, which must have the same value."""
+def _without_repeats(body: dict[str, Any], names: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    """Keeps one name of each field that was sent under several names.
+
+    Raises an error if their values differ.
+    """
     for same in names:
-        first, *others = [name for name in same if name in given] or [""]
+        first, *others = [name for name in same if name in body] or [""]
         for other in others:
-            if given[other] != given[first]:
-                message = f"{first!r} and {other!r} mean the same field; send only {first!r}"
-                raise PydanticCustomError(UNKNOWN_FIELD, "{said}", {"said": message})
+            if body[other] != body[first]:
+                message = f"{first!r} and {other!r} are the same field; send only {first!r}"
+                raise PydanticCustomError(UNKNOWN_FIELD, "{message}", {"message": message})
         if others:
-            given = {name: value for name, value in given.items() if name not in others}
-    return given
+            body = {name: value for name, value in body.items() if name not in others}
+    return body
 
 
-def _unknown(unknown: Iterable[object], names: list[tuple[str, ...]]) -> str:
-    """Names all unknown fields in one message, starting with those that resemble a known field."""
+def _unknown_fields_message(unknown: Iterable[object], names: list[tuple[str, ...]]) -> str:
+    """Returns one message about all unknown fields, starting with those that resemble a known
+    field."""
     ours = {name: same[0] for same in names for name in same}
     hints, others = list[str](), list[str]()
     for name in [str(name)[:100] for name in unknown][:UNKNOWN_FIELDS_SHOWN_MAX]:
         if close := get_close_matches(name, ours, n=1):
-            hints.append(f"there is no field {name!r}; did you mean {ours[close[0]]!r}?")
+            hints.append(f"unknown field {name!r}; did you mean {ours[close[0]]!r}?")
         else:
             others.append(repr(name))
     if others:
-        known = [same[0] for same in names]
-        listed = f"; there are {', '.join(known)}" if known else ", nor any other"
-        hints.append(f"there is no field {' or '.join(others)}{listed}")
-    return hints[0] + "".join(f" T{hint[1:]}" for hint in hints[1:])
+        field_names = [same[0] for same in names]
+        listed = f"use {', '.join(field_names)}" if field_names else "this body has no fields"
+        fields = "field" if len(others) == 1 else "fields"
+        hints.append(f"unknown {fields} {', '.join(others)}; {listed}")
+    return hints[0] + "".join(f" U{hint[1:]}" for hint in hints[1:])
 
 
 def _storable(text: str) -> str:
@@ -339,9 +353,10 @@ def in_utc(moment: datetime) -> datetime:
 BODY_BYTES_MAX = 64 * 1024**2
 WORKER_BYTES_MAX = 16 * 1024**2
 STRANGER_BYTES_MAX = 64 * 1024
-# From the end of the headers to the last byte.
+# Maximum seconds from the end of the headers to the last byte of the body.
 BODY_SECONDS_MAX = 60.0
-# Operators send workflows and workers backend facts; whoever signs in is a stranger; other paths are customers'.
+# Size limits by path prefix. Operators send workflows, and workers send facts about backends. Users
+# who sign in aren't authenticated yet. Customers use all other paths.
 _LIMITS_BY_PREFIX = (
     ("/api/admin/", BODY_BYTES_MAX),
     ("/api/worker/", WORKER_BYTES_MAX),
@@ -351,8 +366,11 @@ _API_PREFIX = "/api/"
 
 
 class BodyLimits:
-    """Limits the size by Content-Length before anything is read, and otherwise while the body is
-    read."""
+    """ASGI middleware that limits the size and time of request bodies.
+
+    If Content-Length exceeds the limit, the request is rejected before its body is read. Other
+    bodies are checked while they are received.
+    """
 
     def __init__(
         self, app: ASGIApp, of_customers: int, seconds_max: float = BODY_SECONDS_MAX
@@ -381,7 +399,7 @@ class BodyLimits:
 
 
 def _message(most: int) -> str:
-    return f"a request has at most {most:,} bytes"
+    return f"a request can have at most {most:,} bytes"
 
 
 def content_length(scope: Scope) -> int:
@@ -406,7 +424,7 @@ class _LimitedBody:
         message = await self._receive_in_time()
         self._size += len(message.get("body", b""))
         if self._size > self._bytes_max:
-            # FastAPI lets only HTTPException through while it reads a body.
+            # While FastAPI reads a body, it converts every error except HTTPException.
             raise HTTPException(413, _message(self._bytes_max))
         self._is_complete = not message.get("more_body", False)
         return message

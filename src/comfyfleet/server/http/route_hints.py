@@ -1,4 +1,4 @@
-"""Names similar routes of the customers' API to callers of a route or method that doesn't exist."""
+"""Suggests similar routes of the customers' API if a route or method doesn't exist."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -22,18 +22,18 @@ class KnownRoute(NamedTuple):
 
 
 def known_routes(routes: Iterable[BaseRoute]) -> tuple[KnownRoute, ...]:
-    routes_found = {
+    pairs = {
         (method, path)
         for route in routes
         for path in (getattr(route, "path", ""),)
         for method in getattr(route, "methods", None) or ()
         if getattr(route, "include_in_schema", False) and method != "HEAD"
     }
-    return tuple(KnownRoute(method, path, _segments(path)) for method, path in sorted(routes_found))
+    return tuple(KnownRoute(method, path, _segments(path)) for method, path in sorted(pairs))
 
 
 def hint_for(method: str, path: str, known: Sequence[KnownRoute]) -> str | None:
-    """Returns a sentence with similar routes; None for a path outside the API."""
+    """Returns a sentence that suggests similar routes, or None for a path outside the API."""
     segments = _segments(path[:PATH_CHARACTERS_MAX])
     if segments[:1] != (API,) or len(segments) < 2:
         return None
@@ -42,20 +42,23 @@ def hint_for(method: str, path: str, known: Sequence[KnownRoute]) -> str | None:
 
 
 def _near(method: str, segments: tuple[str, ...], known: Sequence[KnownRoute]) -> list[KnownRoute]:
-    """Returns routes with the same path and another method, otherwise with another last segment,
-    otherwise in the same area."""
+    """Returns similar routes.
+
+    Routes with the same path and another method come first. If there are none, routes that differ
+    in the last segment are returned, and otherwise the routes of the same area.
+    """
     same = [route for route in known if _matches(route.segments, segments)]
     if same:
         return same
     area = _near_area(segments[1], known)
     inside = [route for route in known if route.segments[1:2] == (area,)]
     fixed = (API, area, *segments[2:])
-    beside = [
+    siblings = [
         route
         for route in inside
         if route.method == method and _matches(route.segments[:-1], fixed[:-1])
     ]
-    return beside or [route for route in inside if route.method == method] or inside
+    return siblings or [route for route in inside if route.method == method] or inside
 
 
 def _near_area(name: str, known: Sequence[KnownRoute]) -> str:

@@ -1,5 +1,5 @@
-"""Browsers that have signed in: the cookie of their session, the token against forged requests, and whether a page
-of another site made the browser send a request."""
+"""Browser sessions: the session cookie, the CSRF token, and the check whether a request was sent by
+a page of another site."""
 
 import hashlib
 import hmac
@@ -23,7 +23,8 @@ from comfyfleet.server.tenants.model import BrowserSession
 from comfyfleet.server.tenants.sessions import NewSession, SessionGrant
 
 COOKIE = "comfyfleet_session"
-# Browsers take a cookie of this name only over TLS and only from this very host, not from a neighbour of its domain.
+# Browsers accept a cookie with the prefix `__Host-` only over TLS and only from this host, not from
+# other hosts of its domain.
 SECURE_COOKIE = f"__Host-{COOKIE}"
 CSRF_HEADER = "X-CSRF-Token"
 READING = ("GET", "HEAD", "OPTIONS")
@@ -32,27 +33,29 @@ _SECRET = re.compile(rf"[0-9a-f]{{{KEY_CHARACTERS}}}")
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A session that was just opened, with the secret of its cookie."""
+    """A session with the secret in its cookie."""
 
     session: BrowserSession
     secret: str
 
 
 def secret_in(connection: HTTPConnection, public_url: str) -> str | None:
-    """Returns the secret of the session's cookie, if there is one of the right form."""
+    """Returns the secret in the session cookie, or None if there is no valid cookie."""
     secret = connection.cookies.get(_cookie_name(is_secure(connection, public_url)), "")
     return secret if _SECRET.fullmatch(secret) else None
 
 
 def csrf_token(secret: str) -> str:
-    """Returns the token that our pages send as a header with each change. Other sites can't know
+    """Returns the token that our pages send as a header with every change. Other sites can't read
     it."""
     return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
 async def session_of(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
-    """Returns the browser's session, or None. Doesn't check whether a page of another site sent the
-    request."""
+    """Returns the browser's session, or None if it isn't signed in.
+
+    Doesn't check whether a page of another site sent the request.
+    """
     secret = secret_in(connection, plane.settings.public_url)
     if secret is None:
         return None
@@ -66,7 +69,7 @@ async def session_of(plane: ControlPlane, connection: HTTPConnection) -> Browser
 
 
 async def trusted_session(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
-    """Like `session_of`, for our own API. Raises Forbidden if a page of ours did not send the request."""
+    """Like `session_of`, but raises Forbidden if a page of another site sent the request."""
     public_url = plane.settings.public_url
     secret = secret_in(connection, public_url)
     if secret is None:
@@ -78,27 +81,34 @@ async def trusted_session(plane: ControlPlane, connection: HTTPConnection) -> Br
 
 
 def require_own_page(connection: HTTPConnection, public_url: str) -> None:
-    """A link that is followed changes nothing, and no other page reads what it leads to."""
+    """Raises Forbidden if a page of another site sent the request.
+
+    Links on other sites are allowed, because following a link changes nothing and the other site
+    can't read the response.
+    """
     mode = connection.headers.get("sec-fetch-mode")
     is_link = is_reading(connection) and mode == "navigate"
     if not is_link and not is_same_origin(connection, public_url):
-        raise Forbidden("a page of another site may not use what this browser is signed in with")
+        raise Forbidden("pages of other sites can't use this browser's session")
 
 
 def require_csrf_token(connection: HTTPConnection, secret: str) -> None:
     token = connection.headers.get(CSRF_HEADER, "")
     if not hmac.compare_digest(token.encode(), csrf_token(secret).encode()):
         raise Forbidden(
-            f"a browser that is signed in must send {CSRF_HEADER} with every change",
+            f"requests with a browser session must send {CSRF_HEADER} with every change",
             header=CSRF_HEADER,
-            hint="GET /api/session tells it as csrf. Programs send a key instead.",
+            hint="GET /api/session returns the token as csrf. Programs should send a key instead.",
         )
 
 
 async def sign_in(
     plane: ControlPlane, connection: HTTPConnection, grant: SessionGrant, way: str
 ) -> SignedIn:
-    """Opens a session; whoever this browser is signed in as besides stays so. `way` is for the audit."""
+    """Opens a session and records the sign-in in the audit log, with `way` as the sign-in method.
+
+    If the browser is already signed in with another role, it keeps that role.
+    """
     secret, now = new_key(), plane.clock()
     new = NewSession(
         id=plane.context.new_id(),
@@ -119,7 +129,7 @@ async def sign_in(
 
 
 def _granted(session: BrowserSession, grant: SessionGrant) -> BrowserSession:
-    """Returns a session with only the newly granted role."""
+    """Returns a copy of the session with only the newly granted role."""
     is_operators = grant.operator is not None or grant.is_first_owner
     return BrowserSession(
         session.id,
@@ -140,7 +150,7 @@ async def _audit(
 
 
 async def sign_out(plane: ControlPlane, connection: HTTPConnection) -> None:
-    """Ends the session at every control plane. Repeating the call has no effect."""
+    """Ends the session on every control plane. Repeated calls have no effect."""
     secret, session = secret_in(connection, plane.settings.public_url), None
     if secret is not None:
         session = await session_of(plane, connection)
@@ -168,7 +178,8 @@ def set_cookie(
 
 
 def clear_cookie(response: Response, plane: ControlPlane, connection: HTTPConnection) -> None:
-    """Only the one that such a request may set: a browser ignores the other."""
+    """Deletes the session cookie. Over plain HTTP, a browser ignores changes to the secure cookie,
+    so only the cookie that matches the request is deleted."""
     secure = is_secure(connection, plane.settings.public_url)
     response.delete_cookie(_cookie_name(secure), httponly=True, samesite="strict", secure=secure)
 
@@ -191,8 +202,11 @@ def is_reading(connection: HTTPConnection) -> bool:
 
 
 def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
-    """Whether no page of another origin, be it another port of this machine, made a browser send
-    this. Programs name no origin."""
+    """Checks that the request wasn't sent by a page of another origin.
+
+    Another port of the same machine is another origin as well. Programs send no Origin header and
+    pass the check.
+    """
     headers = connection.headers
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
@@ -202,8 +216,8 @@ def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
 
 
 def place_of(url: str) -> tuple[str | None, int | None]:
-    """Returns host and port. The default ports 80 and 443 count as equal, because a proxy may have
-    terminated TLS."""
+    """Returns the host and port of a URL. The default ports 80 and 443 count as equal, because a
+    proxy may have terminated TLS."""
     try:
         parts = urlsplit(url.lower())
         port = parts.port

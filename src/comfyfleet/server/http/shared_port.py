@@ -1,9 +1,11 @@
-"""How `serve --processes N` shares one port: the parent accepts each connection and hands its socket to the
-process with the fewest open connections.
+"""Shares one port among the processes of `serve --processes N`.
 
-Parent and child talk over a Unix socket, in records of a letter and a number. The child says when it has
-taken a socket, when its client has sent a valid key, when it sends requests without one again, and when it is closed. The parent says how many
-connections the child is to close after their next response, because it has more than its share.
+The parent accepts each connection and passes its socket to the child process with the fewest open
+connections. Parent and children communicate over Unix sockets, with records that consist of a
+letter and a number. A child reports that it has received a socket, that the client has sent a valid
+key, that the client sends requests without a valid key again, and that the socket is closed. If a
+child has more than its share, the parent tells it how many connections to close after their next
+response.
 """
 
 import asyncio
@@ -30,11 +32,12 @@ SOCKET, MOVE = b"s", b"m"  # from the parent
 READ_BYTES = 64 * 1024
 FILES_PER_READ = 16
 RECORDS_AT_ONCE = 64
-# A child that doesn't take a socket within this time gets no further ones: its event loop stands still.
+# If a child doesn't receive a socket within this many seconds, its event loop is blocked. It then
+# gets new connections only if all other children are blocked as well.
 STUCK_SECONDS = 1.0
 RETRY_SECONDS = 0.05
 BALANCE_SECONDS = 1.0
-# A child with more than this multiple of its share closes connections.
+# A child with more connections than this multiple of its share must close some.
 SHARE_MAX = 1.25
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ETOOMANYREFS)
 
@@ -44,7 +47,7 @@ def record(kind: bytes, number: int = 0) -> bytes:
 
 
 class _Records:
-    """Splits a stream into records."""
+    """Splits received data into records."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -58,8 +61,11 @@ class _Records:
 
 @dataclass(frozen=True, eq=False)
 class HandedSocket:
-    """An accepted connection on its way to a child. Until the child has taken it, it is kept, so that
-    another child gets it if that one dies."""
+    """An accepted connection on its way to a child.
+
+    The parent keeps the socket until the child has received it. If the child dies before that,
+    another child gets the connection.
+    """
 
     number: int
     client: socket.socket
@@ -68,7 +74,7 @@ class HandedSocket:
 
 
 class ChildLine:
-    """The parent's end of the line to one child."""
+    """The parent's end of the Unix socket to one child."""
 
     def __init__(self, line: socket.socket, on_lost: Callable[["ChildLine"], object]) -> None:
         line.setblocking(False)
@@ -83,7 +89,7 @@ class ChildLine:
 
     @property
     def connections(self) -> int:
-        """The number of its open connections."""
+        """The number of the child's open connections."""
         return len(self._slots)
 
     def is_stuck(self, now: float) -> bool:
@@ -91,7 +97,7 @@ class ChildLine:
         return oldest is not None and now - oldest.at > STUCK_SECONDS
 
     def hand(self, handed: HandedSocket) -> bool:
-        """Sends the child a socket; False if it takes none now."""
+        """Sends a socket to the child. Returns False if the child can't receive one now."""
         try:
             files = [handed.client.fileno()]
             socket.send_fds(self._line, [record(SOCKET, handed.number)], files)
@@ -104,12 +110,12 @@ class ChildLine:
         return True
 
     def move(self, connections: int) -> None:
-        """Tells the child how many connections it is to close after their next response."""
+        """Asks the child to close the given number of connections after their next response."""
         with contextlib.suppress(OSError):
             self._line.send(record(MOVE, connections))
 
     def take_untaken(self) -> list[HandedSocket]:
-        """Returns the sockets that a dead child has never taken."""
+        """Returns and forgets the sockets that the child hasn't received."""
         untaken = list(self._untaken.values())
         self._untaken.clear()
         for handed in untaken:
@@ -128,13 +134,13 @@ class ChildLine:
         self._slots.clear()
 
     def drain(self) -> None:
-        """Reads what a child sent before it died."""
+        """Reads the last records of a child that has died."""
         while self._read():
             pass
         self._lose()
 
     def _read(self) -> bool:
-        """Returns False if there is nothing to read."""
+        """Reads and handles records. Returns False if there was nothing to read."""
         if self.is_lost:
             return False
         try:
@@ -167,12 +173,12 @@ class ChildLine:
             self.is_lost = True
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._line.fileno())
-            # Later, because the dispatcher may be handing it a socket.
+            # Called later, because the dispatcher may be in the middle of handing over a socket.
             loop.call_soon(self._on_lost, self)
 
 
 class ConnectionDispatcher:
-    """Accepts connections, and hands each to the active child with the fewest."""
+    """Accepts connections and hands each one to the child with the fewest connections."""
 
     def __init__(self, listener: socket.socket, limits: AddressLimiter) -> None:
         self._acceptor = Acceptor(listener, self._take)
@@ -186,13 +192,13 @@ class ConnectionDispatcher:
         self._retrying: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Begins to accept. Until then, connections wait in the system's queue."""
+        """Starts accepting connections. Until then, they wait in the operating system's queue."""
         self._is_open = True
         self._accept_if_served()
         self._balancing = asyncio.get_running_loop().call_later(BALANCE_SECONDS, self._balance)
 
     def close(self) -> None:
-        """Closes the port, so that the system refuses further connections."""
+        """Closes the port, so that the operating system refuses new connections."""
         self._acceptor.close()
         self._is_open, self._is_closed = False, True
         for timer in (self._balancing, self._retrying):
@@ -206,7 +212,8 @@ class ConnectionDispatcher:
         self._accept_if_served()
 
     def remove(self, line: ChildLine) -> None:
-        """Gives the child no more connections; those that it never took go to others if it is dead."""
+        """Stops handing connections to the child. If it has died, other children get the
+        connections that it hasn't received."""
         if line in self._lines:
             self._lines.remove(line)
             self._leaving.append(line)
@@ -241,7 +248,7 @@ class ConnectionDispatcher:
                 return
 
     def _refuse(self, handed: HandedSocket) -> None:
-        """Answers a client that no child takes before this process stops."""
+        """Answers 503 to a client whose connection no child could receive before the shutdown."""
         refuse_when_stopping(handed.client)
         handed.slot.release()
 
@@ -253,7 +260,7 @@ class ConnectionDispatcher:
         return any(line.hand(dated) for line in by_load)
 
     def _retry_later(self) -> None:
-        """All children are busy: waits before accepting more."""
+        """Pauses accepting connections for a short time, because no child can receive one."""
         if self._lines and self._is_open:
             self._acceptor.pause(RETRY_SECONDS)
             if self._retrying is not None:
@@ -266,7 +273,7 @@ class ConnectionDispatcher:
         self._balancing = loop.call_later(BALANCE_SECONDS, self._balance)
         if not self._lines:
             return
-        # The connections of a child that is replaced will come to the others.
+        # The connections of a child that is being replaced will move to the other children.
         total = sum(line.connections for line in (*self._lines, *self._leaving))
         share = total / len(self._lines)
         for line in self._lines:
@@ -277,7 +284,7 @@ class ConnectionDispatcher:
 
 
 class _RemoteSlot:
-    """The slot of a connection whose address the parent counts."""
+    """The slot of a connection that the parent counts for its address."""
 
     __slots__ = ("_is_released", "_line", "_number")
 
@@ -292,8 +299,11 @@ class _RemoteSlot:
             self._line.report(VALID, self._number)
 
     def resume(self) -> bool:
-        """Counts again. Only the parent knows whether the address is above its limit; it refuses new
-        connections then, while this one stays open within its user's limit."""
+        """Counts the connection for its address again, and always returns True.
+
+        Only the parent knows whether the address exceeds its limit. In that case, the parent
+        refuses new connections, but this one stays open and counts toward its user's limit.
+        """
         if self._is_released:
             self._is_released = False
             self._line.report(KEYLESS, self._number)
@@ -301,7 +311,7 @@ class _RemoteSlot:
 
 
 class ParentLine:
-    """The child's end of the line to its parent."""
+    """The child's end of the Unix socket to its parent."""
 
     def __init__(self, line: socket.socket, stop: asyncio.Event) -> None:
         line.setblocking(False)
@@ -324,17 +334,17 @@ class ParentLine:
         serve: Callable[[ClientSocket, StrangerSlot], None],
         move: Callable[[int], None],
     ) -> None:
-        """Tells the parent that this process is ready to serve."""
+        """Reports to the parent that this process is ready to serve."""
         self._serve, self._move = serve, move
         self.report(READY)
 
     def take_rest(self) -> None:
-        """Takes the sockets that the parent has sent and this process has not read yet."""
+        """Receives the sockets that the parent has already sent to this process."""
         while self._read():
             pass
 
     def start(self) -> None:
-        """Reads what the parent sends; its end stops this process, too."""
+        """Starts reading the parent's records. If the parent exits, this process stops as well."""
         asyncio.get_running_loop().add_reader(self._line.fileno(), self._read)
 
     def close(self) -> None:
@@ -343,7 +353,7 @@ class ParentLine:
         self._line.close()
 
     def report(self, kind: bytes, number: int = 0) -> None:
-        """Sends a record; what happens in one turn of the event loop is sent together."""
+        """Sends a record. All records of one event loop iteration are sent together."""
         if not self._unsent and not self._is_sending:
             asyncio.get_running_loop().call_soon(self._send)
         self._unsent += record(kind, number)
@@ -357,7 +367,7 @@ class ParentLine:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._unsent = b""  # the parent is gone
+            self._unsent = b""  # the parent has exited
         if bool(self._unsent) != self._is_sending:
             self._is_sending = bool(self._unsent)
             if self._is_sending:
@@ -366,7 +376,10 @@ class ParentLine:
                 loop.remove_writer(self._line.fileno())
 
     def _read(self) -> bool:
-        """Returns False if there is nothing more. The system returns at most one record with a socket at a time."""
+        """Reads and handles records. Returns False if there is nothing more to read.
+
+        Each call to the operating system returns at most one record with a socket.
+        """
         for _ in range(RECORDS_AT_ONCE):
             try:
                 data, files, _, _ = socket.recv_fds(self._line, READ_BYTES, FILES_PER_READ)
@@ -390,7 +403,7 @@ class ParentLine:
             self._move(number)
 
     def _take(self, number: int) -> None:
-        # The kernel drops a file that this process has no room for.
+        # If this process has too many open files, the kernel drops the socket.
         accepted = self._socket() if self._files else None
         self.report(TAKEN, number)
         if accepted is None or self._serve is None:
@@ -400,8 +413,8 @@ class ParentLine:
         self._serve(client, _RemoteSlot(self, number))
 
     def _socket(self) -> socket.socket:
-        found = socket.socket(fileno=self._files.popleft())
-        if found.family == socket.AF_UNIX:
-            return found
-        # Not every system tells the protocol of a socket.
-        return socket.socket(found.family, found.type, socket.IPPROTO_TCP, found.detach())
+        client = socket.socket(fileno=self._files.popleft())
+        if client.family == socket.AF_UNIX:
+            return client
+        # Not every operating system reports a socket's protocol.
+        return socket.socket(client.family, client.type, socket.IPPROTO_TCP, client.detach())

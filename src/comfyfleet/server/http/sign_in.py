@@ -1,4 +1,4 @@
-"""Sign-in and sign-out of browsers, and who is signed in: `/api/session`."""
+"""Routes for sign-in, sign-out and the current session of browsers, under /api/session."""
 
 import asyncio
 from contextlib import suppress
@@ -60,7 +60,7 @@ class KeySignIn(Body):
     key: Text = Field(
         min_length=1,
         max_length=KEY_CHARACTERS_MAX,
-        description="Of a user (`cf_…`) or an operator (`cfo_…`), or the admin key.",
+        description="A user's key (`cf_…`), an operator's key (`cfo_…`) or the admin key.",
     )
 
 
@@ -68,13 +68,14 @@ class LocalSignIn(Body):
     secret: Text = Field(
         min_length=1,
         max_length=KEY_CHARACTERS_MAX,
-        description="From the address that `comfyfleet up` or `comfyfleet open` has printed. It works once.",
+        description="The one-time secret in the URL printed by `comfyfleet up` or `comfyfleet open`.",
     )
 
 
 @router.get("")
 async def show(plane: PlaneDep, request: Request, response: Response) -> SessionAnswer:
-    """Who is signed in in this browser, and how one can sign in. 200 also when nobody is."""
+    """Returns the user or operator who is signed in in this browser, and the available sign-in
+    methods. The status is 200 even if the browser isn't signed in."""
     response.headers.update(NOT_KEPT)
     session = await session_of(plane, request)
     secret = secret_in(request, plane.settings.public_url)
@@ -90,9 +91,9 @@ async def show(plane: PlaneDep, request: Request, response: Response) -> Session
 async def create(
     body: KeySignIn, plane: PlaneDep, now: NowDep, request: Request, response: Response
 ) -> SessionAnswer:
-    """Signs this browser in, by a cookie that no script can read.
+    """Signs in with a key. The session is stored in a cookie that scripts can't read.
 
-    Who is signed in as an operator may sign in as a customer, too, and the other way round.
+    A browser can be signed in as an operator and as a customer at the same time.
     """
     require_page_of_ours(plane, request)
     wrong: WrongKeyThrottle = request.app.state.wrong_keys
@@ -114,14 +115,18 @@ async def create(
 async def create_local(
     body: LocalSignIn, plane: PlaneDep, now: NowDep, request: Request, response: Response
 ) -> SessionAnswer:
-    """Signs in as first owner and as the local user, with the one-time secret from the address that `comfyfleet up`
-    or `comfyfleet open` has printed."""
+    """Signs in as the first owner and the local user, with a one-time secret.
+
+    The secret is part of the URL that `comfyfleet up` or `comfyfleet open` prints.
+    """
     require_page_of_ours(plane, request)
     local = local_access_of(request)
     if local is None:
-        raise NotFound("only `comfyfleet up` accepts sign-ins without a key")
+        raise NotFound("only `comfyfleet up` supports sign-in without a key")
     if not is_from_here(request):
-        raise Forbidden("only a browser on the machine of `comfyfleet up` signs in without a key")
+        raise Forbidden(
+            "to sign in without a key, use a browser on the machine that runs `comfyfleet up`"
+        )
     async with plane.central.read() as tx:
         caller = await tenants.authenticate_key(tx, local.key, now=now)
     await _use_link(request, local.links, body.secret)
@@ -130,20 +135,25 @@ async def create_local(
 
 
 async def _use_link(request: Request, links: SignInLinks, secret: str) -> None:
-    """Raises Forbidden, later and later, or TooManyCalls."""
+    """Uses up a one-time secret.
+
+    Raises Forbidden if the secret is invalid, after a delay that grows with each attempt, or
+    TooManyCalls if too many attempts are waiting.
+    """
     wrong: WrongKeyThrottle = request.app.state.wrong_keys
     address = request.client.host if request.client else ""
     wrong.admit(address, secret)
     if not await asyncio.to_thread(links.use, secret):
         await wrong.delay(address)
         raise Forbidden(
-            "this address was used before, or comfyfleet was restarted since: `comfyfleet open` prints a new one"
+            "this sign-in link was already used, or comfyfleet was restarted; run `comfyfleet open`"
+            " for a new link"
         )
 
 
 @router.delete("", status_code=status.HTTP_204_NO_CONTENT)
 async def delete(plane: PlaneDep, request: Request) -> Response:
-    """Signs out, at every control plane at once; repeating it changes nothing."""
+    """Signs this browser out on every control plane. Repeated calls have no effect."""
     require_page_of_ours(plane, request)
     secret = secret_in(request, plane.settings.public_url)
     if secret is not None:
@@ -155,9 +165,9 @@ async def delete(plane: PlaneDep, request: Request) -> Response:
 
 
 def require_page_of_ours(plane: ControlPlane, request: Request) -> None:
-    """No other site may sign a browser in, as whomever it likes, or out."""
+    """Raises Forbidden if a page of another site tries to sign the browser in or out."""
     if not is_same_origin(request, plane.settings.public_url):
-        raise Forbidden("a page of another site may not sign anybody in or out")
+        raise Forbidden("pages of other sites can't sign users in or out")
 
 
 async def _signed_in(
@@ -190,15 +200,15 @@ async def _answer(plane: ControlPlane, request: Request, signed_in: SignedIn) ->
 
 
 def _kinds(session: BrowserSession) -> tuple[SessionKind, ...]:
-    found = (
+    callers = (
         (SessionKind.OPERATOR, session.operator),
         (SessionKind.CUSTOMER, session.customer),
     )
-    return tuple(kind for kind, who in found if who is not None)
+    return tuple(kind for kind, caller in callers if caller is not None)
 
 
 async def _user(plane: ControlPlane, caller: Caller) -> SessionUser:
-    """Without a name if the tenant's database is down: who is signed in is known without it."""
+    """Returns the signed-in user, without name and email if the tenant's database is down."""
     with suppress(FleetError):
         async with plane.pools[caller.tenant.pool].read() as tx:
             user = await tenants.get_user(tx, caller.tenant.id, caller.user_id)

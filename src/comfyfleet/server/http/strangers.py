@@ -1,9 +1,9 @@
-"""Limits the connections and requests of clients that have not sent a valid key, by their address.
+"""Limits the connections and requests without a valid key, by client address.
 
-A connection counts until it sends a valid key or closes, and again when it sends a request without one.
-A trusted proxy shares its connections among its clients, so its connections aren't limited. Instead,
-each request that it forwards counts for the forwarded address until its key is known to be valid, or
-until the request ends.
+A connection counts for its address until it sends a valid key or closes. If it later sends a
+request without a valid key, it counts again. A trusted proxy shares its connections among its
+clients, so its connections aren't limited. Instead, each forwarded request counts for the client's
+address until its key is known to be valid or the request ends.
 """
 
 import logging
@@ -39,7 +39,10 @@ HEALTH_CHECKS = ("/healthz", "/readyz")
 
 
 def network_of(address: str) -> str:
-    """Returns the network that counts as one client: an IPv6 subscriber has 2**64 addresses."""
+    """Returns the network whose addresses count as one client.
+
+    For IPv6 this is a /64 network, because a single subscriber has 2**64 addresses.
+    """
     try:
         ip = ip_address(address)
     except ValueError:
@@ -50,7 +53,7 @@ def network_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Checks for an address of this machine; a Unix socket has none."""
+    """Checks whether an address belongs to this machine. A Unix socket's address is empty."""
     try:
         ip = ip_address(address)
     except ValueError:
@@ -60,8 +63,11 @@ def is_loopback(address: str) -> bool:
 
 
 def trusted_proxies(allowed: list[str] | str | None = None) -> Callable[[str], bool]:
-    """Returns a check for the proxies whose `X-Forwarded-For` the server believes; without an argument,
-    those of `FORWARDED_ALLOW_IPS`."""
+    """Returns a function that checks whether an address is a trusted proxy.
+
+    The server uses the `X-Forwarded-For` header of trusted proxies only. By default, they are
+    listed in `FORWARDED_ALLOW_IPS`.
+    """
     if allowed is None:
         allowed = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
     no_app: Any = None
@@ -76,7 +82,7 @@ class AddressSlot:
     def __init__(
         self, counts: Counter[str] | None = None, network: str = "", limit: int = 0
     ) -> None:
-        """Without counts, the address is exempt."""
+        """Without `counts`, the address is exempt from the limit."""
         self._counts = counts
         self._network = network
         self._limit = limit
@@ -84,7 +90,7 @@ class AddressSlot:
         self.resume()
 
     def release(self) -> None:
-        """Stops counting; further calls do nothing."""
+        """Stops counting. Further calls have no effect."""
         if self._counts is not None and self._is_counted:
             self._is_counted = False
             self._counts[self._network] -= 1
@@ -92,7 +98,7 @@ class AddressSlot:
                 del self._counts[self._network]
 
     def resume(self) -> bool:
-        """Counts again, even above the limit of the address; returns whether it is within the limit."""
+        """Counts again, even if the address exceeds its limit. Returns False in that case."""
         if self._counts is None:
             return True
         if not self._is_counted:
@@ -117,7 +123,7 @@ class AddressLimiter:
         self._warned_at = -WARN_SECONDS
 
     def enter(self, address: str) -> AddressSlot | None:
-        """Counts one more; returns None if the address has reached its limit."""
+        """Counts a connection or request. Returns None if the address has reached its limit."""
         if self._is_exempt(address):
             return AddressSlot()
         network = network_of(address)
@@ -127,7 +133,7 @@ class AddressLimiter:
         return AddressSlot(self._counts, network, self._per_address)
 
     def exempting(self, is_exempt: Callable[[str], bool]) -> "AddressLimiter":
-        """Returns a limiter like this one that exempts more addresses."""
+        """Returns a copy of this limiter that exempts additional addresses."""
         mine = self._is_exempt
         return AddressLimiter(
             self._per_address, lambda address: mine(address) or is_exempt(address), self._what
@@ -137,7 +143,7 @@ class AddressLimiter:
         if monotonic() - self._warned_at >= WARN_SECONDS:
             self._warned_at = monotonic()
             logger.warning(
-                "%s has %d %s without a valid key (the limit); more are refused",
+                "%s has %d %s without a valid key (the limit); refusing new ones",
                 network,
                 self._per_address,
                 self._what,
@@ -145,11 +151,12 @@ class AddressLimiter:
 
 
 class ForwardedRequests:
-    """ASGI middleware that limits concurrent requests without a valid key by their forwarded address.
+    """ASGI middleware that limits concurrent requests without a valid key by forwarded address.
 
-    Clients with and without keys may share an address. Health checks and keys that were valid before
-    are never refused. Other keys have a limit of their own until they are checked, if `is_checked`
-    says that this happens before the request's body is read.
+    Clients with and without keys may share an address. Health checks and requests with keys that
+    were valid before are never refused. Requests with other keys have a separate limit until their
+    key is checked, provided that `is_checked` returns True for the path, which means that the check
+    happens before the body is read.
     """
 
     def __init__(
@@ -188,10 +195,11 @@ class ForwardedRequests:
 
 
 class KeylessRequests:
-    """ASGI middleware that counts a connection for its address again when a request has no valid key.
+    """ASGI middleware that counts a connection for its address again if a request has no valid key.
 
-    This is known when the body is read or the response starts: keys are checked before. If the address is
-    above its limit then, a body is refused, and the connection closes after the response.
+    This is decided when the body is read or the response starts, because keys are checked before
+    that. If the address exceeds its limit, a request with a body is refused, and the connection
+    closes after the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -220,7 +228,7 @@ class _KeylessRequest:
         self._receive, self._send = receive, send
         self._has_body = has_body(scope)
         self._has_started = False
-        self.is_refused = False  # before the response started
+        self.is_refused = False  # whether the request was refused before its response started
 
     async def receive(self) -> Message:
         if self._has_body and not self._has_started and not self._is_counted():
@@ -237,7 +245,8 @@ class _KeylessRequest:
         await self._send(message)
 
     def _is_counted(self) -> bool:
-        """Returns False if the connection counts for an address that is above its limit."""
+        """Counts a connection without a valid key for its address. Returns False if the address
+        exceeds its limit."""
         if has_valid_key(self._scope) or self._connection.tally.count_for_address():
             return True
         self._connection.close_soon()
@@ -256,8 +265,10 @@ def _keys_of(scope: Scope) -> list[str]:
 
 
 def _forwarded_address(scope: Scope) -> str | None:
-    """Returns the address if a proxy forwarded the request. A websocket's proxy isn't known, so each
-    websocket counts."""
+    """Returns the client's address if a proxy forwarded the request, and otherwise None.
+
+    For WebSockets it isn't known whether a proxy was used, so their address is always returned.
+    """
     client = scope.get("client")
     if scope["type"] not in ("http", "websocket") or not client:
         return None
@@ -273,7 +284,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1013})
         return
     error = TooManyCalls(
-        f"this address has {PER_ADDRESS_MAX} requests without a valid key at once (the limit)",
+        f"this address has {PER_ADDRESS_MAX} concurrent requests without a valid key (the limit)",
         retry_after_seconds=RETRY_SECONDS,
     )
     await response_to_error(error, scope["path"])(scope, receive, send)

@@ -1,10 +1,12 @@
-"""Limits how much callers and clients hold: connections, forwarded requests, and files in transfer.
+"""Limits the connections, forwarded requests and file transfers of callers and client addresses.
 
-A connection counts for its address until it sends a valid key, then for its callers until it closes or
-serves others. It counts for its address again as soon as it serves a request without a valid key.
+A connection counts for its address until it sends a valid key. Then it counts for its callers until
+it closes or serves other callers. As soon as it serves a request without a valid key, it counts for
+its address again.
 
-Transfers hold files in addition to their connections. One tenant's files may use half of all downloads or
-uploads, and one object a quarter, so that a URL that is passed around can't block the files of others.
+Transfers keep files open in addition to their connections. One tenant's files may use half of all
+downloads or uploads, and one object a quarter, so that a widely shared URL can't block other
+tenants' files.
 """
 
 import logging
@@ -27,7 +29,7 @@ from comfyfleet.server.tenants.model import ActingOperator, BrowserSession, Call
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = 5
 WARN_SECONDS = 60.0
-# No single user needs more, however many connections there may be.
+# Maximum number of connections per user, even if the server's limit would allow more.
 USER_CONNECTIONS_MAX = 500
 
 
@@ -38,13 +40,14 @@ class Holder(NamedTuple):
     id: object
 
 
-# Workers that register; their fleet is known only after the body has been read.
+# The holder for workers that register, because their fleet is unknown until the body has been read.
 REGISTRATION = Holder("fleet", "registration")
 METRICS = Holder("user", "metrics")
 
 
 def holders_of(caller: object) -> tuple[Holder, ...]:
-    """Returns the user and tenant of a customer, the fleet of a worker, or an operator."""
+    """Returns the holders that a caller's connections count for: a customer's user and tenant, a
+    worker's fleet, or an operator."""
     match caller:
         case Caller():
             return Holder("user", caller.user_id), Holder("tenant", caller.tenant.id)
@@ -58,15 +61,16 @@ def holders_of(caller: object) -> tuple[Holder, ...]:
 
 
 def holder_of_file(key: str) -> Holder:
-    """Returns the holder for signed URLs of a tenant's objects."""
+    """Returns the holder that requests with signed URLs of a tenant's objects count for."""
     return Holder("files", tenant_of(key))
 
 
 def shares_of(connections_max: int) -> dict[str, int]:
-    """Returns the limit of connections for each kind of caller. No single one can take them all."""
+    """Returns the connection limit for each kind of caller. No single caller can use all
+    connections."""
     return {
         "user": max(1, min(USER_CONNECTIONS_MAX, connections_max // 4)),
-        # Signed URLs of one tenant's files; people who have none of its keys use them, too.
+        # Signed URLs of one tenant's files. People without a key of the tenant use them as well.
         "files": max(1, connections_max // 4),
         "tenant": max(1, connections_max // 2),
         "fleet": max(1, connections_max * 3 // 4),
@@ -81,17 +85,20 @@ class CallerLimits:
         self._counts: Counter[Holder] = Counter()
 
     def exchange(self, old: tuple[Holder, ...], new: tuple[Holder, ...]) -> None:
-        """Counts for `new` instead of `old`; raises TooManyCalls, and changes nothing, at a limit."""
+        """Counts for the `new` holders instead of the `old` ones.
+
+        If a new holder has reached its limit, raises TooManyCalls and changes nothing.
+        """
         for holder in new:
             limit = self._limits[holder.kind]
             if holder not in old and self._counts[holder] >= limit:
-                whose = (
-                    "the files of this tenant have"
+                subject = (
+                    "this tenant's files have"
                     if holder.kind == "files"
                     else f"this {holder.kind} has"
                 )
                 raise TooManyCalls(
-                    f"{whose} {limit} connections at once (the limit)",
+                    f"{subject} {limit} concurrent connections (the limit)",
                     retry_after_seconds=RETRY_SECONDS,
                 )
         self._counts.update(new)
@@ -102,17 +109,20 @@ class CallerLimits:
 
 
 class StrangerSlot(Protocol):
-    """The count of one connection or request for its address."""
+    """A connection or request that counts for its address until it is released."""
 
     def release(self) -> None: ...
 
     def resume(self) -> bool:
-        """Counts again; returns False if the address is above its limit now."""
+        """Counts again. Returns False if the address now exceeds its limit."""
 
 
 class KeylessConnections:
-    """The connections without a valid key, the oldest first. They make room for new ones when the server
-    is full: a new connection may have a valid key, and those with one are limited by caller."""
+    """The connections without a valid key, oldest first.
+
+    If the server is full, the oldest one is closed for each new connection, because the new one may
+    have a valid key. Connections with a valid key are limited by caller and aren't closed.
+    """
 
     def __init__(self) -> None:
         self._tallies: dict[Tally, None] = {}
@@ -125,7 +135,7 @@ class KeylessConnections:
         self._tallies.pop(tally, None)
 
     def end_oldest(self, *, but: "Tally") -> bool:
-        """Ends the oldest; returns False if there is none besides `but`."""
+        """Closes the oldest connection except `but`. Returns False if there is no other one."""
         oldest = next((tally for tally in self._tallies if tally is not but), None)
         if oldest is None:
             return False
@@ -138,12 +148,13 @@ class KeylessConnections:
         if monotonic() - self._warned_at >= WARN_SECONDS:
             self._warned_at = monotonic()
             logger.warning(
-                "the connection limit is reached; the oldest connections without a valid key are closed"
+                "connection limit reached; closing the oldest connections without a valid key"
             )
 
 
 class Tally:
-    """What one connection, or one forwarded request, counts for."""
+    """Tracks whether a connection or forwarded request counts for its address or for its
+    callers."""
 
     __slots__ = ("_address", "_holders", "_is_closed", "_is_keyless", "_keyless", "_limits", "end")
 
@@ -162,13 +173,14 @@ class Tally:
         self.end: Callable[[], object] = lambda: None
 
     def open(self, end: Callable[[], object]) -> None:
-        """Makes a connection one that `end` closes when the server needs room for others."""
+        """Registers a function that closes the connection if the server needs room for others."""
         self.end = end
         if self._keyless is not None:
             self._keyless.add(self)
 
     def count_for(self, holders: tuple[Holder, ...]) -> None:
-        """Counts for these callers instead of the address; raises TooManyCalls at one of their limits."""
+        """Counts for these callers instead of the address. Raises TooManyCalls if one of them has
+        reached its limit."""
         if self._is_closed:
             return
         if self._limits is not None and holders != self._holders:
@@ -181,8 +193,10 @@ class Tally:
                 self._keyless.remove(self)
 
     def count_for_address(self) -> bool:
-        """Counts for the address again, and for the last callers until the connection closes. Returns False
-        if the address is above its limit."""
+        """Counts for the address again, and still for the last callers until the connection closes.
+
+        Returns False if the address exceeds its limit.
+        """
         if self._is_closed or self._is_keyless:
             return True
         self._is_keyless = True
@@ -191,7 +205,8 @@ class Tally:
         return self._address is None or self._address.resume()
 
     def end_another(self) -> bool:
-        """Ends the oldest other connection without a valid key; returns False if there is none."""
+        """Closes the oldest other connection without a valid key. Returns False if there is
+        none."""
         return self._keyless is not None and self._keyless.end_oldest(but=self)
 
     def release_address(self) -> None:
@@ -199,7 +214,7 @@ class Tally:
             self._address.release()
 
     def close(self) -> None:
-        """Stops counting; further calls do nothing."""
+        """Stops counting. Further calls have no effect."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -210,13 +225,14 @@ class Tally:
             self._limits.exchange(self._holders, ())
 
 
-# Where the process's limit of open files isn't known, as in tests.
+# Default limit of concurrent transfers, if the process's limit of open files is unknown.
 TRANSFERS_MAX = 1000
+# One tenant may use 1/2 of the transfers, and one object 1/4.
 TENANT_SHARE, OBJECT_SHARE = 2, 4
 
 
 class TransferSlot:
-    """One file that is being transferred."""
+    """A file transfer that counts toward the limits until it is released."""
 
     __slots__ = ("_counts", "_names")
 
@@ -225,7 +241,7 @@ class TransferSlot:
         self._names = names
 
     def release(self) -> None:
-        """Stops counting; further calls do nothing."""
+        """Stops counting. Further calls have no effect."""
         counts, self._counts = self._counts, None
         if counts is not None:
             for name in self._names:
@@ -234,7 +250,7 @@ class TransferSlot:
                     del counts[name]
 
     def __del__(self) -> None:
-        """Releases the slot of a response that was never sent."""
+        """Releases the slot even if its response was never sent."""
         self.release()
 
 
@@ -247,14 +263,14 @@ class TransferLimit:
         self._counts: Counter[str] = Counter()
 
     def begin(self, key: str) -> TransferSlot:
-        """Counts a transfer of an object; raises TooManyCalls at a limit."""
+        """Counts a transfer of an object. Raises TooManyCalls if a limit is reached."""
         shares = {"": 1, f"tenant {tenant_of(key)}": TENANT_SHARE, f"object {key}": OBJECT_SHARE}
         for name, share in shares.items():
             most = max(1, self._limit // share)
             if self._counts[name] >= most:
-                whose = {1: "the server", TENANT_SHARE: "the tenant"}.get(share, "this file")
+                subject = {1: "the server", TENANT_SHARE: "the tenant"}.get(share, "this file")
                 raise TooManyCalls(
-                    f"{whose} has {most} {self._what} at once (the limit)",
+                    f"{subject} has {most} concurrent {self._what} (the limit)",
                     retry_after_seconds=RETRY_SECONDS,
                 )
         self._counts.update(shares.keys())
@@ -291,7 +307,7 @@ class OpenDownload:
 
 
 async def open_download(request: HTTPConnection, store: LocalStore, key: str) -> OpenDownload:
-    """Opens an object to send it; raises NotFound, or TooManyCalls before it opens the file."""
+    """Opens an object for sending. Raises NotFound, or TooManyCalls if a limit is reached."""
     slot = downloads_of(request).begin(key)
     try:
         return OpenDownload(await store.open(key), slot)
@@ -301,7 +317,7 @@ async def open_download(request: HTTPConnection, store: LocalStore, key: str) ->
 
 
 async def counted_chunks(chunks: AsyncIterator[bytes], slot: TransferSlot) -> AsyncIterator[bytes]:
-    """Yields chunks, and releases the slot at their end."""
+    """Yields the chunks, and releases the slot at the end or after an error."""
     try:
         async with aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:

@@ -1,4 +1,4 @@
-"""WebSockets of clients: small frames, and few of them."""
+"""Limits the size and rate of WebSocket frames from clients."""
 
 from typing import Any
 
@@ -6,25 +6,31 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
-# Clients of ComfyUI send a few words. Compressed frames would be parsed at a thousand times their size.
+# ComfyUI clients send only a few short messages. Compression is disabled, because a compressed
+# frame could expand to a thousand times its size.
 FRAME_BYTES_MAX = 16 * 1024
 FRAMES_AT_ONCE_MAX = 20
 FRAMES_PER_SECOND_MAX = 1.0
 # RFC 6455's "policy violation".
 REFUSED_CODE = 1008
-REFUSED_REASON = f"a websocket accepts {FRAMES_AT_ONCE_MAX} frames at once and {FRAMES_PER_SECOND_MAX:g} per second"
-# A frame has at least six bytes, so this is as many frames as are parsed before the limit is checked again.
+REFUSED_REASON = (
+    f"rate limit exceeded: {FRAMES_AT_ONCE_MAX} frames in a burst,"
+    f" {FRAMES_PER_SECOND_MAX:g} per second"
+)
+# Received data is parsed in parts of this size, and the limit is checked after each part. A frame
+# has at least six bytes, so a part contains a limited number of frames.
 PART_BYTES = 1024
-# The client may read why it was closed; what it still sends is dropped unparsed.
+# Seconds for which a refused client can read the reason. Data that it still sends is discarded.
 CLOSE_SECONDS = 2.0
-# Programs that use `websocket-client` answer pings only while they read, and ComfyUI never pings. So a missing
-# answer closes nothing: a lost machine is noticed by TCP, and a full buffer by the limit of slow readers.
+# Programs that use `websocket-client` answer pings only while they read, and ComfyUI never sends
+# pings. So a connection isn't closed if a ping stays unanswered. TCP detects lost machines, and the
+# limit for slow readers detects full buffers.
 PING_SECONDS = 20.0
 UNANSWERED_PINGS_MAX = 60
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
-    """Closes a connection that sends more frames than the limit, counting pings and parts of messages."""
+    """Closes a connection that sends frames too quickly. Pings and fragments count as frames."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,7 +69,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.schedule_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """A client that reads again after a long time answers all pings at once: these answers don't count."""
+        """Ignores answers to our own pings in the frame limit. A client that starts reading again
+        answers many pings in a burst."""
         if self._unanswered_pings > 0:
             self._unanswered_pings -= 1
         elif not self._may_take_frame():
@@ -91,7 +98,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         if self.read_paused:
-            # Unread bytes would reset the connection, and the client would not see the reason.
+            # Closing a socket with unread data would reset the connection, and the client would not
+            # receive the reason.
             self.read_paused = False
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(CLOSE_SECONDS, self.transport.close)

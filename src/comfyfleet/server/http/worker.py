@@ -1,5 +1,7 @@
-"""The workers' API: the endpoints under /api/worker, authentication by key, and long polls. If the
-client of a poll disconnects, its job goes to another worker."""
+"""The workers' API under /api/worker, with authentication by key and long polls.
+
+If a worker disconnects during a poll, the job that was assigned to it goes to another worker.
+"""
 
 import asyncio
 import logging
@@ -73,14 +75,17 @@ _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
 
 async def authenticate_worker(request: Request) -> FleetWorker:
-    """Authenticates a worker before the request body is read. Switches to the worker's next key
-    when that key is first used."""
-    # Parsed here instead of by `_bearer`, which builds a model. That takes as long as reading the
-    # worker.
+    """Authenticates a worker before the request body is read.
+
+    When the worker first uses its next key, that key replaces the current one.
+    """
+    # The header isn't parsed with `_bearer`, because building its model takes as long as reading
+    # the worker from the database.
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Unauthenticated(
-            "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
+            "a worker's key is required",
+            hint="Send Authorization: Bearer KEY, with the token from /api/worker/register.",
         )
     plane = plane_of(request)
     worker = await _authenticate(request, plane, key)
@@ -89,7 +94,7 @@ async def authenticate_worker(request: Request) -> FleetWorker:
         return worker
     async with plane.central.transaction() as tx:
         worker = await fleets.take_next_key(tx, worker, key_hash)
-    # Ends polls that still wait with the previous key, in this and other processes.
+    # Ends polls in all processes that still wait with the previous key.
     plane.queue.order([worker.worker_id])
     return worker
 
@@ -128,12 +133,14 @@ WorkerDep: TypeAlias = Annotated[FleetWorker, Depends(current_worker)]
 
 def require_self(worker: FleetWorker, worker_id: str | None) -> None:
     if worker_id not in {None, worker.worker_id}:
-        raise Forbidden(f"this key is not the key of the worker {worker_id}")
+        raise Forbidden(f"this key doesn't belong to worker {worker_id}")
 
 
 class LongPollResponse(Response):
-    """Responds when the work is done. Keeps no reference to the request, because thousands of polls
-    wait at the same time."""
+    """A response that is sent when the work is done.
+
+    It keeps no reference to the request, to save memory while thousands of polls wait.
+    """
 
     media_type = "application/json"
 
@@ -143,7 +150,7 @@ class LongPollResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = await cancel_on_disconnect(receive, self._work)
-        # After a disconnect, the response isn't read.
+        # After a disconnect, the client doesn't read this response.
         self.body = answer.model_dump_json().encode() if answer else b"{}"
         self.init_headers()
         await super().__call__(scope, receive, send)
@@ -152,8 +159,11 @@ class LongPollResponse(Response):
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, BaseModel]
 ) -> BaseModel | None:
-    """Runs work. If the client disconnects first, cancels the work, which returns its lease, and
-    returns None."""
+    """Runs the work and returns its result.
+
+    If the client disconnects first, the work is canceled, which releases its lease, and the result
+    is None.
+    """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
@@ -178,10 +188,10 @@ logger = logging.getLogger(__name__)
 
 
 async def wait_for_job(
-    plane: ControlPlane, worker: FleetWorker, said: Poll, read: ReadWithKey | None = None
+    plane: ControlPlane, worker: FleetWorker, body: Poll, read: ReadWithKey | None = None
 ) -> Polled:
     return with_requested_fields(
-        await job_poll.poll(plane.context, worker, said, read), is_brief=said.is_brief
+        await job_poll.poll(plane.context, worker, body, read), is_brief=body.is_brief
     )
 
 
@@ -192,35 +202,37 @@ def with_requested_fields(found: Polled, *, is_brief: bool) -> Polled:
 
 
 class PollResponse(Response):
-    """Parks the connection while the poll waits. Under another ASGI server, a coroutine waits
-    instead."""
+    """The response to a poll. It parks the connection while the poll waits.
 
-    def __init__(self, plane: ControlPlane, worker: FleetWorker, said: Poll) -> None:
+    Under another ASGI server, a coroutine waits instead.
+    """
+
+    def __init__(self, plane: ControlPlane, worker: FleetWorker, body: Poll) -> None:
         super().__init__()
-        self._plane, self._worker, self._said = plane, worker, said
+        self._plane, self._worker, self._body = plane, worker, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plane, worker, said = self._plane, self._worker, self._said
+        plane, worker, body = self._plane, self._worker, self._body
         connection, read = connection_of(scope), read_with_key(scope)
         if connection is None:
-            await LongPollResponse(wait_for_job(plane, worker, said, read))(scope, receive, send)
+            await LongPollResponse(wait_for_job(plane, worker, body, read))(scope, receive, send)
             return
-        session = PollSession(worker, said)
+        session = PollSession(worker, body)
         polled = await cancel_on_lost_connection(
-            connection, session.begin(plane.context, worker, said, read)
+            connection, session.begin(plane.context, worker, body, read)
         )
         if polled is None:
             return
         if isinstance(polled, PollWait) and (parked := connection.park()) is not None:
             scope["state"][PARKED] = parked
-            ParkedPoll(plane, session, parked, is_brief=said.is_brief).wait(polled)
+            ParkedPoll(plane, session, parked, is_brief=body.is_brief).wait(polled)
             return
         if isinstance(polled, PollWait):
             session.end(plane.context)
             connection.leave_admission()
-            await LongPollResponse(wait_for_job(plane, worker, said))(scope, receive, send)
+            await LongPollResponse(wait_for_job(plane, worker, body))(scope, receive, send)
             return
-        await json_response(with_requested_fields(polled, is_brief=said.is_brief))(
+        await json_response(with_requested_fields(polled, is_brief=body.is_brief))(
             scope, receive, send
         )
 
@@ -228,8 +240,11 @@ class PollResponse(Response):
 async def cancel_on_lost_connection(
     connection: HttpConnection, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """Runs work. If the connection is lost first, cancels the work, which returns its lease, and
-    returns None."""
+    """Runs the work and returns its result.
+
+    If the connection is lost first, the work is canceled, which releases its lease, and the result
+    is None.
+    """
     working = asyncio.current_task()
     if working is None or connection.is_lost:
         work.close()
@@ -270,7 +285,7 @@ class ParkedPoll:
         request.future.add_done_callback(self._resume)
 
     def lost(self) -> None:
-        """Called when the worker has disconnected. A job assigned to it goes to another worker."""
+        """Ends the poll after the worker has disconnected. Its job goes to another worker."""
         self._polling.end(self._plane.context)
         if isinstance(self._pending, PollRequest):
             self._plane.queue.leave(self._pending)
@@ -278,11 +293,11 @@ class ParkedPoll:
             self._pending.cancel()
 
     def stopped(self) -> None:
-        """Called when this process stops. Responds to the poll without a job, so that the worker
-        polls again."""
+        """Answers the poll without a job when this process stops, so that the worker polls
+        again."""
         if not isinstance(self._pending, asyncio.Task):
             self.lost()
-            self._answer(json_response(Polled(reason="the control plane stops")))
+            self._answer(json_response(Polled(reason="the control plane is stopping")))
 
     def _resume(self, waited: "asyncio.Future[DispatchLease | None] | None") -> None:
         if self._parked.waiting is self:
@@ -295,7 +310,7 @@ class ParkedPoll:
                 polled = await self._polling.resume(self._plane.context, lease)
             except HANDLED_ERRORS as error:
                 self._answer(response_to_any_error(error, POLL, self._plane.meters))
-            except Exception as error:  # noqa: BLE001 — the worker gets an answer in any case
+            except Exception as error:  # noqa: BLE001 — the worker must always get a response
                 self._answer(response_to_failure(error, "POST", POLL, self._parked.request_id))
             else:
                 self._handle_result(polled)
@@ -321,136 +336,141 @@ POLLS_ON = Completed(polls_on=True)
 
 @router.post("/register")
 async def register(
-    plane: PlaneDep, said: Register, x_fleet_secret: Annotated[str, Header()] = ""
+    plane: PlaneDep, body: Register, x_fleet_secret: Annotated[str, Header()] = ""
 ) -> Registered:
-    """Registers a worker with the fleet's secret. The response's `token` is shown once."""
-    return await register_worker(plane, said, x_fleet_secret)
+    """Registers a worker with the fleet's secret. The response contains the worker's `token`, which
+    is shown only once."""
+    return await register_worker(plane, body, x_fleet_secret)
 
 
 @router.post("/poll", response_model=Polled)
-async def poll(plane: PlaneDep, worker: WorkerDep, said: Poll) -> Response:
-    """Requests a job and waits up to `wait_seconds` for it. Without a job, the response has the
-    reason."""
-    require_self(worker, said.worker_id)
-    return PollResponse(plane, worker, said)
+async def poll(plane: PlaneDep, worker: WorkerDep, body: Poll) -> Response:
+    """Requests a job and waits up to `wait_seconds` for one. If there is no job, the response
+    contains the reason."""
+    require_self(worker, body.worker_id)
+    return PollResponse(plane, worker, body)
 
 
 @router.post("/heartbeat")
-async def heartbeat(plane: PlaneDep, worker: WorkerDep, said: Heartbeat) -> HeartbeatAnswer:
-    """Extends the lease, reports start and progress, and requests new URLs. The response contains
-    operators' orders."""
-    await note_heartbeat(plane, worker, said)
-    return await beat(plane.context, said, worker=worker)
+async def heartbeat(plane: PlaneDep, worker: WorkerDep, body: Heartbeat) -> HeartbeatAnswer:
+    """Extends the lease, reports the start and progress of the job, and requests new URLs. The
+    response contains orders from operators, such as a cancellation."""
+    await note_heartbeat(plane, worker, body)
+    return await beat(plane.context, body, worker=worker)
 
 
 @router.post("/complete", response_model=Completed)
-async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Response:
-    """Accepts the result once. A repeated call with the same token gets the same response.
+async def complete(plane: PlaneDep, worker: WorkerDep, body: Complete) -> Response:
+    """Reports a job's result. Repeated calls with the same lease token have no further effect and
+    get the same response.
 
-    With a `poll`, the response's `next` is what /poll would return. A poll that waits to prefetch
-    continues as the poll of a worker with one lease fewer, and `polls_on` is true.
+    If the request contains a `poll`, the response's `next` contains the next job, as returned by
+    /poll. If the worker already has a poll waiting to prefetch a job, that poll continues with one
+    lease fewer, and `polls_on` is true.
     """
     worker_id = worker.worker_id
-    async with finish.lease_kept(plane.context, said, worker_id):
-        lease = await job_heartbeat.note_last(plane.context, said, worker_id=worker_id)
+    async with finish.lease_kept(plane.context, body, worker_id):
+        lease = await job_heartbeat.note_last(plane.context, body, worker_id=worker_id)
         await finish.complete(
-            plane.context, said, worker_id=worker_id, fleet_id=worker.fleet_id, lease=lease
+            plane.context, body, worker_id=worker_id, fleet_id=worker.fleet_id, lease=lease
         )
-    if said.model_change is not None:
-        plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
-    if said.poll is not None:
-        return LongPollResponse(_poll_next(plane, worker, said.poll))
+    if body.model_change is not None:
+        plane.meters.model_runs.labels(worker.fleet_name, body.model_change).inc()
+    if body.poll is not None:
+        return LongPollResponse(_poll_next(plane, worker, body.poll))
     return json_response(POLLS_ON if plane.queue.end_prefetch_wait(worker.worker_id) else DONE)
 
 
-async def _poll_next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Completed:
-    """Polls for the next job. Errors are not raised, because the lease has already ended."""
+async def _poll_next(plane: ControlPlane, worker: FleetWorker, body: Poll) -> Completed:
+    """Polls for the next job. Errors are logged and not raised, because the result has already been
+    accepted."""
     try:
-        require_self(worker, said.worker_id)
-        return Completed(next=await wait_for_job(plane, worker, said))
+        require_self(worker, body.worker_id)
+        return Completed(next=await wait_for_job(plane, worker, body))
     except FleetError as error:
-        logger.info("complete accepted, but its poll for the next job failed: %s", error.message)
+        logger.info("result accepted, but the poll for the next job failed: %s", error.message)
         return Completed()
 
 
 @router.post("/fail")
-async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> FailAnswer:
-    """Fails the job immediately, regardless of the remaining attempts. The response names unknown
-    fields."""
-    async with finish.lease_kept(plane.context, said, worker.worker_id):
-        await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
+async def fail(plane: PlaneDep, worker: WorkerDep, body: Fail) -> FailAnswer:
+    """Reports that the job failed. The job isn't retried, even if it has attempts left. The
+    response lists unknown fields of the request."""
+    async with finish.lease_kept(plane.context, body, worker.worker_id):
+        await job_heartbeat.note_last(plane.context, body, worker_id=worker.worker_id)
         await finish.fail(
             plane.context,
-            said.dispatch_id,
-            said.lease_token,
-            to_user_message(said.error),
+            body.dispatch_id,
+            body.lease_token,
+            to_user_message(body.error),
             worker_id=worker.worker_id,
-            message=said,
+            message=body,
         )
-    unknown = nsmallest(NAMED_MAX, said.model_extra or ())
+    unknown = nsmallest(NAMED_MAX, body.model_extra or ())
     return FailAnswer(ignored_fields=tuple(name[:100] for name in unknown))
 
 
 @router.post("/requeue")
-async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
-    """Returns the lease. Whether this counts as an attempt depends on the reason."""
-    reason, detail = reason_of(said)
+async def requeue(plane: PlaneDep, worker: WorkerDep, body: Requeue) -> Done:
+    """Returns the job to the queue. The reason determines whether this counts as an attempt."""
+    reason, detail = reason_of(body)
     if reason == "backend_lacks":
-        await requeue_elsewhere(plane.context, worker, said)
+        await requeue_elsewhere(plane.context, worker, body)
     else:
         await finish.requeue(
             plane.context,
-            said.dispatch_id,
-            said.lease_token,
+            body.dispatch_id,
+            body.lease_token,
             Reason(reason),
             detail=detail,
             worker_id=worker.worker_id,
         )
     plane.meters.requeues.labels(worker.fleet_name, reason).inc()
-    if said.code == UnexpectedAnswer.code:
+    if body.code == UnexpectedAnswer.code:
         plane.meters.unexpected.labels(worker.fleet_name).inc()
     return DONE
 
 
 @router.post("/facts")
-async def report_facts(plane: PlaneDep, worker: WorkerDep, said: FactsReport) -> FactsReported:
-    """Reports the backend's nodes and models, in response to `facts_wanted`."""
-    require_self(worker, said.worker_id)
-    return await job_poll.note_facts(plane.context, worker, said)
+async def report_facts(plane: PlaneDep, worker: WorkerDep, body: FactsReport) -> FactsReported:
+    """Reports the backend's nodes and models after the control plane requested them with
+    `facts_wanted`."""
+    require_self(worker, body.worker_id)
+    return await job_poll.note_facts(plane.context, worker, body)
 
 
 @router.post("/deregister")
-async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Done:
+async def deregister(plane: PlaneDep, worker: WorkerDep, body: Deregister) -> Done:
     """Removes the worker from its fleet and requeues its leases."""
-    require_self(worker, said.worker_id)
+    require_self(worker, body.worker_id)
     await deregister_worker(plane, worker)
     return DONE
 
 
 @router.post("/routes", response_model=RoutePolled)
-async def poll_routes(plane: PlaneDep, worker: WorkerDep, said: RoutePoll) -> Response:
-    """Requests a call of a custom node's route and waits up to `wait_seconds` for it. The worker
-    must send the call to the backend once, and return the response with /routes/answer."""
-    require_self(worker, said.worker_id)
-    return LongPollResponse(_next_route_call(plane, worker, said))
+async def poll_routes(plane: PlaneDep, worker: WorkerDep, body: RoutePoll) -> Response:
+    """Requests a call to a custom node's route and waits up to `wait_seconds` for one. The worker
+    must send the call to the backend once and return the response with /routes/answer."""
+    require_self(worker, body.worker_id)
+    return LongPollResponse(_next_route_call(plane, worker, body))
 
 
 async def _next_route_call(
-    plane: ControlPlane, worker: FleetWorker, said: RoutePoll
+    plane: ControlPlane, worker: FleetWorker, body: RoutePoll
 ) -> RoutePolled:
-    return RoutePolled(call=await plane.routes.take(worker, said.prefixes, said.wait_seconds))
+    return RoutePolled(call=await plane.routes.take(worker, body.prefixes, body.wait_seconds))
 
 
 @router.post("/routes/answer")
-async def answer_route(plane: PlaneDep, worker: WorkerDep, said: RouteAnswer) -> Done:
-    """Returns the backend's response to the caller. The result is 404 if the caller no longer waits
-    for it."""
-    require_self(worker, said.worker_id)
-    await plane.routes.answer(said)
+async def answer_route(plane: PlaneDep, worker: WorkerDep, body: RouteAnswer) -> Done:
+    """Returns the backend's response to the caller of the route. Fails with 404 if the caller is no
+    longer waiting."""
+    require_self(worker, body.worker_id)
+    await plane.routes.answer(body)
     return DONE
 
 
-# Routes that are called at least once per job, or permanently.
+# Routes that workers call for every job or all the time. They bypass FastAPI.
 CALLED_OFTEN = tuple(
     route
     for route in router.routes

@@ -1,4 +1,4 @@
-"""The pages for people, which web/ is built into.
+"""Serves the web app, which is built from web/.
 
 Internal: may change without notice.
 """

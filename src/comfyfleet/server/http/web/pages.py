@@ -1,6 +1,7 @@
-"""Serves the single-page app from this package's folder `static`: one document for every page, and its files.
+"""Serves the single-page app and its files from this package's folder `static`.
 
-Without the folder (a checkout that was never built) everything else works, and the pages say how to build them.
+All pages use the same HTML document. In a checkout where the app hasn't been built, everything else
+works, and the pages show how to build the app.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from comfyfleet.server.storage.model import ObjectStore
 STATIC = Path(__file__).with_name("static")
 FILES_PATH = "/web"
 INDEX = "index.html"
-# First parts of the pages' addresses; web/src/app/routes.tsx has the whole ones.
+# The first path segments of the app's pages. web/src/app/routes.tsx defines the complete paths.
 PAGES = (
     "account",
     "console",
@@ -40,13 +41,13 @@ PAGES = (
     "wallet",
     "webhooks",
 )
-# Browsers ask for it where a document names no icon, such as a picture that is opened by itself.
+# Browsers request this icon for documents without one, for example an image opened in its own tab.
 ICON_PATH, ICON = "/favicon.ico", "favicon.ico"
-# What programs ask for: whoever is there wants no document, whatever it says.
+# Paths that programs use. They never get the app's HTML document, even if they accept HTML.
 NOT_FOR_PEOPLE = ("/api/", "/objects/", f"{FILES_PATH}/")
-# Beside the app, for builds: nobody asks for them.
+# Files in the folder that only the build uses.
 NOT_SERVED = ("manifest.json", "built-from.sha256")
-ENCODINGS = {"br": ".br", "gzip": ".gz"}  # the best first
+ENCODINGS = {"br": ".br", "gzip": ".gz"}  # best compression first
 FOREVER = "public, max-age=31536000, immutable"
 REVALIDATED = "no-cache"
 MIME_TYPES = {
@@ -58,7 +59,9 @@ MIME_TYPES = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-NOT_BUILT = "The pages for people are not built here: run <code>make web</code> in the checkout, or install a wheel."
+NOT_BUILT = (
+    "The web app hasn't been built. Run <code>make web</code> in the checkout, or install a wheel."
+)
 SAFE_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -71,15 +74,15 @@ SAFE_HEADERS = {
 
 @dataclass(frozen=True)
 class WebFiles:
-    """The files of one build. Compressed ones lie beside them."""
+    """The files of one build. Compressed versions are stored next to the files."""
 
     folder: Path
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Nothing else is opened, whatever is asked for."""
-        found = (each for each in self.folder.rglob("*") if each.is_file())
-        names = frozenset(each.relative_to(self.folder).as_posix() for each in found)
+        """The paths that can be requested. No other file is ever opened."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        names = frozenset(file.relative_to(self.folder).as_posix() for file in files)
         compressed = {f"{name}{ending}" for name in names for ending in ENCODINGS.values()}
         return names - compressed - {*NOT_SERVED, *(f"{name}.map" for name in names)}
 
@@ -88,7 +91,10 @@ class WebFiles:
         return INDEX in self.paths
 
     def read(self, path: str, accepted: str) -> tuple[bytes, str | None]:
-        """Returns its bytes, and how they are encoded. `accepted`: as the client says it."""
+        """Returns a file's bytes and their encoding, or None if they aren't compressed.
+
+        `accepted` is the client's Accept-Encoding header.
+        """
         for encoding, ending in ENCODINGS.items():
             if accepts(accepted, encoding):
                 compressed = self.folder / f"{path}{ending}"
@@ -98,16 +104,16 @@ class WebFiles:
 
 
 def accepts(accepted: str, encoding: str) -> bool:
-    """Whether an Accept-Encoding names it, and not as the one that must not come."""
-    for each in accepted.lower().split(","):
-        name, _, weight = each.partition(";")
+    """Checks whether an Accept-Encoding header allows an encoding."""
+    for option in accepted.lower().split(","):
+        name, _, weight = option.partition(";")
         if name.strip() == encoding:
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
 
 
 def content_policy(store: str) -> str:
-    """`store`: the origin from which browsers fetch files, and to which they send them."""
+    """Returns the Content-Security-Policy. `store` is the origin for uploads and downloads."""
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self';"
         f" img-src 'self' blob: data: {store}; media-src 'self' blob: {store};"
@@ -117,7 +123,8 @@ def content_policy(store: str) -> str:
 
 
 async def store_origin(store: ObjectStore) -> str:
-    """Of signed URLs: a bucket has a host of its own, a folder is served by us."""
+    """Returns the origin of signed URLs, which is the bucket's host or, for a local folder,
+    ours."""
     parts = urlsplit(await store.url_to_get("origin", seconds=60))
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -133,7 +140,7 @@ class WebPages:
         return self._files.is_built
 
     async def page(self, request: Request) -> Response:
-        """The document; the app in it looks at the address itself."""
+        """Returns the HTML document. The app then shows the page for the current URL."""
         if not self.is_built:
             return HTMLResponse(f"<!doctype html><title>comfyfleet</title><p>{NOT_BUILT}</p>", 404)
         if self._policy is None:
@@ -141,19 +148,19 @@ class WebPages:
         headers = {**SAFE_HEADERS, "content-security-policy": self._policy}
         return await self._sent(request, INDEX, {**headers, "cache-control": REVALIDATED})
 
-    def is_lost_reader(self, request: Request) -> bool:
-        """Whether a person in a browser has come to an address that is nothing."""
+    def expects_page(self, request: Request) -> bool:
+        """Checks whether a request for an unknown path comes from a person in a browser."""
         is_read = request.method in ("GET", "HEAD")
-        wants_page = "text/html" in request.headers.get("accept", "")
+        accepts_html = "text/html" in request.headers.get("accept", "")
         path = f"{request.scope['path']}/"
-        return self.is_built and is_read and wants_page and not path.startswith(NOT_FOR_PEOPLE)
+        return self.is_built and is_read and accepts_html and not path.startswith(NOT_FOR_PEOPLE)
 
-    async def no_page(self, request: Request) -> Response:
-        """The document, in which the app says that there is no such page, and where to go on."""
-        answer = await self.page(request)
-        if answer.status_code == 200:
-            answer.status_code = 404
-        return answer
+    async def not_found(self, request: Request) -> Response:
+        """Returns the HTML document with status 404. The app then shows "Page not found"."""
+        response = await self.page(request)
+        if response.status_code == 200:
+            response.status_code = 404
+        return response
 
     async def icon(self, request: Request) -> Response:
         request.path_params["path"] = ICON
@@ -163,24 +170,24 @@ class WebPages:
         path = request.path_params["path"]
         if path not in self._files.paths or path == INDEX:
             return Response(status_code=404)
-        # The content of a file there is in its name.
-        kept = FOREVER if path.startswith("assets/") else REVALIDATED
-        # An SVG that is opened by itself could hold a script.
+        # The names of assets contain a hash of their content, so they can be cached forever.
+        caching = FOREVER if path.startswith("assets/") else REVALIDATED
+        # An SVG that is opened in its own tab could contain a script.
         policy = {
             "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"
         }
-        return await self._sent(request, path, {**SAFE_HEADERS, **policy, "cache-control": kept})
+        return await self._sent(request, path, {**SAFE_HEADERS, **policy, "cache-control": caching})
 
     async def _sent(self, request: Request, path: str, headers: Mapping[str, str]) -> Response:
         accepted = request.headers.get("accept-encoding", "")
         content, encoding = await asyncio.to_thread(self._files.read, path, accepted)
         etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        told = {**headers, "etag": etag, "vary": "accept-encoding"}
+        sent_headers = {**headers, "etag": etag, "vary": "accept-encoding"}
         if etag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=told)
+            return Response(status_code=304, headers=sent_headers)
         if encoding:
-            told["content-encoding"] = encoding
-        return Response(content, headers=told, media_type=_mime_type(path))
+            sent_headers["content-encoding"] = encoding
+        return Response(content, headers=sent_headers, media_type=_mime_type(path))
 
 
 def _mime_type(path: str) -> str:
@@ -189,20 +196,21 @@ def _mime_type(path: str) -> str:
 
 
 def web_routes(pages: WebPages) -> list[BaseRoute]:
-    """All but `/`, which programs ask for, too."""
-    named = [path for each in PAGES for path in (f"/{each}", f"/{each}/{{rest:path}}")]
-    found: list[BaseRoute] = [Route(path, pages.page, methods=["GET"]) for path in named]
-    found.append(Route(ICON_PATH, pages.icon, methods=["GET"]))
-    return [*found, Route(f"{FILES_PATH}/{{path:path}}", pages.file, methods=["GET"])]
+    """Returns the routes of all pages and files except `/`, which programs request as well."""
+    paths = [path for page in PAGES for path in (f"/{page}", f"/{page}/{{rest:path}}")]
+    routes: list[BaseRoute] = [Route(path, pages.page, methods=["GET"]) for path in paths]
+    routes.append(Route(ICON_PATH, pages.icon, methods=["GET"]))
+    return [*routes, Route(f"{FILES_PATH}/{{path:path}}", pages.file, methods=["GET"])]
 
 
-def no_route(pages: WebPages, usual: ASGIApp) -> ASGIApp:
-    """What answers where no route is: to people the app, to programs what they get without it."""
+def no_route(pages: WebPages, default: ASGIApp) -> ASGIApp:
+    """Returns the application for unknown paths. People get the app's "Page not found", and
+    programs get the default response."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and pages.is_lost_reader(request := Request(scope, receive)):
-            await (await pages.no_page(request))(scope, receive, send)
+        if scope["type"] == "http" and pages.expects_page(request := Request(scope, receive)):
+            await (await pages.not_found(request))(scope, receive, send)
         else:
-            await usual(scope, receive, send)
+            await default(scope, receive, send)
 
     return answer
