@@ -1,4 +1,4 @@
-"""A worker of comfyfleet in standard-library Python: one ComfyUI, one job at a time.
+"""A small worker that uses only Python's standard library. It runs one job at a time on one ComfyUI.
 
 COMFYFLEET_URL=http://127.0.0.1:8000 COMFYFLEET_FLEET_SECRET=... python plain_worker.py
 """
@@ -38,7 +38,7 @@ def upload(name, data, folder):
 
 
 def prepare(payload, folder):
-    """Uploads the job's files, and returns the prompt, which saves to a folder of its own."""
+    """Uploads the job's files, and returns the prompt, which saves its results in a separate folder."""
     prompt = payload["workflow"]
     for asset in payload["assets"]:
         name = upload(asset["name"], call(asset["url"]), folder)
@@ -54,7 +54,7 @@ def prepare(payload, folder):
 
 
 def run(job, say):
-    """Runs the job to its end, and returns its files and texts."""
+    """Runs the job, and returns its files and the strings that its nodes showed."""
     prompt = prepare(job["input_payload"], f"plain/{uuid.uuid4().hex}")
     run_id = call_json(f"{COMFYUI}/prompt", {"prompt": prompt})["prompt_id"]
     while not (history := json.loads(call(f"{COMFYUI}/history/{run_id}"))):
@@ -75,7 +75,7 @@ def run(job, say):
 
 
 def deliver(job, files):
-    """Uploads the first file to the job's address, and returns the outputs for `complete`."""
+    """Uploads the first file to the job's output URL, and returns the outputs for `complete`."""
     if not files:
         return []
     data = call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}")
@@ -96,7 +96,7 @@ def work(job, key):
     except urllib.error.HTTPError as error:
         say("fail", error=error.read().decode(errors="replace"))
     except urllib.error.URLError as error:
-        say("requeue", reason=f"something did not answer: {error}")
+        say("requeue", reason=f"no response: {error}")
     except RuntimeError as error:
         say("fail", error=str(error))
 
@@ -109,7 +109,7 @@ if __name__ == "__main__":
         if job := call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, key)["job"]:
             try:
                 work(job, key)
-            except urllib.error.HTTPError:  # the job was cancelled, or another worker has it
+            except urllib.error.HTTPError:  # the job was cancelled, or another worker leased it
                 call(f"{COMFYUI}/interrupt", b"")
         else:
             time.sleep(1)

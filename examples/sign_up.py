@@ -24,7 +24,7 @@ def control_plane() -> httpx.Client:
 
 
 def call(plane: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Sends a POST request and returns the answer."""
+    """Sends a POST request and returns the response."""
     answer = plane.post(path, json=body)
     if answer.is_error:
         raise Refused(f"{path} returned {answer.status_code}: {answer.text}")
@@ -39,7 +39,7 @@ def sign_up(plane: httpx.Client, company: str, email: str) -> dict[str, str]:
 
 
 def read_only_key(plane: httpx.Client, tenant_id: str, user_id: str) -> str:
-    """Creates another key, such as for a page in the customer's browser."""
+    """Creates a read-only key, for example for a page in the customer's browser."""
     body = {"name": "page", "scopes": ["read"]}
     return str(call(plane, f"/tenants/{tenant_id}/users/{user_id}/keys", body)["key"])
 
@@ -48,7 +48,7 @@ def credit(plane: httpx.Client, tenant_id: str, user_id: str, tokens: int, payme
     """Credits tokens and returns the balance. A payment counts once, so repeat this call until it
     succeeds.
 
-    Welcome tokens are a payment with an id of yours, such as `welcome-USER_ID`.
+    For welcome tokens, choose an id yourself, such as `welcome-USER_ID`.
     """
     body = {"amount": tokens, "provider_transaction_id": payment_id}
     return int(call(plane, f"/tenants/{tenant_id}/wallets/{user_id}/credits", body)["balance"])
@@ -58,10 +58,10 @@ def main() -> None:
     with control_plane() as plane:
         customer = sign_up(plane, "Ada's films", "ada@example.com")
         tenant_id, user_id = customer["tenant_id"], customer["user_id"]
-        # Print first, because the key is shown only once, and a credit can be repeated.
+        # Print the key first. It is shown only once, but a failed credit can be repeated.
         print(f"tenant {tenant_id}, user {user_id}, key {customer['key']}")
         credit(plane, tenant_id, user_id, 20, f"welcome-{user_id}")
-        # Stands for your payment provider's id. An id counts once, so each payment needs a new one.
+        # In your code, use the payment provider's id. Each id counts once.
         balance = credit(plane, tenant_id, user_id, 500, f"payment-of-{user_id}")
         print(f"the balance is {balance} tokens")
 

@@ -1,14 +1,15 @@
 #!/bin/bash
-# User data of a launch template: turns a GPU instance into one worker per GPU.
-# The image must have NVIDIA's driver, and ComfyUI with its nodes and models in /opt/ComfyUI: models
-# are large, so an image (or a shared volume) that has them starts in a minute, and a download doesn't.
+# User data for a launch template. It starts one worker for each GPU of the instance.
+# The image must contain NVIDIA's driver, and ComfyUI with its nodes and models in /opt/ComfyUI.
+# Models are large. With an image or a shared volume, the instance starts much faster than with a
+# download.
 set -euo pipefail
 
 CONTROL=https://fleet.example.com       # COMFYFLEET_PUBLIC_URL of the control plane
 FLEET=gpus
 STAGE=production
 SECRET_PARAMETER=/comfyfleet/$FLEET/$STAGE/secret   # a SecureString in the Parameter Store
-VERSION=" @ https://example.com/comfyfleet-0.1.0-py3-none-any.whl"  # a wheel; once released: ==0.4.0
+VERSION=" @ https://example.com/comfyfleet-0.1.0-py3-none-any.whl"  # after the release: ==0.1.0
 
 metadata=http://169.254.169.254/latest
 key=$(curl --fail --silent --show-error --retry 5 -X PUT "$metadata/api/token" \
@@ -24,7 +25,7 @@ id comfyfleet >/dev/null 2>&1 || useradd --system --home-dir /var/lib/comfyfleet
 python3 -m venv /opt/comfyfleet
 /opt/comfyfleet/bin/pip install --quiet "comfyfleet[worker,aws]$VERSION"
 
-# Never in the user data themselves: whoever may describe the instance can read those.
+# Don't put the secret into the user data, which is readable with permission to describe the instance.
 secret=$(/opt/comfyfleet/bin/python - "$region" "$SECRET_PARAMETER" <<'PYTHON'
 import sys
 
@@ -47,7 +48,7 @@ AWS_REGION=$region
 SETTINGS
 )
 
-# The unit comes with the image, or from where you keep your deployment.
+# The image contains the systemd unit comfyfleet-worker@.service.
 systemctl daemon-reload
 gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader)
 for gpu in $gpus; do
