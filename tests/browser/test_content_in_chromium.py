@@ -90,7 +90,7 @@ def try_out(tab: WebPage, photo: Path) -> None:
     page = tab.page
     page.get_by_role("button", name="Test run").click()
     page.get_by_role("button", name="Run test").click()
-    expect(page.get_by_text("A file is needed.")).to_be_visible()
+    expect(page.get_by_text("Choose a file.")).to_be_visible()
     page.get_by_label("File for Input").set_input_files(photo)
     page.get_by_role("button", name="Run test").click()
     expect(page.get_by_role("heading", name="Test result")).to_be_visible()
@@ -112,7 +112,7 @@ def publish(tab: WebPage, photo: Path) -> None:
     page.get_by_label("After of example 1").set_input_files(photo)
     expect(view.get_by_role("img", name="Soft light: before and after")).to_be_visible()
     page.get_by_role("button", name="Save and publish").click()
-    expect(page.get_by_role("status").filter(has_text="Customers see Soft light")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Soft light is published")).to_be_visible()
     expect(page.get_by_text("Published", exact=True)).to_be_visible()
     tab.screenshot("effect of operators")
     assert tab.serious_findings() == []
@@ -279,10 +279,10 @@ def test_an_effect_is_unpublished_and_that_undone(tab: WebPage, customer: WebPag
     tab.open("/console/effects")
     page.get_by_role("grid").get_by_text("Inverted clip").click()
     page.get_by_role("button", name="Unpublish").click()
-    told = page.get_by_role("status").filter(has_text="Inverted clip is no longer shown")
+    told = page.get_by_role("status").filter(has_text="Inverted clip is no longer published")
     expect(told).to_be_visible()
     customer.open("/effects/video")
-    expect(customer.page.get_by_text("There is no such effect")).to_be_visible()
+    expect(customer.page.get_by_text("Effect not found")).to_be_visible()
     told.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("Published", exact=True)).to_be_visible()
     customer.open("/effects/video")
@@ -296,7 +296,7 @@ def test_a_price_is_checked_and_saved(tab: WebPage) -> None:
     expect(save).to_have_attribute("aria-disabled", "true")
     page.get_by_label("Price in tokens").fill("1.5")
     expect(page.get_by_text("Enter a whole number, 0 or more.")).to_be_visible()
-    page.get_by_role("button", name="Undo changes").click()
+    page.get_by_role("button", name="Discard changes").click()
     expect(page.get_by_label("Price in tokens")).to_have_value("2")
     page.get_by_label("Price in tokens").fill("7")
     page.get_by_role("link", name="Effects").first.click()
@@ -334,7 +334,7 @@ def test_what_is_not_there_is_told_with_a_way_on(tab: WebPage) -> None:
     page = tab.page
     for path, told, way in (
         ("/console/workflows/nothing", "Workflow not found", "All workflows"),
-        ("/console/effects/nothing", "There is no such effect", "All effects"),
+        ("/console/effects/nothing", "Effect not found", "All effects"),
     ):
         tab.open(path)
         expect(page.get_by_role("heading", name=told)).to_be_visible()

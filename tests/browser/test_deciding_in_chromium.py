@@ -127,9 +127,9 @@ def identify(panel: Locator, name: str) -> None:
 
 def begin(customer: WebPage, name: str) -> Page:
     customer.open("/graphs/new")
-    expect(customer.page.get_by_text("Nothing is drawn yet")).to_be_visible()
-    customer.page.get_by_label("Name of the graph").fill(name)
-    customer.page.get_by_label("Name of the graph").blur()
+    expect(customer.page.get_by_text("The canvas is empty")).to_be_visible()
+    customer.page.get_by_label("Graph name").fill(name)
+    customer.page.get_by_label("Graph name").blur()
     return customer.page
 
 
@@ -144,14 +144,14 @@ def start(customer: WebPage, files: list[Path] | None = None) -> Page:
     expect(
         page.get_by_text("No problems").or_(page.get_by_text(re.compile("warning")))
     ).to_be_visible()
-    page.get_by_role("button", name=re.compile("^Run, ")).click()
+    page.get_by_role("button", name=re.compile(r"^Run \(")).click()
     dialog = page.get_by_role("dialog", name=re.compile("^Run "))
     for at, each in enumerate(files or []):
         if at:
-            dialog.get_by_role("button", name="Add another").click()
+            dialog.get_by_role("button", name="Add another file").click()
         dialog.locator("input[type=file]").last.set_input_files(each)
         expect(dialog.get_by_text("Uploaded").last).to_be_visible()
-    dialog.get_by_role("button", name=re.compile("^Run it")).click()
+    dialog.get_by_role("button", name=re.compile("^Run")).click()
     expect(page).to_have_url(re.compile(r"/graphs/[0-9a-f-]{36}/runs/[0-9a-f-]{36}$"))
     return page
 
@@ -183,7 +183,7 @@ def draw_value(customer: WebPage) -> None:
     panel.get_by_label("Insert a value into Value of told").select_option("measure.output.text")
     expect(text).to_have_value("It says {{ measure.output.text }}")
     expect(named_wires(page)).to_have_count(1)
-    panel.get_by_role("button", name="Another value").click()
+    panel.get_by_role("button", name="Add value").click()
     panel.get_by_label("Name", exact=True).last.fill("size")
     panel.get_by_label("Name", exact=True).last.press("Enter")
     wire(page, ("measure", "output"), ("value", "size"))
@@ -196,17 +196,19 @@ def draw_switch(customer: WebPage) -> None:
     pull(page, "Switch", 870, 60)
     wire(page, ("value", "outputs"), ("switch", "input"))
     panel = select(page, "switch")
-    panel.get_by_label("Way 1").fill("dark")
-    panel.get_by_label(re.compile(" if$")).fill('output.told contains "dark')
+    panel.get_by_label("Case 1").fill("dark")
+    panel.get_by_label(re.compile("^Condition for")).fill('output.told contains "dark')
     expect(panel.locator(".canvas-mistake mark")).to_be_visible()
-    panel.get_by_label(re.compile(" if$")).fill('output.told contains "dark"')
-    panel.get_by_role("button", name="Another way").click()
-    panel.get_by_label("Way 2").fill("bright")
-    panel.get_by_label(re.compile(" if$")).last.fill("output.told >")
-    expect(panel.get_by_label(re.compile("^bright if$"))).to_have_attribute("aria-invalid", "true")
-    expect(panel.get_by_label("dark if")).not_to_have_attribute("aria-invalid", "true")
+    panel.get_by_label(re.compile("^Condition for")).fill('output.told contains "dark"')
+    panel.get_by_role("button", name="Add case").click()
+    panel.get_by_label("Case 2").fill("bright")
+    panel.get_by_label(re.compile("^Condition for")).last.fill("output.told >")
+    expect(panel.get_by_label(re.compile("^Condition for bright$"))).to_have_attribute(
+        "aria-invalid", "true"
+    )
+    expect(panel.get_by_label("Condition for dark")).not_to_have_attribute("aria-invalid", "true")
     customer.screenshot("deciding switch wrong")
-    panel.get_by_label(re.compile(" if$")).last.fill('output.told contains "bright"')
+    panel.get_by_label(re.compile("^Condition for")).last.fill('output.told contains "bright"')
 
 
 def test_values_are_made_and_a_switch_goes_one_way(
@@ -229,7 +231,7 @@ def test_values_are_made_and_a_switch_goes_one_way(
     customer.screenshot("deciding value and switch")
     start(customer, photos[1:])
     ends(page)
-    expect(node(page, "switch").get_by_text("went bright")).to_be_visible()
+    expect(node(page, "switch").get_by_text("branch: bright")).to_be_visible()
     expect(node(page, "value").get_by_text(re.compile("told: It says"))).to_be_visible()
     expect(page.get_by_role("group", name="output, Output, Skipped")).to_be_visible()
     customer.screenshot("deciding value and switch run")
@@ -246,11 +248,11 @@ def draw_map(customer: WebPage) -> None:
     wire(page, ("photos", "value"), ("map", "over"))
     expect(named_wires(page)).to_have_count(1)
     panel = select(page, "map")
-    expect(panel.get_by_label("For each of")).to_have_value("input.photos")
+    expect(panel.get_by_label("List of items")).to_have_value("input.photos")
     panel.get_by_label("Effect or workflow").select_option("effect:soften")
     expect(panel.get_by_label("input", exact=True)).to_have_value("{{ item }}")
-    panel.get_by_label("Jobs at once").fill("2")
-    panel.get_by_label("Go on if one fails").check()
+    panel.get_by_label("Concurrent jobs").fill("2")
+    panel.get_by_label("Continue if an item fails").check()
     customer.screenshot("deciding map")
     assert customer.serious_findings() == []
 
@@ -261,7 +263,7 @@ def draw_score(customer: WebPage) -> None:
     pull(page, "Score", 570, 80)
     wire(page, ("map", "output"), ("score", "over"))
     panel = select(page, "score")
-    expect(panel.get_by_label("For each of")).to_have_value("map.output.images")
+    expect(panel.get_by_label("List of items")).to_have_value("map.output.images")
     panel.get_by_label("Measure", exact=True).select_option("exposure")
     panel.get_by_label("Keep the best").fill("2")
     customer.screenshot("deciding score")
@@ -274,8 +276,8 @@ def draw_approval(customer: WebPage) -> None:
     wire(page, ("score", "output"), ("approve", "input"))
     panel = select(page, "approve")
     panel.get_by_label("Question").fill("Which one is it?")
-    panel.get_by_label("Some of it may be picked").check()
-    panel.get_by_label("Waits at most").fill("2")
+    panel.get_by_label("Allow selecting individual items").check()
+    panel.get_by_label("Timeout").fill("2")
     panel.get_by_label("Unit").select_option("days")
     panel.get_by_label("Reject", exact=True).check()
     customer.screenshot("deciding approve")
@@ -294,10 +296,10 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     page.keyboard.press("l")
     customer.screenshot("deciding best of some")
     start(customer, photos)
-    dialog = page.get_by_role("dialog", name="approve asks you")
+    dialog = page.get_by_role("dialog", name="approve needs your approval")
     expect(dialog.get_by_role("paragraph").filter(has_text="Which one is it?")).to_be_visible()
     expect(dialog.locator(".canvas-picks img")).to_have_count(2)
-    dialog.get_by_label("Picture 2").check()
+    dialog.get_by_label("Image 2").check()
     customer.screenshot("deciding question")
     dialog.get_by_role("button", name="Approve 1 of 2").click()
     ends(page)
@@ -309,7 +311,7 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     customer.screenshot("deciding best of some run")
     assert customer.serious_findings() == []
     node(page, "map").locator("header").click()
-    panel = page.get_by_role("complementary", name="What happened at map")
+    panel = page.get_by_role("complementary", name="Details of map")
     panel.get_by_label("Items").select_option(label="do, item 2, Done")
     expect(panel.locator(".canvas-result img").first).to_be_visible()
     asked = stored(web, "Best of some")["approve"]
@@ -330,8 +332,8 @@ def draw_loop(customer: WebPage) -> None:
     panel.get_by_label("Until").fill("output.width >= ")
     expect(panel.locator(".canvas-mistake mark")).to_be_visible()
     panel.get_by_label("Until").fill("output.width >= 64")
-    panel.get_by_label("Rounds at most").fill("4")
-    panel.get_by_label("Best round, by a number").fill("output.width")
+    panel.get_by_label("Max. rounds").fill("4")
+    panel.get_by_label("Score of a round").fill("output.width")
     customer.screenshot("deciding loop")
     assert customer.serious_findings() == []
 
@@ -376,7 +378,7 @@ def test_a_loop_and_a_graph_inside(
     customer.screenshot("deciding loop and graph run")
     assert customer.serious_findings() == []
     node(page, "loop").locator("header").click()
-    panel = page.get_by_role("complementary", name="What happened at loop")
+    panel = page.get_by_role("complementary", name="Details of loop")
     panel.get_by_label("Items").select_option(label="do, item 2, Done")
     expect(panel.locator(".canvas-result img").first).to_be_visible()
     assert stored(web, "Again and framed")["graph"]["graph"] == "Frame"
@@ -387,7 +389,7 @@ def test_a_property_is_made_by_a_template(customer: WebPage) -> None:
     ask_for(page, "size", "integer", 60, 80)
     pull(page, "Picture out of nothing", 340, 80)
     panel = select(page, "negative")
-    panel.get_by_label("width: From").select_option("By a template {{ }}")
+    panel.get_by_label("width: From").select_option("Use a template {{ }}")
     text = panel.get_by_label("width", exact=True)
     expect(text).to_have_attribute("aria-invalid", "true")
     text.fill("{{ input.size * 2 }}")
@@ -408,9 +410,9 @@ def test_names_are_wires_in_step_with_the_text(customer: WebPage, frame: None) -
     ask_for(page, "photos", "image[]", 60, 330)
     pull(page, "Score", 340, 80)
     panel = select(page, "score")
-    panel.get_by_label("For each of").fill("input.photos")
-    panel.get_by_label("A workflow", exact=True).check()
-    panel.get_by_label("Workflow that judges").select_option("workflow:similarity")
+    panel.get_by_label("List of items").fill("input.photos")
+    panel.get_by_label("Workflow", exact=True).check()
+    panel.get_by_label("Scoring workflow").select_option("workflow:similarity")
     panel.get_by_label("reference", exact=True).fill("{{ photo }}")
     expect(named_wires(page)).to_have_count(2)
     pull(page, "Map", 640, 80)
@@ -438,7 +440,7 @@ def test_names_are_wires_in_step_with_the_text(customer: WebPage, frame: None) -
     page.keyboard.press("Enter")
     page.keyboard.press("Delete")
     expect(named_wires(page)).to_have_count(2)
-    expect(select(page, "score").get_by_label("For each of")).to_have_value("")
+    expect(select(page, "score").get_by_label("List of items")).to_have_value("")
     away(page)
     page.keyboard.press("Control+z")
     expect(named_wires(page)).to_have_count(3)

@@ -72,7 +72,7 @@ def photo(tmp_path: Path) -> Path:
 
 def give(opened: WebPage, path: Path) -> None:
     with opened.page.expect_file_chooser() as chooser:
-        opened.page.get_by_role("button", name=re.compile("Drop a photo")).click()
+        opened.page.get_by_role("button", name=re.compile("Drop your photo")).click()
     chooser.value.set_files(path)
 
 
@@ -82,19 +82,19 @@ def test_a_file_is_shown_at_once_uploaded_and_applied(
     page = customer.page
     customer.open(form)
     page.get_by_role("button", name="Apply effect").click()
-    expect(page.locator(".effect-pay").get_by_text("Choose a photo first.")).to_be_visible()
+    expect(page.locator(".effect-pay").get_by_text("Choose your photo first.")).to_be_visible()
     give(customer, photo)
     expect(page.get_by_role("img", name="Your photo")).to_be_visible()
     expect(page.get_by_text("64×48")).to_be_visible()
     expect(page.get_by_text("Uploaded")).to_be_visible()
-    expect(page.get_by_text("This is needed.")).to_be_visible()
-    expect(page.locator(".effect-pay").get_by_text("Some settings need a look.")).to_be_visible()
+    expect(page.get_by_text("This field is required.")).to_be_visible()
+    expect(page.locator(".effect-pay").get_by_text("Check the highlighted fields.")).to_be_visible()
     page.get_by_label("Prefix").fill("made")
-    expect(page.get_by_text("You have 240, 238 stay.")).to_be_visible()
+    expect(page.get_by_text("Balance: 240, after this: 238.")).to_be_visible()
     page.get_by_role("slider", name="Steps").press("ArrowRight")
     page.get_by_role("radio", name="green").check()
     page.get_by_label("Colour").fill("#ff8000")
-    page.get_by_role("button", name="Throw the dice").click()
+    page.get_by_role("button", name="Random seed").click()
     assert 16 <= int(page.get_by_label("Width").input_value()) <= 90
     paint(customer)
     customer.screenshot("effect form")
@@ -134,7 +134,7 @@ def test_a_wrong_file_is_told_before_a_byte_goes_out(
     wrong = tmp_path / "notes.txt"
     wrong.write_text("no picture")
     page.locator("input[type=file]").first.set_input_files(wrong)
-    expect(page.get_by_text("This kind of file is not taken. Taken: any picture.")).to_be_visible()
+    expect(page.get_by_text("This file type isn't supported. Use any image.")).to_be_visible()
     expect(page.get_by_text("Choose another")).to_be_visible()
     assert not [each for each in asked if "uploads" in each]
     # What only its content tells is refused by the service, and shown as nothing.
@@ -142,7 +142,7 @@ def test_a_wrong_file_is_told_before_a_byte_goes_out(
     damaged = tmp_path / "damaged.png"
     damaged.write_bytes(b"no picture")
     page.locator("input[type=file]").first.set_input_files(damaged)
-    expect(page.get_by_text("It is damaged, or no photo at all.")).to_be_visible()
+    expect(page.get_by_text("The file is damaged, or it isn't a valid photo.")).to_be_visible()
     expect(page.get_by_role("button", name="Choose another")).to_be_visible()
     expect(page.get_by_role("button", name="Paint", exact=True)).to_be_disabled()
     expect(page.locator(".effect img")).to_have_count(0)
@@ -169,7 +169,7 @@ def test_an_upload_pauses_when_the_network_is_lost_and_goes_on_with_what_is_miss
     customer.open(form)
     page.route("**/objects/**", cut)
     give(customer, large)
-    expect(page.get_by_text("Paused, goes on by itself")).to_be_visible()
+    expect(page.get_by_text("Paused, resumes automatically")).to_be_visible()
     customer.screenshot("effect paused")
     lost[0] = False
     page.evaluate("window.dispatchEvent(new Event('online'))")
@@ -184,14 +184,17 @@ def test_a_phone_without_a_network_is_told_so_and_goes_on_by_itself(
     with open_page(browser, web.url, phone=True) as opened:
         opened.expect_problem("Failed to load|preload|dynamically")
         opened.sign_in(web.customer.key, form)
-        page, notice = opened.page, opened.page.get_by_text("It goes on by itself")
+        page, notice = (
+            opened.page,
+            opened.page.get_by_text("We'll continue when you're back online"),
+        )
         give(opened, photo)
         expect(page.get_by_text("Uploaded")).to_be_visible()
         page.get_by_label("Prefix").fill("made")
         page.context.set_offline(True)
         expect(notice).to_be_visible()
         page.get_by_role("button", name="Apply effect").click()
-        told = page.locator(".effect-pay").get_by_text("You are offline. Nothing was started.")
+        told = page.locator(".effect-pay").get_by_text("You're offline. No job was started.")
         expect(told).to_be_visible()
         opened.screenshot("effect offline phone")
         page.context.set_offline(False)
@@ -201,8 +204,8 @@ def test_a_phone_without_a_network_is_told_so_and_goes_on_by_itself(
         page.context.set_offline(True)
         expect(notice).to_be_visible()
         page.get_by_role("link", name="Wallet", exact=True).click()
-        expect(page.get_by_text("You are offline", exact=True)).to_be_visible()
-        expect(page).to_have_title(re.compile("^You are offline"))
+        expect(page.get_by_text("You're offline", exact=True)).to_be_visible()
+        expect(page).to_have_title(re.compile("^You're offline"))
         page.context.set_offline(False)
         expect(page.get_by_role("heading", name="Wallet")).to_be_visible()
 
@@ -346,7 +349,7 @@ def test_samples_stay_below_each_other_and_beside_the_own_photo(
         )
         second.click()
         expect(second).to_have_attribute("aria-pressed", "true")
-        expect(page.get_by_role("slider", name="Line between")).to_be_visible()
+        expect(page.get_by_role("slider", name="Before/after slider")).to_be_visible()
         own.click()
         expect(page.get_by_role("img", name="Your photo")).to_be_visible()
 
@@ -364,8 +367,8 @@ def test_a_pasted_picture_and_one_of_my_media_are_taken(customer: WebPage, form:
     )
     expect(page.get_by_text("Uploaded")).to_be_visible()
     page.get_by_role("button", name="Remove pasted.png").click()
-    page.get_by_role("button", name="from My media").first.click()
-    page.get_by_role("button", name="Take pasted.png").first.click()
+    page.get_by_role("button", name="Choose from My media").first.click()
+    page.get_by_role("button", name="Use pasted.png").first.click()
     expect(page.get_by_text("From My media", exact=True)).to_be_visible()
 
 
@@ -376,12 +379,12 @@ def test_too_few_tokens_are_told_with_the_missing_number_and_a_way_on(
     with open_page(browser, web.url, phone=True, theme="light") as opened:
         opened.sign_in(poor.key, form)
         page = opened.page
-        expect(page.get_by_text("You have 1. 1 token missing.")).to_be_visible()
+        expect(page.get_by_text("Balance: 1. You need 1 more token.")).to_be_visible()
         expect(page.get_by_role("button", name="Apply effect")).to_have_count(0)
         opened.screenshot("effect poor phone")
         assert opened.serious_findings() == []
         assert opened.pixels_too_wide() <= 0
-        page.get_by_role("link", name="Ask for tokens").click()
+        page.get_by_role("link", name="Get tokens").click()
         expect(page).to_have_url(re.compile("/wallet$"))
 
 
@@ -395,8 +398,8 @@ def test_a_refusal_of_the_api_is_told_with_a_way_on(
     give(customer, photo)
     page.get_by_label("Prefix").fill("made")
     for code, told, way in (
-        ("insufficient_tokens", "Too few tokens", "Ask for tokens"),
-        ("too_many_active_jobs", "That is the most at once", "See them"),
+        ("insufficient_tokens", "Not enough tokens", "Get tokens"),
+        ("too_many_active_jobs", "Job limit reached", "View them"),
     ):
         refuse(page, code)
         page.get_by_role("button", name="Apply effect").click()
@@ -413,4 +416,4 @@ def refuse(page: Page, code: str) -> None:
 def test_an_unknown_effect_is_told(customer: WebPage) -> None:
     customer.expect_problem("404")
     customer.open("/effects/nothing")
-    expect(customer.page.get_by_text("There is no such effect")).to_be_visible()
+    expect(customer.page.get_by_text("Effect not found")).to_be_visible()

@@ -284,7 +284,7 @@ def test_a_judge_says_what_it_found_and_a_person_overrules_it(
         gallery.wait(run, partial(is_judged, count))
     page = customer.page
     customer.open(gallery.page_of(run, view="grid"))
-    heading = page.get_by_role("heading", name="Base 3 made")
+    heading = page.get_by_role("heading", name="Base 3 created")
     expect(heading).to_contain_text("exposure approves from 0.8, rejects below 0.3")
     good, bad, unclear = (print_of(page, label) for label in ("1·01", "1·02", "1·03"))
     expect(good).to_have_attribute("aria-label", re.compile("Approved by the judge.*score 0.99"))
@@ -322,14 +322,14 @@ def test_prints_are_judged_by_keys_and_in_the_panel(
 ) -> None:
     page = customer.page
     customer.open(gallery.page_of(poster, view="grid"))
-    expect(page.get_by_role("heading", name="Composition 4 made")).to_be_visible()
+    expect(page.get_by_role("heading", name="Composition 4 created")).to_be_visible()
     print_of(page, "2·01").focus()
     page.keyboard.press("w")
     expect(print_of(page, "2·01, Winner")).to_be_visible()
     print_of(page, "2·02").focus()
     page.keyboard.press("x")
     expect(print_of(page, "2·02, Rejected")).to_be_visible()
-    toast = page.get_by_role("status").filter(has_text="2·02 is rejected")
+    toast = page.get_by_role("status").filter(has_text="2·02 rejected")
     toast.get_by_role("button", name="Undo").click()
     expect(print_of(page, "2·02, Open")).to_be_visible()
     print_of(page, "2·03").click()
@@ -381,7 +381,7 @@ def test_a_picture_is_followed_back_to_its_base(
     gallery.call("POST", f"{poster}/candidates/{base['id']}/winner")
     above = page.get_by_role("complementary", name=re.compile(r"Candidate 1·"))
     expect(above.get_by_text("Winner of Composition")).to_be_visible()
-    expect(above.get_by_text("What came out of it")).to_be_visible()
+    expect(above.get_by_text("Children", exact=True)).to_be_visible()
     expect(above.get_by_role("definition").filter(has_text="a wide valley")).to_be_visible()
 
 
@@ -397,7 +397,7 @@ def test_failed_jobs_are_retried_one_and_all(customer: WebPage, gallery: Gallery
     page.get_by_role("button", name="Retry", exact=True).first.click()
     expect(page.get_by_role("heading", name="2 failed jobs")).to_be_visible()
     page.get_by_role("button", name="Retry all").click()
-    expect(page.get_by_text("Nothing has failed")).to_be_visible()
+    expect(page.get_by_text("No failed jobs")).to_be_visible()
     page.get_by_role("link", name="Grid").click()
     expect(print_of(page, r"1·\d\d")).to_have_count(3)
 
@@ -407,14 +407,14 @@ def test_a_run_is_paused_resumed_and_cancelled(customer: WebPage, gallery: Galle
     page = customer.page
     customer.open(gallery.page_of(run, view="grid"))
     expect(print_of(page, r"1·\d\d")).to_have_count(2)
-    expect(page.get_by_text("Limit of candidates reached").first).to_be_visible()
+    expect(page.get_by_text("Candidate limit reached").first).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused", exact=True)).to_be_visible()
     assert gallery.call("GET", run)["status"] == "paused"
-    page.get_by_role("button", name="More acts").click()
-    page.get_by_role("menuitem", name="Change the limits").click()
-    page.get_by_label("Candidates at most").fill("3")
-    page.get_by_role("button", name="Set the limits").click()
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Change limits").click()
+    page.get_by_label("Max. candidates").fill("3")
+    page.get_by_role("button", name="Save limits").click()
     page.get_by_role("button", name="Resume").click()
     expect(print_of(page, r"1·\d\d")).to_have_count(3)
     page.get_by_role("link", name="Judge 3").click()
@@ -422,7 +422,7 @@ def test_a_run_is_paused_resumed_and_cancelled(customer: WebPage, gallery: Galle
     page.keyboard.press("a")
     expect(print_of(page, "1·02")).to_have_count(0)
     expect(page.get_by_text("3 candidates, 2 to judge")).to_be_visible()
-    page.get_by_role("button", name="More acts").click()
+    page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("menuitem", name="Cancel the run").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the run").click()
     expect(page.get_by_text("Cancelled", exact=True)).to_be_visible()
@@ -439,7 +439,7 @@ def test_candidates_are_exported_as_one_file(
     expect(page.get_by_text("8 files")).to_be_visible()
     customer.screenshot("export")
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download the ZIP").click()
+        page.get_by_role("button", name="Download ZIP").click()
     assert download.value.suggested_filename.startswith("poster-for-the-north-")
     saved = tmp_path / "export.zip"
     download.value.save_as(saved)
@@ -465,15 +465,15 @@ def test_a_pipeline_is_written_down_started_and_deleted(
         page = opened.page
         opened.screenshot("galleries none")
         page.get_by_role("button", name="New pipeline").click()
-        page.get_by_label("Pipeline, in YAML or JSON").fill(
+        page.get_by_label("Pipeline in YAML or JSON").fill(
             "name: Mine\nsteps:\n  - {name: Base, effect: nothing}"
         )
-        page.get_by_role("button", name="Create the pipeline").click()
+        page.get_by_role("button", name="Create pipeline").click()
         expect(page.get_by_role("alert")).to_contain_text("Base.effect")
-        page.get_by_label("Pipeline, in YAML or JSON").fill(json.dumps({**JUDGED, "name": "Mine"}))
-        page.get_by_role("button", name="Create the pipeline").click()
+        page.get_by_label("Pipeline in YAML or JSON").fill(json.dumps({**JUDGED, "name": "Mine"}))
+        page.get_by_role("button", name="Create pipeline").click()
         expect(page.get_by_role("heading", name="Mine", exact=True)).to_be_visible()
-        expect(page.get_by_text("waits for your approval")).to_be_visible()
+        expect(page.get_by_text("needs your approval")).to_be_visible()
         opened.screenshot("pipeline")
         assert opened.serious_findings() == []
         page.get_by_role("button", name="Start a run").click()
@@ -481,17 +481,17 @@ def test_a_pipeline_is_written_down_started_and_deleted(
         page.get_by_label("Variable prompt").fill("a lake")
         page.get_by_role("button", name="Start the run").click()
         expect(print_of(page, r"1·\d\d")).to_have_count(2)
-        expect(page.get_by_text("Waits for you").first).to_be_visible()
+        expect(page.get_by_text("Needs your judgment").first).to_be_visible()
         opened.open("/pipelines")
-        strip = page.get_by_role("link", name=re.compile("Mine.*Waits for you"))
+        strip = page.get_by_role("link", name=re.compile("Mine.*Needs your judgment"))
         expect(strip.locator("img")).to_have_count(2)
         opened.screenshot("galleries")
         assert opened.serious_findings() == []
         page.get_by_role("link", name=re.compile("^Mine Base")).click()
-        page.get_by_role("button", name="More acts").click()
+        page.get_by_role("button", name="More", exact=True).click()
         page.get_by_role("menuitem", name="Delete the pipeline").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete the pipeline").click()
-        expect(page.get_by_text("No pipeline yet")).to_be_visible()
+        expect(page.get_by_text("No pipelines yet")).to_be_visible()
 
 
 def test_a_phone_shows_all_of_it(
@@ -506,7 +506,7 @@ def test_a_phone_shows_all_of_it(
             assert opened.pixels_too_wide() <= 0
         print_of(opened.page, "1·01").click()
         panel = opened.page.get_by_role("complementary")
-        expect(panel.get_by_text("Where it comes from")).to_be_visible()
+        expect(panel.get_by_text("Origin", exact=True)).to_be_visible()
         opened.screenshot("phone candidate")
         panel.get_by_role("button", name="Close").click()
         expect(panel).to_have_count(0)
@@ -568,7 +568,7 @@ def test_a_phone_starts_a_run_with_a_photo_and_votes_by_thumb(
         assert all(each and each["width"] * each["height"] > 200 * 150 for each in boxes), boxes
         assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
         page.get_by_role("button", name="Full size").click()
-        page.get_by_role("button", name="The other one").click()
+        page.get_by_role("button", name="Show the other one").click()
         page.get_by_role("button", name="This one is better").click()
         expect(page.get_by_role("dialog")).to_have_count(0)
         expect(page.get_by_role("button", name="Undo")).to_be_enabled()
@@ -595,7 +595,7 @@ def test_a_vote_that_does_not_arrive_is_told_and_given_again(
 def test_a_run_of_nobody_says_so(customer: WebPage) -> None:
     customer.expect_problem("status of 404")
     customer.open("/pipelines/none/runs/00000000-0000-0000-0000-000000000000")
-    expect(customer.page.get_by_text("There is no such run").last).to_be_visible()
+    expect(customer.page.get_by_text("Run not found").last).to_be_visible()
     customer.open("/pipelines/none")
-    expect(customer.page.get_by_text("There is no such pipeline").last).to_be_visible()
+    expect(customer.page.get_by_text("Pipeline not found").last).to_be_visible()
     assert customer.serious_findings() == []

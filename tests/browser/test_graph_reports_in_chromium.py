@@ -50,7 +50,7 @@ def test_a_run_is_looked_at_as_a_timeline_while_it_goes_on_and_after(
     page = customer.page
     customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
     # The dialog covers the page as soon as the run asks.
-    asks = page.get_by_role("dialog", name="look asks you")
+    asks = page.get_by_role("dialog", name="look needs your approval")
     expect(asks).to_be_visible()
     asks.get_by_role("button", name="Later").click()
     page.get_by_role("button", name="Timeline").click()
@@ -70,7 +70,7 @@ def test_a_run_is_looked_at_as_a_timeline_while_it_goes_on_and_after(
     assert customer.serious_findings() == []
     table.get_by_role("button", name="draw, Done").focus()
     page.keyboard.press("Enter")
-    panel = page.get_by_role("complementary", name="What happened at draw")
+    panel = page.get_by_role("complementary", name="Details of draw")
     expect(panel.get_by_text("Attempts")).to_be_visible()
     customer.screenshot("timeline node")
     page.get_by_role("button", name="Timeline").click()

@@ -94,9 +94,9 @@ def test_a_graph_is_drawn_by_mouse_and_run(customer: WebPage, web: WebServer) ->
     page = customer.page
     customer.open("/graphs")
     page.get_by_role("link", name="New graph").or_(
-        page.get_by_role("link", name="Draw the first graph")
+        page.get_by_role("link", name="Create your first graph")
     ).first.click()
-    expect(page.get_by_text("Nothing is drawn yet")).to_be_visible()
+    expect(page.get_by_text("The canvas is empty")).to_be_visible()
     pull(page, "Picture out of nothing", 200, 200)
     pull(page, "Softened photo", 520, 200)
     pull(page, "Output", 860, 200)
@@ -105,11 +105,11 @@ def test_a_graph_is_drawn_by_mouse_and_run(customer: WebPage, web: WebServer) ->
     wire(page, port(page, "soften", "output"), port(page, "output", "value"))
     expect(wires(page)).to_have_count(2)
     expect(page.get_by_text("No problems")).to_be_visible()
-    page.get_by_label("Name of the graph").fill("By mouse")
+    page.get_by_label("Graph name").fill("By mouse")
     customer.screenshot("canvas drawn")
-    page.get_by_role("button", name="Run, 5 tokens").click()
+    page.get_by_role("button", name="Run (5 tokens)").click()
     dialog = page.get_by_role("dialog", name="Run By mouse?")
-    dialog.get_by_role("button", name="Run it for 5 tokens").click()
+    dialog.get_by_role("button", name="Run for 5 tokens").click()
     expect(page).to_have_url(re.compile(r"/graphs/[0-9a-f-]{36}/runs/[0-9a-f-]{36}$"))
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
     expect(page.get_by_text("3 of 3 nodes, 100%")).to_be_visible()
@@ -117,11 +117,11 @@ def test_a_graph_is_drawn_by_mouse_and_run(customer: WebPage, web: WebServer) ->
     customer.screenshot("canvas run done")
     assert customer.serious_findings() == []
     page.get_by_role("group", name="soften, Workflow, Done").click()
-    panel = page.get_by_role("complementary", name="What happened at soften")
+    panel = page.get_by_role("complementary", name="Details of soften")
     expect(panel.get_by_text("Attempts")).to_be_visible()
     customer.screenshot("canvas run node")
     page.get_by_role("button", name="Outputs").click()
-    gallery = page.get_by_role("dialog", name="What this run made")
+    gallery = page.get_by_role("dialog", name="Outputs of this run")
     expect(gallery.get_by_role("link", name=re.compile("Download")).first).to_be_visible()
     customer.screenshot("canvas outputs")
     page.keyboard.press("Escape")
@@ -204,7 +204,7 @@ def test_a_graph_is_drawn_by_keyboard_alone(customer: WebPage, workflows: None) 
     page.keyboard.press("ArrowDown")
     expect(node).not_to_have_attribute("style", place)
     page.keyboard.press("l")
-    page.get_by_label("Name of the graph").fill("By keyboard")
+    page.get_by_label("Graph name").fill("By keyboard")
     page.keyboard.press("Control+s")
     expect(page.get_by_text("Saved as version 1")).to_be_visible()
     expect(page).to_have_url(re.compile(r"/graphs/[0-9a-f-]{36}$"))
@@ -215,7 +215,7 @@ def test_yaml_is_in_step_and_versions_are_compared(
 ) -> None:
     page = customer.page
     customer.open(f"/graphs/{graph(web, 'In step', DRAW)}")
-    expect(page.get_by_role("button", name="Run, 1 token")).to_be_visible()
+    expect(page.get_by_role("button", name="Run (1 token)")).to_be_visible()
     page.get_by_role("button", name="YAML").click()
     text = page.get_by_label("The graph as YAML")
     expect(text).to_have_value(re.compile(r"\{id: draw, type: workflow, workflow: slow\}"))
@@ -241,7 +241,7 @@ def test_yaml_is_in_step_and_versions_are_compared(
     dialog.get_by_label("Compare").select_option("1")
     expect(dialog.locator(".is-new", has_text="retries: 2")).to_be_visible()
     customer.screenshot("canvas versions")
-    dialog.get_by_role("button", name="Go back to version 1").click()
+    dialog.get_by_role("button", name="Restore version 1").click()
     expect(page.get_by_text("version 2, not saved")).to_be_visible()
     expect(text).not_to_have_value(re.compile("retries"))
 
@@ -262,14 +262,14 @@ def test_a_run_is_given_files_and_values_and_tells_what_it_costs(
             ("soften.output", "all.input_0"), ("all.output.images", "picture.value")]  # fmt: skip
     wired = [{"from": begin, "to": end} for begin, end in ends]
     customer.open(f"/graphs/{graph(web, 'With files', *nodes, wires=wired)}")
-    page.get_by_role("button", name=re.compile(r"^Run, 0 to 270 tokens")).click()
+    page.get_by_role("button", name=re.compile(r"^Run \(0 to 270 tokens\)")).click()
     dialog = page.get_by_role("dialog", name="Run With files?")
-    start = dialog.get_by_role("button", name=re.compile("^Run it"))
+    start = dialog.get_by_role("button", name=re.compile("^Run"))
     expect(start).to_have_attribute("aria-disabled", "true")
     dialog.locator("input[type=file]").set_input_files(photo)
     dialog.get_by_label("size").fill("32")
     expect(dialog.get_by_text("Uploaded")).to_be_visible()
-    expect(dialog.get_by_role("button", name="Run it for 3 tokens")).to_be_visible()
+    expect(dialog.get_by_role("button", name="Run for 3 tokens")).to_be_visible()
     customer.screenshot("canvas run dialog")
     assert customer.serious_findings() == []
     start.click()
@@ -319,15 +319,15 @@ def test_a_node_asks_where_to_go_on(customer: WebPage, web: WebServer, workflows
     bound = {**DRAW, "backend_affinity": "worker:gone", "fallback_strategy": "ask_user"}
     graph_id = graph(web, "Asks", bound)
     customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
-    dialog = page.get_by_role("dialog", name="Where shall draw go on?")
-    expect(dialog.get_by_text("Waits for you", exact=True)).to_be_visible()
+    dialog = page.get_by_role("dialog", name="Where should “draw” continue?")
+    expect(dialog.get_by_text("Needs your input", exact=True)).to_be_visible()
     expect(dialog.get_by_text("shortest queue, 1 token")).to_be_visible()
     customer.screenshot("canvas asks")
     assert customer.serious_findings() == []
     page.keyboard.press("Escape")
-    expect(page.get_by_text("1 node waits for you")).to_be_visible()
+    expect(page.get_by_text("1 node needs your input")).to_be_visible()
     page.get_by_role("button", name="Answer").click()
-    dialog.get_by_role("button", name=re.compile("^Go on with")).click()
+    dialog.get_by_role("button", name=re.compile("^Continue on")).click()
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
     expect(page.get_by_role("group", name="draw, Workflow, Done")).to_be_visible()
 
@@ -361,14 +361,14 @@ def test_a_person_is_asked_and_picks(customer: WebPage, web: WebServer, workflow
     panel = page.get_by_role("complementary", name="Settings of each")
     expect(panel.get_by_label("Effect or workflow")).to_have_value("workflow:slow")
     customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
-    dialog = page.get_by_role("dialog", name="look asks you")
+    dialog = page.get_by_role("dialog", name="look needs your approval")
     expect(dialog.get_by_role("paragraph").filter(has_text="Which are good?")).to_be_visible()
     # Nothing is drawn that nobody has written.
     expect(page.locator(".react-flow__node")).to_have_count(4)
     expect(dialog.get_by_role("button", name="Approve all 2")).to_be_visible()
-    expect(dialog.get_by_text("nothing is marked: all 2 go on")).to_be_visible()
-    dialog.get_by_label("Picture 2").check()
-    expect(dialog.get_by_text("only what is marked goes on")).to_be_visible()
+    expect(dialog.get_by_text("none selected, so all 2 continue")).to_be_visible()
+    dialog.get_by_label("Image 2").check()
+    expect(dialog.get_by_text("only the selected items continue")).to_be_visible()
     customer.screenshot("canvas approves")
     assert customer.serious_findings() == []
     dialog.get_by_role("button", name="Approve 1 of 2").click()
@@ -386,7 +386,7 @@ def test_runs_are_listed_as_they_come_and_end(
     run(web, graph_id)
     expect(row).to_contain_text("Succeeded")
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Find or do").fill("listed")
+    page.get_by_role("combobox", name="Search and commands").fill("listed")
     page.get_by_role("option", name=re.compile("Graph run, completed")).click()
     expect(page).to_have_url(re.compile(rf"/graphs/{graph_id}/runs/"))
 
@@ -401,15 +401,15 @@ def test_what_failed_is_told_and_tried_again(
     customer.screenshot("canvas failed")
     assert customer.serious_findings() == []
     page.get_by_role("button", name="Retry on another backend").click()
-    dialog = page.get_by_role("dialog", name="Where shall it be tried again?")
+    dialog = page.get_by_role("dialog", name="Retry on another backend")
     customer.expect_problem("4(09|22)")
     dialog.get_by_label("Backend").fill("worker:nobody")
     dialog.get_by_role("button", name="Retry on nobody").click()
     expect(dialog.get_by_role("alert")).to_be_visible()
-    dialog.get_by_role("button", name="Not now").click()
+    dialog.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Retry", exact=True).click()
     page.get_by_role("group", name=re.compile("^draw")).click()
-    panel = page.get_by_role("complementary", name="What happened at draw")
+    panel = page.get_by_role("complementary", name="Details of draw")
     expect(panel.get_by_text("2", exact=True)).to_be_visible()
 
 
@@ -429,23 +429,23 @@ def test_a_run_is_run_again_from_a_node_and_leads_back(
     customer.open(f"/graphs/{graph_id}/runs/{first}")
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible(timeout=60_000)
     page.get_by_role("group", name="then, Workflow, Done").click()
-    panel = page.get_by_role("complementary", name="What happened at then")
-    panel.get_by_role("button", name="Run again from here").click()
-    expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
+    panel = page.get_by_role("complementary", name="Details of then")
+    panel.get_by_role("button", name="Rerun from here").click()
+    expect(page.get_by_text("Rerun from then.")).to_be_visible(timeout=60_000)
     expect(page).not_to_have_url(re.compile(first))
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible(timeout=60_000)
     expect(page.get_by_text("1 token", exact=True)).to_be_visible()
     page.get_by_role("group", name="draw, Workflow, Done").click()
-    kept = page.get_by_role("complementary", name="What happened at draw")
+    kept = page.get_by_role("complementary", name="Details of draw")
     expect(kept.get_by_role("link", name="an earlier run")).to_be_visible()
     customer.screenshot("canvas again")
     assert customer.serious_findings() == []
-    page.get_by_role("link", name="To the earlier run").click()
+    page.get_by_role("link", name="View the earlier run").click()
     expect(page).to_have_url(re.compile(first))
     expect(page.get_by_text("2 tokens", exact=True)).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("Run again from then.")).to_be_hidden()
-    page.get_by_text("Run again:").locator("xpath=..").get_by_role("link").click()
-    expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("Rerun from then.")).to_be_hidden()
+    page.get_by_text("Reruns:").locator("xpath=..").get_by_role("link").click()
+    expect(page.get_by_text("Rerun from then.")).to_be_visible(timeout=60_000)
 
 
 def require_attribution(page: Page) -> None:
@@ -472,10 +472,12 @@ def test_a_run_is_followed_and_cancelled_on_a_phone(
     page = phone.page
     graph_id = graph(web, "On a phone", DRAW)
     phone.open("/graphs")
-    expect(page.get_by_text("Graphs are drawn in a window of at least 700 pixels.")).to_be_visible()
+    expect(
+        page.get_by_text("To edit graphs, use a window at least 700 pixels wide.")
+    ).to_be_visible()
     expect(page.get_by_role("link", name="New graph", exact=True)).to_be_hidden()
     phone.open(f"/graphs/{graph_id}")
-    expect(page.get_by_text(re.compile("To draw, use a window"))).to_be_visible()
+    expect(page.get_by_text(re.compile("To edit them, use a window"))).to_be_visible()
     phone.screenshot("canvas narrow phone")
     require_attribution(page)
     assert phone.pixels_too_wide() <= 0
@@ -513,9 +515,9 @@ def test_on_a_phone_a_question_that_was_put_off_covers_nothing(
 @pytest.mark.parametrize(
     ("path", "told", "way"),
     [
-        ("/graphs/00000000-0000-0000-0000-000000000000", "There is no such graph", "/graphs"),
-        ("/graphs/mistyped", "There is no such graph", "/graphs"),
-        ("/graph-runs/00000000-0000-0000-0000-000000000000", "There is no such run", "/graph-runs"),
+        ("/graphs/00000000-0000-0000-0000-000000000000", "Graph not found", "/graphs"),
+        ("/graphs/mistyped", "Graph not found", "/graphs"),
+        ("/graph-runs/00000000-0000-0000-0000-000000000000", "Run not found", "/graph-runs"),
     ],
 )
 def test_a_graph_that_is_not_there_leads_on(

@@ -62,8 +62,8 @@ def test_media_lie_on_a_sheet_and_are_marked_by_key(
     expect(one.locator(".pencil")).to_be_visible()
     page.get_by_role("radio", name="Marked").check(force=True)
     expect(one).to_be_visible()
-    one.get_by_role("button", name="Take the mark off").click()
-    expect(page.get_by_text("Nothing is marked")).to_be_visible()
+    one.get_by_role("button", name="Unmark").click()
+    expect(page.get_by_text("No marked media")).to_be_visible()
     page.get_by_role("button", name="Show all").click()
     # By keyboard alone: M marks what has the focus, and is a letter in a field.
     one.get_by_role("link").focus()
@@ -71,10 +71,10 @@ def test_media_lie_on_a_sheet_and_are_marked_by_key(
     page.keyboard.press("m")
     expect(one.locator(".pencil")).to_be_visible()
     page.get_by_label("Find by name").fill("mountain")
-    expect(page.get_by_text("Nothing fits")).to_be_visible()
+    expect(page.get_by_text("No matches")).to_be_visible()
     page.get_by_label("Find by name").fill("beach")
     expect(one).to_be_visible()
-    page.get_by_label("Kind", exact=True).select_option("Videos")
+    page.get_by_label("Type", exact=True).select_option("Videos")
     expect(one).to_have_count(0)
 
 
@@ -102,10 +102,10 @@ def test_a_media_of_another_is_told_as_missing(
 ) -> None:
     with open_page(browser, web.url, phone=True, theme="light") as tab:
         tab.sign_in(newcomer(web).key, "/media")
-        expect(tab.page.get_by_text("No picture yet")).to_be_visible()
+        expect(tab.page.get_by_text("No media yet")).to_be_visible()
         tab.expect_problem("404")
         tab.open(f"/media/{soft_photo['media']}")
-        expect(tab.page.get_by_role("heading", name="There is no such picture")).to_be_visible()
+        expect(tab.page.get_by_role("heading", name="File not found")).to_be_visible()
 
 
 def test_a_webhook_is_made_its_deliveries_are_seen_and_sent_again(
@@ -166,7 +166,7 @@ def test_the_palette_finds_and_acts_by_keyboard(
     page = customer.page
     customer.open("/wallet")
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search and commands")).to_be_focused()
     page.keyboard.type("beach")
     expect(page.get_by_role("option", name=re.compile(NAME))).to_have_attribute(
         "aria-selected", "true"
@@ -176,22 +176,22 @@ def test_the_palette_finds_and_acts_by_keyboard(
     page.keyboard.press("ArrowDown")
     expect(page.get_by_role("option", name="Copy link")).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("The link is copied")).to_be_visible()
+    expect(page.get_by_text("Link copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()").endswith(f"/media/{soft_photo['media']}")
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search and commands")).to_be_focused()
     page.keyboard.type(soft_photo["job"][:8])
     expect(page.get_by_role("option", name=re.compile("Softened photo"))).to_be_visible()
-    page.get_by_role("combobox", name="Find or do").fill("")
+    page.get_by_role("combobox", name="Search and commands").fill("")
     page.keyboard.type("keys")
     expect(page.get_by_role("option", name="Keys", exact=True)).to_be_visible()
     expect(page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/keys$"))
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search and commands")).to_be_focused()
     page.keyboard.type("zzzz")
-    expect(page.get_by_text("Nothing fits.")).to_be_visible()
+    expect(page.get_by_text("No matches")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -199,7 +199,7 @@ def test_the_palette_finds_and_acts_by_keyboard(
 def test_the_palette_of_operators_leads_through_the_console(operator: WebPage) -> None:
     page = operator.page
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search and commands")).to_be_focused()
     page.keyboard.type("soften")
     page.get_by_role("option", name=re.compile("soften.*Workflow")).click()
     expect(page).to_have_url(re.compile("/console/workflows/soften$"))

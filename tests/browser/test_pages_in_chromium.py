@@ -83,9 +83,9 @@ def test_an_unknown_address_says_so_and_leads_on(stranger: WebPage) -> None:
     stranger.expect_problem("404")
     page = stranger.page
     stranger.open("/no/such/page")
-    expect(page.get_by_text("There is no such page")).to_be_visible()
-    assert page.title().startswith("There is no such page")
-    page.get_by_role("link", name="Go to the effects").click()
+    expect(page.get_by_text("Page not found")).to_be_visible()
+    assert page.title().startswith("Page not found")
+    page.get_by_role("link", name="Go to effects").click()
     expect(page.get_by_role("heading", name="Pick a look")).to_be_visible()
     icon = page.request.get(f"{stranger.url}/favicon.ico")
     assert (icon.status, icon.body()[:4]) == (200, b"\0\0\1\0")

@@ -71,7 +71,7 @@ def test_a_photo_is_uploaded_made_and_compared(
     page.locator("input[type=file]").first.set_input_files(photo)
     page.get_by_label("Steps").fill("30")
     page.get_by_role("button", name="Apply effect").click()
-    expect(page.get_by_role("heading", name="Making your Slow photo")).to_be_visible()
+    expect(page.get_by_role("heading", name="Slow photo: in progress")).to_be_visible()
     expect(page.get_by_role("img", name="Live preview")).to_be_visible()
     expect(page.get_by_text(re.compile(r"Step \d+ of 30"))).to_be_visible()
     expect(page.locator(".result-percent")).to_have_text(re.compile(r"\d+%"))
@@ -79,7 +79,7 @@ def test_a_photo_is_uploaded_made_and_compared(
     assert customer.serious_findings() == []
     page.reload()
     expect(page.get_by_text("Ready", exact=True)).to_be_visible(timeout=30_000)
-    grip = page.get_by_role("slider", name="Line between before and after")
+    grip = page.get_by_role("slider", name="Before/after slider")
     grip.press("End")
     expect(grip).to_have_attribute("aria-valuenow", "100")
     customer.screenshot("result")
@@ -87,8 +87,8 @@ def test_a_photo_is_uploaded_made_and_compared(
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.suggested_filename.endswith(".png")
-    page.get_by_role("link", name="Other settings").first.click()
-    expect(page.get_by_text("The settings are as they were.")).to_be_visible()
+    page.get_by_role("link", name="Change settings").first.click()
+    expect(page.get_by_text("Your previous settings are loaded.")).to_be_visible()
     expect(page.get_by_label("Steps")).to_have_value("30")
     expect(page.get_by_text("From My media", exact=True)).to_be_visible()
 
@@ -104,11 +104,11 @@ def test_a_lost_connection_is_told_while_the_last_state_stays(
     expect(page.get_by_role("heading", name="Slow drawing")).to_be_visible()
     customer.screenshot("making lost")
     page.unroute("**/api/account/events*")
-    page.get_by_role("button", name="Now").click()
+    page.get_by_role("button", name="Retry now").click()
     expect(page.get_by_text("Connection lost")).to_have_count(0)
     expect(page.get_by_role("img", name="Live preview")).to_be_visible()
     cancel(web, job["id"])
-    expect(page.get_by_role("heading", name="You cancelled this.")).to_be_visible()
+    expect(page.get_by_role("heading", name="You cancelled this job.")).to_be_visible()
 
 
 def test_several_at_once_are_followed_in_two_tabs_and_one_is_cancelled(
@@ -123,13 +123,13 @@ def test_several_at_once_are_followed_in_two_tabs_and_one_is_cancelled(
         expect(tab.get_by_role("heading", name=re.compile("Slow drawing"))).to_be_visible()
     expect(page.get_by_text("Waiting for a machine")).to_be_visible()
     customer.screenshot("waiting")
-    page.get_by_role("button", name="Cancel, get 2 tokens back").click()
+    page.get_by_role("button", name="Cancel and refund 2 tokens").click()
     page.get_by_role("button", name="Cancel the job").click()
     for tab in (page, other):
-        expect(tab.get_by_role("heading", name="You cancelled this.")).to_be_visible()
-    expect(page.get_by_text("2 tokens are back in your wallet.")).to_be_visible()
+        expect(tab.get_by_role("heading", name="You cancelled this job.")).to_be_visible()
+    expect(page.get_by_text("Refunded: 2 tokens.")).to_be_visible()
     customer.open("/results")
-    under_way = page.get_by_role("link", name=re.compile("Making.*Slow drawing"))
+    under_way = page.get_by_role("link", name=re.compile("Processing.*Slow drawing"))
     expect(under_way).to_have_count(1)
     assert customer.serious_findings() == []
     cancel(web, first["id"])
@@ -144,17 +144,17 @@ def test_a_failure_says_why_what_came_back_and_how_to_go_on(
     with open_page(browser, web.url, phone=True, theme="light") as opened:
         opened.sign_in(web.customer.key, f"/results/{job['id']}")
         page = opened.page
-        expect(page.get_by_text("Not made")).to_be_visible()
+        expect(page.get_by_text("Failed", exact=True)).to_be_visible()
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        expect(page.get_by_text("2 tokens are back in your wallet.")).to_be_visible()
-        page.get_by_text("For support").click()
+        expect(page.get_by_text("Refunded: 2 tokens.")).to_be_visible()
+        page.get_by_text("Details for support").click()
         expect(page.get_by_text(job["id"])).to_be_visible()
         opened.screenshot("failure phone")
         assert opened.serious_findings() == []
         assert opened.pixels_too_wide() <= 0
-        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("button", name="Retry").click()
         page.wait_for_url(lambda address: "/results/" in address and job["id"] not in address)
-        expect(page.get_by_text("Not made")).to_be_visible()
+        expect(page.get_by_text("Failed", exact=True)).to_be_visible()
 
 
 def test_a_link_shows_a_result_to_anybody_until_it_is_revoked(
@@ -165,23 +165,23 @@ def test_a_link_shows_a_result_to_anybody_until_it_is_revoked(
     page = customer.page
     customer.open(f"/results/{job['id']}")
     page.get_by_role("button", name="Share").click()
-    page.get_by_role("button", name="Make the link").click()
+    page.get_by_role("button", name="Create link").click()
     expect(page.get_by_role("dialog")).to_contain_text("Expires in 7 days")
-    link = page.get_by_label("The link", exact=True).inner_text().strip()
+    link = page.get_by_label("Share link", exact=True).inner_text().strip()
     stranger.page.goto(link)
     shown = stranger.page.get_by_role("img", name="Slow drawing: the result")
     expect(shown).to_be_visible()
     expect(stranger.page.get_by_role("link", name="Download")).to_be_visible()
     stranger.screenshot("shared")
     assert stranger.serious_findings() == []
-    page.get_by_role("button", name="Revoke the link").click()
-    expect(page.get_by_text("The link shows nothing any more.")).to_be_visible()
+    page.get_by_role("button", name="Revoke link").click()
+    expect(page.get_by_text("The link no longer works.")).to_be_visible()
     stranger.page.reload()
-    expect(stranger.page.get_by_text(re.compile("expired|no such link"))).to_be_visible()
+    expect(stranger.page.get_by_text(re.compile("expired|Link not found"))).to_be_visible()
     expect(shown).to_have_count(0)
     stranger.open("/shared/nothing")
-    expect(stranger.page.get_by_text("There is no such link")).to_be_visible()
-    stranger.page.get_by_role("link", name="See what can be made").click()
+    expect(stranger.page.get_by_text("Link not found")).to_be_visible()
+    stranger.page.get_by_role("link", name="Explore effects").click()
     expect(stranger.page.get_by_role("heading", name="Pick a look")).to_be_visible()
 
 
@@ -199,5 +199,5 @@ def test_a_result_whose_files_are_gone_is_told_as_expired(
     page.route(f"**/api/ai-jobs/{job['id']}", without_files)
     customer.open(f"/results/{job['id']}")
     expect(page.get_by_role("heading", name="This result has expired.")).to_be_visible()
-    page.get_by_role("link", name="Make it again").click()
+    page.get_by_role("link", name="Create it again").click()
     expect(page).to_have_url(re.compile("/effects/drawn"))

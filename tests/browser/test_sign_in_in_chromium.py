@@ -145,7 +145,7 @@ def test_a_control_plane_that_is_gone_is_told_and_the_page_stays(
     expect(page.get_by_text("can't be reached").first).to_be_visible()
     expect(page.get_by_role("link", name=re.compile("Softened photo"))).to_be_visible()
     page.unroute("**/api/**")
-    page.get_by_role("button", name="Try again").first.click()
+    page.get_by_role("button", name="Retry", exact=True).first.click()
     expect(page.get_by_text("can't be reached")).to_have_count(0)
 
 
@@ -174,7 +174,7 @@ def find_all_on_a_phone(page: Page) -> None:
     icons = [each.inner_html() for each in items.locator("svg").all()]
     assert len(icons) == len(set(icons))
     page.keyboard.press("Escape")
-    page.get_by_role("navigation", name="Main").get_by_role("link", name="You").click()
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Account").click()
     links = page.get_by_role("navigation", name="More").locator("b")
     expect(links).to_have_text(places)
     for name in ("Pipelines", "Graphs", "Triggers"):
@@ -191,7 +191,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen(browser: Browser, web: Web
             expect(opened.page.locator("body")).to_have_css("background-color", background)
     with open_page(browser, web.url, theme="dark") as opened:
         opened.open("/")
-        opened.page.get_by_role("button", name="Look").click()
+        opened.page.get_by_role("button", name="Theme").click()
         opened.page.get_by_role("menuitemcheckbox", name="Light").click()
         opened.page.reload()
         expect(opened.page.locator("html")).to_have_attribute("data-theme", "light")
@@ -201,7 +201,7 @@ def test_the_keyboard_alone_is_enough(stranger: WebPage, web: WebServer) -> None
     stranger.open("/sign-in")
     page = stranger.page
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     for _ in range(10):
         if page.evaluate("document.activeElement.name") == "key":
             break
@@ -210,7 +210,7 @@ def test_the_keyboard_alone_is_enough(stranger: WebPage, web: WebServer) -> None
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="Balance")).to_be_visible()
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Find or do").press_sequentially("wall")
+    page.get_by_role("combobox", name="Search and commands").press_sequentially("wall")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/wallet$"))
     expect(page.locator("#content")).to_be_focused()

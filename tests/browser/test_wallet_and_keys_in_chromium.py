@@ -40,7 +40,7 @@ def make_key(page: Page, name: str) -> str:
     """Up to the dialog that shows it."""
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create key").click()
     key: str = page.get_by_label("The key", exact=True).inner_text().strip()
     return key
 
@@ -50,7 +50,7 @@ def test_the_wallet_tells_what_came_and_went(customer: WebPage, web: WebServer) 
     customer.open("/wallet")
     expect(page.get_by_role("heading", name="Wallet")).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("Top-up.*Added"))).to_contain_text(f"+{TOKENS}")
-    expect(page.get_by_text("Whoever runs this service adds tokens")).to_be_visible()
+    expect(page.get_by_text("Ask your administrator for tokens")).to_be_visible()
     # A job that is paid for meanwhile is told by the stream.
     price = EFFECTS[0][2]
     apply_effect(web.customer, "negative")
@@ -61,8 +61,8 @@ def test_the_wallet_tells_what_came_and_went(customer: WebPage, web: WebServer) 
     page.get_by_role("radio", name="Added").check(force=True)
     expect(spent).to_have_count(0)
     expect(page.get_by_role("row", name=re.compile("Top-up"))).to_be_visible()
-    page.get_by_role("radio", name="Back").check(force=True)
-    expect(page.get_by_text("Nothing under “Back”")).to_be_visible()
+    page.get_by_role("radio", name="Refunded").check(force=True)
+    expect(page.get_by_text("No transactions under “Refunded”")).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
     rows = download.value.path().read_text(encoding="utf-8").splitlines()
@@ -82,7 +82,7 @@ def test_a_wallet_that_cannot_be_read_says_so_and_can_be_tried_again(customer: W
     )
     page.goto(f"{customer.url}/wallet")
     expect(page.get_by_text("The ledger is away.")).to_be_visible()
-    again = page.get_by_role("button", name="Try again")
+    again = page.get_by_role("button", name="Retry", exact=True)
     expect(again).to_be_visible()
     page.unroute("**/api/wallet/transactions*")
     # The stream of events may have opened just now: then it was read again already, and the button is gone.
@@ -94,8 +94,8 @@ def test_a_wallet_that_cannot_be_read_says_so_and_can_be_tried_again(customer: W
 def test_a_key_is_shown_once_and_revoked(customer: WebPage, web: WebServer) -> None:
     page = open_keys(customer)
     page.get_by_role("button", name="New key").click()
-    page.get_by_role("button", name="Make the key").click()
-    expect(page.get_by_text("Give it a name.")).to_be_visible()
+    page.get_by_role("button", name="Create key").click()
+    expect(page.get_by_text("Enter a name.")).to_be_visible()
     page.keyboard.press("Escape")
     key = make_key(page, "web-shop")
     assert key.startswith("cf_")
@@ -122,7 +122,7 @@ def test_a_key_is_shown_once_and_revoked(customer: WebPage, web: WebServer) -> N
     page.get_by_role("button", name="Revoke this key").click()
     expect(row).to_have_count(0)
     assert httpx.get(f"{web.url}/api/wallet", headers=headers).status_code == 401
-    page.get_by_role("button", name=re.compile("Show .* over")).click()
+    page.get_by_role("button", name=re.compile("Show .* revoked key")).click()
     expect(row).to_contain_text("Revoked")
 
 
@@ -142,7 +142,7 @@ def test_a_rotated_key_works_until_the_new_one_is_stored(customer: WebPage, web:
 
     assert (answer(old), answer(new)) == (200, 200)
     page.get_by_label("I have stored it").check()
-    page.get_by_role("button", name="Done, revoke the old one").click()
+    page.get_by_role("button", name="Done, revoke the old key").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert (answer(old), answer(new)) == (401, 200)
 
@@ -152,7 +152,7 @@ def test_a_key_that_may_not_make_keys_is_told_so(browser: Browser, web: WebServe
         key = http.post("/api/keys", json={"name": "reads", "scopes": ["read"]}).json()["key"]
     with open_page(browser, web.url, phone=True, theme="light") as tab:
         tab.sign_in(key, "/keys")
-        expect(tab.page.get_by_text("This key may not manage keys").first).to_be_visible()
+        expect(tab.page.get_by_text("This key can't manage keys").first).to_be_visible()
         assert tab.pixels_too_wide() <= 0
 
 
@@ -219,7 +219,7 @@ def test_programs_run_as_they_are_shown(customer: WebPage, web: WebServer, tmp_p
         text = page.get_by_role("tabpanel").locator("code").inner_text()
         printed = run_program(language, text, tmp_path, web.customer.key)
         assert ("completed" if language == "curl" else ".png") in printed
-    page.get_by_role("tab", name="As a ComfyUI").click()
+    page.get_by_role("tab", name="ComfyUI clients").click()
     text = page.get_by_role("tabpanel").locator("code").inner_text()
     assert "queue_running" in run_program("curl", text, tmp_path, web.customer.key)
     customer.screenshot("keys")

@@ -60,8 +60,8 @@ test("each status of the API is one of six states", () => {
 
 test("who was offline is told so when the network is back, too", () => {
   const own = new ApiError("offline", "", 0, { wasOnline: false })
-  expect(messageOf(own, false)).toBe("You are offline.")
-  expect(messageOf(own, true)).toBe("You were offline. Try it again.")
+  expect(messageOf(own, false)).toBe("You're offline.")
+  expect(messageOf(own, true)).toBe("You were offline. Try again.")
   const gone = new ApiError("offline", "", 0, { wasOnline: true })
   expect(messageOf(gone, true)).toBe("The service can't be reached.")
 })

@@ -389,6 +389,6 @@ describe("a problem beside its field", () => {
 
   it("of a choice that was not made says so", () => {
     const message = "workflow must be a text of 1 to 200 characters, not ''"
-    expect(plainly({ ...problem, port: "workflow", message }).message).toBe("choose one")
+    expect(plainly({ ...problem, port: "workflow", message }).message).toBe("required")
   })
 })

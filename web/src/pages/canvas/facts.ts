@@ -19,11 +19,11 @@ export interface NodeRun {
   readonly done: number
   readonly expected: number
   readonly seconds: number | null
-  /** The first of the pictures that the node has produced. */
+  /** The first few pictures that the node has produced. */
   readonly pictures: readonly string[]
   /** The decision of a deciding node, in words. */
   readonly decision: string | null
-  /** The port through which the value was passed on. */
+  /** The output port through which a switch or an approval passed the value on. */
   readonly way: string | null
   readonly error: string | null
 }
@@ -33,7 +33,8 @@ export const PICTURES_SHOWN_MAX = 4
 
 export interface NodeFacts extends Record<string, unknown> {
   readonly node: GraphNode
-  /** What the node runs, if its id doesn't name it. */
+  /** The name of the effect, workflow or graph that the node runs, or null if it equals the node's
+   * id. */
   readonly uses: string | null
   readonly ports: NodePorts
   readonly wired: readonly string[]
@@ -55,10 +56,10 @@ export function portOf({ node, port }: ProblemSeen): string {
   return inner.startsWith(".") ? port : "do"
 }
 
-const EMPTY = /^(workflow|effect|graph) must be a text of .*, not ''$/
+const EMPTY = /^(workflow|effect|graph) must be .* characters, not ''$/
 
-/** Removes the field's name from the message, which is shown beside the field. If nothing has
- * been selected yet, the message says only that. */
+/** Shortens a problem's message for display beside its field: removes the field's name, or says
+ * that nothing has been selected yet. */
 export function plainly(problem: ProblemSeen): ProblemSeen {
   const { message, port } = problem
   if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }
@@ -68,7 +69,8 @@ export function plainly(problem: ProblemSeen): ProblemSeen {
 
 const PORTS_MAX = 8
 
-/** Returns the inputs worth showing, or all of them if the node is selected. */
+/** Returns the inputs to show: all if the node is selected or has few, otherwise those that are
+ * required, set, connected or invalid. */
 export function shownInputs(
   { ports, node, wired, problems }: NodeFacts,
   isSelected: boolean,
@@ -84,7 +86,8 @@ export function shownInputs(
   )
 }
 
-/** Returns what a node runs, if its id doesn't name it. */
+/** Returns the name of the effect, workflow or graph that a node runs, or null if it equals the
+ * node's id. */
 export function usesOf(node: GraphNode): string | null {
   const named = node.type === "map" || node.type === "loop" ? bodyOf(node) : node
   const name = named.effect ?? named.workflow ?? named.graph
@@ -152,8 +155,8 @@ export interface Drawn {
   readonly handles: NodeHandle[]
 }
 
-/** Calculates a node's size before it is drawn, so that its wires appear at once without
- * measuring. */
+/** Calculates a node's size before it is drawn, so that its connections can be drawn immediately,
+ * without measuring. */
 export function drawnSize(data: NodeFacts, isSelected: boolean): Drawn {
   const { node, ports } = data
   const width = WIDE.has(node.type) ? 232 : 200

@@ -16,7 +16,7 @@ describe("what was decided", () => {
       "kept 1 of 3, score 4",
     )
     expect(decisionOf("value", { text: "Hello", outputs: {} }).decision).toBe("text: Hello")
-    expect(decisionOf("switch", { dark: {} })).toEqual({ told: "went dark", way: "dark" })
+    expect(decisionOf("switch", { dark: {} })).toEqual({ decision: "branch: dark", way: "dark" })
     expect(decisionOf("approve", { approved: { images: [1] } }, { input: { images: [1, 2] } }).decision).toBe(
       "approved, 1 of 2",
     )

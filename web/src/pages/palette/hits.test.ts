@@ -12,7 +12,7 @@ test("things of customers lead to their pages", () => {
   const things = customersThings(FOUND, new Map([["1", { title: "Softened photo" }]]))
   expect(things.map((hit) => [hit.href, hit.label])).toEqual([
     ["/effects/soften", "Softened photo"],
-    ["/media/2", "Without a name"],
+    ["/media/2", "Untitled"],
     [`/results/${JOB}`, "Softened photo, 6a1f0b5c"],
   ])
 })

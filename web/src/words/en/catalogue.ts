@@ -1,3 +1,5 @@
+/** Labels and messages of the effect catalog, which is the customers' home page. */
+
 export const words = {
   title: "Effects",
   lead: "Pick a look, drop a photo.",
@@ -5,18 +7,18 @@ export const words = {
   tags: "Tags",
   find: "Find an effect",
   video: "Video",
-  sound: "Sound",
+  sound: "Audio",
   about: (time: string) => `≈ ${time}`,
   noPreview: (title: string) => `${title}: no preview`,
   shows: (title: string) => `${title}: before and after`,
   signInFirst: "Sign in to see the effects",
-  signInText: "Prices and effects are shown to customers. A customer's key is enough.",
-  none: "No effect yet",
-  noneCustomer: "As soon as an operator publishes one, it is here.",
-  noneOperator: "Drop a workflow, choose what customers may change, and publish it.",
+  signInText: "Only customers can see effects and prices. Sign in with a customer key.",
+  none: "No effects yet",
+  noneCustomer: "Effects appear here as soon as an operator publishes them.",
+  noneOperator: "Drop a workflow, choose what customers can change, and publish it.",
   addOne: "Publish an effect",
-  noMatch: "No effect fits",
-  noMatchText: "Try another word, or look at all of them.",
+  noMatch: "No matching effects",
+  noMatchText: "Try another word, or show all effects.",
   showAll: "Show all",
   found: (count: number) => (count === 1 ? "1 effect" : `${count} effects`),
 }
