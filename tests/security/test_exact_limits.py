@@ -139,7 +139,7 @@ LIMITS: list[tuple[Callable[[int], None], int, str]] = [
     (parse_values, request_body.VALUES_MAX, "200,000 values"),
     (parse_depth, request_body.DEPTH_MAX, "100 levels"),
     (parse_digits, request_body.DIGITS_MAX, "too large"),
-    (compare, COMPARISONS_MAX, "500,000 are made"),
+    (compare, COMPARISONS_MAX, "the limit is 500,000"),
     (submit_nodes, prompts.NODES_MAX, "10000 nodes"),
     (submit_id, placement.NODE_ID_CHARACTERS_MAX, "200 characters"),
     (name_path, userdata.PATH_CHARACTERS_MAX, "500 characters"),

@@ -107,14 +107,14 @@ async def test_a_history_as_large_as_allowed_is_made_once() -> None:
 
 
 async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(history, "CACHED_ANSWER_BYTES_MAX", 10)
     cache = PollCache()
 
     async def make() -> bytes:
         return b"x" * 11
 
     assert isinstance(await cache.get(uuid4(), "history", make), PollAnswer)
-    assert cache.kept.size == 0
+    assert cache.entries.size == 0
 
 
 @contextlib.contextmanager
@@ -213,8 +213,8 @@ async def test_a_prompt_that_waits_runs_and_ends_is_in_the_next_poll(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is made anew because it is old.
-    monkeypatch.setattr(history, "TOLD_SECONDS", 3600.0)
-    monkeypatch.setattr(history, "UNTOLD_SECONDS", 3600.0)
+    monkeypatch.setattr(history, "NOTIFIED_SECONDS", 3600.0)
+    monkeypatch.setattr(history, "UNNOTIFIED_SECONDS", 3600.0)
     async with polling(databases, tmp_path) as (_, http):
         for path in POLLS:
             await http.get(path)

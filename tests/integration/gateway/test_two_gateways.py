@@ -54,8 +54,8 @@ async def test_polls_at_one_show_at_once_what_has_changed_at_the_other(
     postgres_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is made anew because it is old.
-    monkeypatch.setattr(history, "TOLD_SECONDS", 3600.0)
-    monkeypatch.setattr(history, "UNTOLD_SECONDS", 3600.0)
+    monkeypatch.setattr(history, "NOTIFIED_SECONDS", 3600.0)
+    monkeypatch.setattr(history, "UNNOTIFIED_SECONDS", 3600.0)
     both: dict[str, Any] = {
         "central_database_url": await postgres_databases.url("central"),
         "tenant_database_urls": f"main={await postgres_databases.url('tenant')}",

@@ -17,7 +17,7 @@ TENANT, OTHER = UUID(int=1), UUID(int=2)
 
 
 def test_a_fixed_price_is_reserved_whole() -> None:
-    priced = with_price(asked(), FleetPrompts(price_tokens=7), None, None).asked
+    priced = with_price(asked(), FleetPrompts(price_tokens=7), None, None).spec
     assert priced.price_tokens == 7
     assert priced.gateway is None
 
@@ -27,7 +27,7 @@ def test_the_higher_of_the_fleets_price_and_a_contained_workflows_applies(
     workflow: int, tokens: int
 ) -> None:
     terms = FleetPrompts(price_tokens=7)
-    assert with_price(asked(), terms, None, None, least_price=workflow).asked.price_tokens == tokens
+    assert with_price(asked(), terms, None, None, least_price=workflow).spec.price_tokens == tokens
 
 
 def test_a_fixed_price_above_what_the_caller_would_pay_is_refused() -> None:
@@ -38,23 +38,23 @@ def test_a_fixed_price_above_what_the_caller_would_pay_is_refused() -> None:
 
 def test_an_unknown_prompt_reserves_a_default_within_its_fleets_limit() -> None:
     terms = FleetPrompts(price_per_second=0.5)
-    priced = with_price(asked(), terms, None, None).asked
+    priced = with_price(asked(), terms, None, None).spec
     assert priced.price_tokens == DEFAULT_SECONDS / 2
     assert priced.gateway == {PRICE_PER_SECOND: 0.5}
     short = FleetPrompts(price_per_second=0.5, run_limit_seconds=10)
-    assert with_price(asked(), short, None, None).asked.price_tokens == 5
+    assert with_price(asked(), short, None, None).spec.price_tokens == 5
 
 
 def test_three_times_the_longest_run_is_reserved_and_half_of_that_is_enough() -> None:
     terms = FleetPrompts(price_per_second=2)
     priced = with_price(asked(), terms, 100.0, None)
-    assert (priced.asked.price_tokens, priced.least_tokens) == (600, 300)
+    assert (priced.spec.price_tokens, priced.least_tokens) == (600, 300)
     assert priced.with_balance(299) is None
     smaller = priced.with_balance(300)
     assert smaller is not None
     assert paid_seconds(smaller) == 150
     short = with_price(asked(), terms, 3.0, None)
-    assert (short.asked.price_tokens, short.least_tokens) == (2 * DEFAULT_SECONDS, 10)
+    assert (short.spec.price_tokens, short.least_tokens) == (2 * DEFAULT_SECONDS, 10)
 
 
 def test_only_a_users_own_runs_are_remembered() -> None:
@@ -78,8 +78,8 @@ def test_many_kinds_of_runs_of_one_user_displace_nobody_elses() -> None:
 def test_all_that_the_caller_would_pay_is_reserved_up_to_the_fleets_limit() -> None:
     terms = FleetPrompts(price_per_second=2, run_limit_seconds=1_000)
     for longest in (None, 10.0):
-        assert with_price(asked(), terms, longest, 700).asked.price_tokens == 700
-        assert with_price(asked(), terms, longest, 5_000).asked.price_tokens == 2_000
+        assert with_price(asked(), terms, longest, 700).spec.price_tokens == 700
+        assert with_price(asked(), terms, longest, 5_000).spec.price_tokens == 2_000
     assert with_price(asked(), terms, 10.0, 700).least_tokens == 30
 
 
@@ -95,15 +95,15 @@ def test_a_metered_prompt_is_refused_if_its_caller_would_not_pay_for_a_second(
 def test_a_metered_run_ends_where_its_reservation_does() -> None:
     terms = FleetPrompts(price_per_second=2)
     assert paid_seconds(asked()) is None
-    assert paid_seconds(with_price(asked(), terms, None, 11).asked) == 5.5
-    assert paid_seconds(with_price(asked(), terms, 10.0, None).asked) == DEFAULT_SECONDS
+    assert paid_seconds(with_price(asked(), terms, None, 11).spec) == 5.5
+    assert paid_seconds(with_price(asked(), terms, 10.0, None).spec) == DEFAULT_SECONDS
 
 
 def test_a_metered_prompt_costs_at_least_the_workflow_that_it_contains() -> None:
     terms = FleetPrompts(price_per_second=2)
     priced = with_price(asked(), terms, 1.0, None, least_price=500)
-    assert (priced.asked.price_tokens, priced.least_tokens) == (500, 500)
-    assert priced.asked.gateway == {PRICE_PER_SECOND: 2, MIN_TOKENS: 500}
+    assert (priced.spec.price_tokens, priced.least_tokens) == (500, 500)
+    assert priced.spec.gateway == {PRICE_PER_SECOND: 2, MIN_TOKENS: 500}
 
 
 @pytest.mark.parametrize(

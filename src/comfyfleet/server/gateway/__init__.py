@@ -1,4 +1,4 @@
-"""The gateway: prompts of ComfyUI's clients as jobs, and jobs as ComfyUI's clients know them.
+"""The gateway turns prompts of ComfyUI's clients into jobs, and shows jobs in ComfyUI's formats.
 
 Internal: may change without notice.
 """

@@ -8,16 +8,16 @@ from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.run_log.model import Cursor, LoggedEvents
 
-# Limit for frames that a client hasn't taken yet. At this limit, no more of the log is sent.
+# Maximum number of frames that wait for a client. Above this limit, no more log rows are sent.
 UNSENT_FRAMES_MAX = 1_000
 
 
 class LogState(Enum):
-    """How much of the ordered rows in the run log a socket has sent."""
+    """How far a socket has sent the rows of the run log that are shown in order."""
 
-    CURRENT = auto()  # all rows were sent
-    HOLDING = auto()  # all rows of the shown prompt were sent, and those of others are in the log
-    READING = auto()  # the log may have more rows of the shown prompt
+    CURRENT = auto()  # All rows were sent.
+    HOLDING = auto()  # All rows of the shown prompt were sent. Rows of other prompts are waiting.
+    READING = auto()  # The log may contain more rows of the shown prompt.
 
 
 class GatewaySocket(Socket):
@@ -30,15 +30,15 @@ class GatewaySocket(Socket):
         super().__init__()
         self.client_id = client_id
         self.seen, self.start_id, self.row, self.floor = cursor
-        self.job_id: UUID | None = None  # the prompt that is shown, once known
+        self.job_id: UUID | None = None  # the job of the shown prompt, or None if not yet known
         self.state = LogState.READING
         self.is_live = False
-        self.is_replaced = False  # a newer socket has its client id
+        self.is_replaced = False  # True if a newer socket uses the same client id
         self._has_ended = not self.start_id
-        self._pushed = self._taken = 0  # frames
+        self._pushed = self._taken = 0  # numbers of frames
         self._taken_cursor = cursor
-        # Cursors of rows with frames that the connection hasn't taken yet, each with the number of
-        # frames up to that row.
+        # Cursors of the rows whose frames haven't all been passed to the connection, each with the
+        # total number of frames up to that row.
         self._pending: deque[tuple[int, Cursor]] = deque()
 
     @property
@@ -48,9 +48,9 @@ class GatewaySocket(Socket):
 
     @property
     def taken_cursor(self) -> Cursor:
-        """Returns the position up to which the connection has taken all frames.
+        """Returns the position up to which all frames were passed to the connection.
 
-        A client that reconnects continues there.
+        A client that reconnects continues from there.
         """
         while self._pending and self._pending[0][0] <= self._taken:
             _, self._taken_cursor = self._pending.popleft()
@@ -77,7 +77,7 @@ class GatewaySocket(Socket):
         self.push(frames.json_frame(event, data))
 
     def is_due(self, row: LoggedEvents) -> bool:
-        """Checks whether to send a new row now. Otherwise a later read of the log sends it."""
+        """Checks whether to send a new row now. If not, a later read of the log sends it."""
         if row.start_id is None or row.client_id != self.client_id:
             return True
         if self.state is LogState.READING:
@@ -88,14 +88,16 @@ class GatewaySocket(Socket):
         return True
 
     def holds_back(self, row: LoggedEvents) -> bool:
-        """Checks whether the row belongs to a later attempt while the shown one hasn't ended."""
+        """Checks whether the row must wait, because it belongs to an attempt that started after the
+        shown one and the shown one hasn't ended.
+        """
         return (row.start_id or 0) > self.start_id and not self._has_ended
 
     def note_sent(self, row: LoggedEvents) -> None:
-        """Records that the row was sent."""
+        """Updates the shown attempt and the cursor after the row was sent."""
         start_id = row.start_id
-        # An older control plane doesn't know which attempt a socket shows, so rows of earlier
-        # attempts can arrive late.
+        # Control planes of an older version don't know which attempt a socket shows, so rows of
+        # earlier attempts can arrive late.
         if start_id is None or row.client_id != self.client_id or start_id < self.start_id:
             return
         self.start_id, self.row, self.job_id = start_id, row.id, row.job_id
@@ -105,7 +107,7 @@ class GatewaySocket(Socket):
         self._note_cursor()
 
     def note_read(self, row_id: int) -> None:
-        """Records that all rows up to this one were read: each was sent or is held in the log."""
+        """Records that all rows up to this one were read. Each was either sent or held back."""
         self.seen = max(self.seen, row_id)
         if self.state is LogState.CURRENT:
             self.floor = self.seen
@@ -121,6 +123,8 @@ class GatewaySocket(Socket):
         self._pending.append((self._pushed, self.cursor))
 
     def end_shown(self) -> None:
-        """Ends the shown attempt without a last row, because its prompt was requeued or deleted."""
+        """Ends the shown attempt, whose last row is missing because the prompt was requeued or
+        deleted.
+        """
         self._has_ended = True
         self.state = LogState.READING

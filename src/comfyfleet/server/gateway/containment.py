@@ -1,15 +1,16 @@
 """Checks whether a prompt contains a registered workflow. This module does no I/O.
 
-Only node types and links count, not values. A workflow is contained if one of its results, with all
-nodes before it, is somewhere in the prompt. Its registered output node makes its only result.
-Without one, each of its output nodes makes a result.
+Only node types and links are compared, not values. A prompt contains a workflow if it contains one
+of the workflow's results together with all nodes upstream of it. The registered output node
+produces the only result. Without a registered output node, each output node produces a result.
 
-ComfyUI's nodes that only compute values from values don't count, because a prompt can have the
-values instead. Extra nodes, outputs and links make no difference. A prompt may also share a node
+ComfyUI's nodes that only compute values from other values are ignored, because a prompt can contain
+the values instead. Extra nodes, outputs and links make no difference. A prompt may share a node
 that the workflow has twice, or repeat a node that the workflow shares, because the result is the
-same. Any output node matches any other one, and any slot of a growing input matches its other
-slots. A node
-inserted between two nodes of the workflow makes it a different workflow."""
+same.
+All output nodes match each other, and so do all slots of a growing input. A node inserted between
+two nodes of the workflow makes it a different workflow.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from comfyfleet.server.gateway.offers import ObjectInfo, upload_inputs
 from comfyfleet.server.gateway.policy import core_nodes
 from comfyfleet.workflow.object_info import DYNAMIC_GROUP
 
-# Limit for comparisons of workflow nodes with prompt nodes, for one prompt and all workflows.
+# Maximum number of comparisons between a prompt's nodes and the nodes of all workflows.
 COMPARISONS_MAX = 500_000
 ANY_OUTPUT = "(output)"
 # Types that a widget can hold.
@@ -31,8 +32,8 @@ VALUE_TYPES = frozenset({"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"})
 class PatternLink(NamedTuple):
     """A link of a workflow.
 
-    With `is_prefix`, any input whose name starts with `input` matches. This is used for the slots
-    of a growing input, and for all inputs of an output node.
+    If `is_prefix` is set, every input whose name starts with `input` matches. This applies to the
+    slots of a growing input and to all inputs of an output node.
     """
 
     input: str
@@ -58,15 +59,17 @@ class PatternNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The nodes that make a workflow's results, each after its sources."""
+    """The nodes that produce a workflow's results. Each node comes after its sources."""
 
     nodes: tuple[PatternNode, ...]
-    results: Mapping[str, frozenset[str]]  # output node → the types of it and all nodes before it
+    results: Mapping[
+        str, frozenset[str]
+    ]  # types of the upstream nodes and of the output, by output
 
     def comparisons(self, prompt: IndexedPrompt) -> int:
-        """Returns an upper bound for the comparisons in `is_contained`.
+        """Returns the maximum number of comparisons in `is_contained`.
 
-        This is 0 if the prompt lacks a node type for every result.
+        Returns 0 if the prompt lacks at least one node type of every result.
         """
         if not any(types <= prompt.by_type.keys() for types in self.results.values()):
             return 0
@@ -74,7 +77,9 @@ class Pattern:
 
 
 def _comparisons(node: PatternNode, prompt: IndexedPrompt) -> int:
-    """Counts comparisons. An `is_prefix` link is compared with all links of the prompt's nodes."""
+    """Returns the maximum number of comparisons for one node of a workflow. An `is_prefix` link is
+    compared with all links of the prompt's nodes of that type.
+    """
     prefixes = sum(link.is_prefix for link in node.links)
     exact = len(prompt.by_type.get(node.type, ())) * (1 + len(node.links) - prefixes)
     return exact + prefixes * prompt.link_counts.get(node.type, 0)
@@ -123,16 +128,18 @@ def pattern_of(
 def _without_values(
     nodes: Mapping[str, PatternNode], prompt: Prompt, object_info: ObjectInfo
 ) -> Mapping[str, PatternNode]:
-    """Removes links to nodes that only compute values, unless an output loses all its links."""
+    """Removes links from nodes that only compute values. An output node that would lose all its
+    links keeps them.
+    """
     values: set[str] = set()
-    left: dict[str, PatternNode] = {}
+    kept_nodes: dict[str, PatternNode] = {}
     for node_id, node in nodes.items():
         links = tuple(link for link in node.links if link.source not in values)
         if not links and _computes_values(_type_of(prompt[node_id]), object_info):
             values.add(node_id)
         is_any_output = node.type == ANY_OUTPUT
-        left[node_id] = node if is_any_output and not links else node._replace(links=links)
-    return left
+        kept_nodes[node_id] = node if is_any_output and not links else node._replace(links=links)
+    return kept_nodes
 
 
 def _computes_values(class_type: str, object_info: ObjectInfo) -> bool:
@@ -144,8 +151,8 @@ def _computes_values(class_type: str, object_info: ObjectInfo) -> bool:
 
 
 def _input_types(groups: object) -> Iterator[object]:
-    told = groups if isinstance(groups, Mapping) else {}
-    for inputs in (told.get(group) for group in ("required", "optional")):
+    inputs_by_group = groups if isinstance(groups, Mapping) else {}
+    for inputs in (inputs_by_group.get(group) for group in ("required", "optional")):
         for spec in inputs.values() if isinstance(inputs, Mapping) else ():
             yield spec[0] if isinstance(spec, list) and spec else None
 
@@ -161,7 +168,7 @@ def _parts_of_results(
     object_info: ObjectInfo,
     output_node_id: str | None,
 ) -> Mapping[str, set[str]]:
-    """Returns the ids of the nodes that each result needs, including its output node."""
+    """Returns the ids of the nodes that each result requires, including its output node."""
     if output_node_id is not None and output_node_id in nodes:
         return {output_node_id: _part_of(output_node_id, nodes)}
     parts = {
@@ -179,12 +186,12 @@ def _parts_of_results(
 
 def _part_of(output: str, nodes: Mapping[str, PatternNode]) -> set[str]:
     part: set[str] = set()
-    left = [output]
-    while left:
-        node_id = left.pop()
+    pending = [output]
+    while pending:
+        node_id = pending.pop()
         if node_id not in part:
             part.add(node_id)
-            left += [link.source for link in nodes[node_id].links]
+            pending += [link.source for link in nodes[node_id].links]
     return part
 
 
@@ -193,31 +200,33 @@ def _shows_uploads_only(
 ) -> bool:
     """Checks whether an output only shows uploaded files, which doesn't count as a result."""
     if object_info.get(_type_of(prompt[output]), {}).get("output"):
-        return False  # the output node produces something itself
-    before = [object_info.get(_type_of(prompt[each]), {}) for each in part if each != output]
-    return bool(before) and all(map(upload_inputs, before))
+        return False  # The output node also produces a value.
+    upstream = [
+        object_info.get(_type_of(prompt[node_id]), {}) for node_id in part if node_id != output
+    ]
+    return bool(upstream) and all(map(upload_inputs, upstream))
 
 
 def _pattern_node(node_id: str, node: Mapping[str, Any], object_info: ObjectInfo) -> PatternNode:
     class_type = _type_of(node)
-    found = list(_links(node))
-    if found and _is_output(class_type, object_info):
-        links = (PatternLink("", source, slot, is_prefix=True) for _, source, slot in found)
+    inputs = list(_links(node))
+    if inputs and _is_output(class_type, object_info):
+        links = (PatternLink("", source, slot, is_prefix=True) for _, source, slot in inputs)
         return PatternNode(node_id, ANY_OUTPUT, tuple(links))
     growing = tuple(_growing_inputs(object_info.get(class_type, {}).get("input")))
-    links = (_pattern_link(*each, growing) for each in found)
+    links = (_pattern_link(name, source, slot, growing) for name, source, slot in inputs)
     return PatternNode(node_id, class_type, tuple(links))
 
 
 def _pattern_link(name: str, source: str, slot: float, growing: Sequence[str]) -> PatternLink:
-    prefix = next((each for each in growing if name.startswith(each)), None)
+    prefix = next((start for start in growing if name.startswith(start)), None)
     if prefix is None:
         return PatternLink(name, source, slot)
     return PatternLink(prefix, source, slot, is_prefix=True)
 
 
 def _growing_inputs(groups: object, prefix: str = "") -> Iterator[str]:
-    """Yields the prefix of the slot or row names of each growing input, such as `images.`."""
+    """Yields the prefix of the slot or row names of each growing input, for example `images.`."""
     for inputs in groups.values() if isinstance(groups, Mapping) else ():
         for name, spec in inputs.items() if isinstance(inputs, Mapping) else ():
             inner = f"{prefix}{name}."
@@ -231,7 +240,7 @@ def _growing_inputs(groups: object, prefix: str = "") -> Iterator[str]:
 
 
 def is_contained(pattern: Pattern, prompt: IndexedPrompt) -> bool:
-    """Checks whether the prompt contains the workflow. `Pattern.comparisons` bounds the work."""
+    """Checks whether the prompt contains the workflow. `Pattern.comparisons` limits the work."""
     matches: dict[str, set[str]] = {}
     for node in pattern.nodes:
         matches[node.id] = {
@@ -244,19 +253,24 @@ def is_contained(pattern: Pattern, prompt: IndexedPrompt) -> bool:
 
 def _has_link(
     links: Mapping[str, tuple[str, float]],
-    wanted: PatternLink,
+    pattern_link: PatternLink,
     matches: Mapping[str, Collection[str]],
 ) -> bool:
-    there: Iterable[tuple[str, float]]
-    if wanted.is_prefix:
-        there = (link for name, link in links.items() if name.startswith(wanted.input))
+    candidates: Iterable[tuple[str, float]]
+    if pattern_link.is_prefix:
+        candidates = (link for name, link in links.items() if name.startswith(pattern_link.input))
     else:
-        there = [links[wanted.input]] if wanted.input in links else ()
-    return any(slot == wanted.slot and source in matches[wanted.source] for source, slot in there)
+        candidates = [links[pattern_link.input]] if pattern_link.input in links else ()
+    return any(
+        slot == pattern_link.slot and source in matches[pattern_link.source]
+        for source, slot in candidates
+    )
 
 
 def _in_order(prompt: Prompt) -> list[str]:
-    """Returns all node ids, each after its sources; empty for a cycle or a missing source."""
+    """Returns all node ids, each after its sources. Returns an empty list if the prompt has a cycle
+    or a source is missing.
+    """
     sources = {
         node_id: [source for _, source, _ in _links(node)] for node_id, node in prompt.items()
     }
@@ -267,7 +281,7 @@ def _in_order(prompt: Prompt) -> list[str]:
             node_id = path[-1]
             if node_id not in sources or len(path) > len(prompt):
                 return []
-            missing = next((each for each in sources[node_id] if each not in ordered), None)
+            missing = next((source for source in sources[node_id] if source not in ordered), None)
             if missing is None:
                 ordered[path.pop()] = None
             else:

@@ -1,5 +1,5 @@
-"""Errors of prompts for customers who may not see backends: without paths, tracebacks and inputs.
-Pure.
+"""Removes paths, tracebacks and inputs from the errors of prompts, for customers who may not see
+backends. This module does no I/O.
 """
 
 import re
@@ -16,7 +16,7 @@ _TYPE = re.compile(r"[A-Za-z_][\w.]{0,199}")
 
 
 def redacted(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message of a run as customers may read it. Only errors are changed."""
+    """Returns a run's message with all details of the backend removed. Only errors are changed."""
     if kind != FAILURE:
         return data
     exception_type = str(data.get("exception_type"))
@@ -31,7 +31,7 @@ def redacted(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a history record as customers may read it."""
+    """Returns a history record with all details of the backend removed from its errors."""
     status = record.get("status")
     if not isinstance(status, Mapping):
         return record
@@ -40,7 +40,7 @@ def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_traceback(value: Any) -> Any:
-    """Returns a validation error as customers may read it, with empty lists for tracebacks."""
+    """Returns a validation error in which every traceback is an empty list."""
     if isinstance(value, Mapping):
         return {
             name: [] if name == "traceback" else without_traceback(inner)

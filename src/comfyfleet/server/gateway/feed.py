@@ -1,4 +1,4 @@
-"""Sends live messages of runs from the durable log to their owner's sockets."""
+"""Sends the live messages of a user's runs from the run log to the user's sockets."""
 
 import asyncio
 import base64
@@ -45,29 +45,28 @@ from comfyfleet.server.run_log.model import (
 from comfyfleet.server.tenants.model import Caller
 
 logger = logging.getLogger(__name__)
-# Seconds between reads of the log while prompts are active, and while none are. They bound the
-# delay if no notification arrives.
+# Seconds between two reads of the log with and without active prompts. They limit the delay of a
+# message if a notification is lost.
 BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
-# After a read, a feed pauses for as long as the read took, but at most for this many seconds. It
-# then sends many changes at once.
+# After a read, a feed pauses for as long as the read took, but not longer than this. The pause
+# groups changes, so that they are sent together.
 REST_SECONDS_MAX = 0.05
-# Seconds for which messages about a job are held back until its POST is answered. Longer than any
-# response takes.
+# Maximum seconds for which messages about a job are held back because its POST hasn't been
+# answered. This is longer than any response takes.
 HELD_SECONDS_MAX = 30.0
-# Seconds that polls wait for sockets at most.
-TOLD_SECONDS_MAX = 1.0
-# A client may submit a prompt before it connects. It gets messages that are at most this old.
+# Maximum seconds for which a poll waits until the sockets are up to date.
+UP_TO_DATE_SECONDS_MAX = 1.0
+# A client may submit a prompt before it connects. It then receives messages up to this age.
 MISSED_MAX = timedelta(seconds=60)
-# Shown runs per user at the same time. A fleet runs as many prompts as it has backends.
+# Maximum number of runs per user whose previews are sent at the same time.
 SHOWN_RUNS_MAX = 1_000
-# Without a client id, these messages go to all sockets of their user, and other messages to none,
-# as in ComfyUI.
+# As in ComfyUI, these messages go to all of the user's sockets if the prompt has no client id.
 BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted", PICTURE})
 
 
 class ShownRun:
-    """A run whose client wants previews. Its previews are watched while a socket that receives them
-    is open.
+    """A run whose client requested previews. The previews are watched only while a socket that
+    receives them is open.
 
     `job_id` is set if the client sees its prompts one at a time.
     """
@@ -76,27 +75,27 @@ class ShownRun:
         self.client_id = client_id
         self.prompt_id = prompt_id
         self.watch: PreviewWatch | None = None
-        self._told: RunPreview | None = None
+        self._last_preview: RunPreview | None = None
         self._job_id = job_id
 
     def is_for(self, socket: GatewaySocket) -> bool:
-        """Whether the socket receives the run's previews. Without a client id, all sockets do, as
-        in ComfyUI.
+        """Checks whether the socket receives the run's previews. As in ComfyUI, all of the user's
+        sockets receive them if the prompt has no client id.
         """
         is_shown = self._job_id in (None, socket.job_id)
         return self.client_id is None or (self.client_id == socket.client_id and is_shown)
 
     def pop_news(self) -> Event | None:
-        """Returns the newest image, or None if it was already returned."""
+        """Returns the newest preview, or None if there is no new one since the last call."""
         newest = None if self.watch is None else self.watch.latest
-        if newest is None or newest is self._told:
+        if newest is None or newest is self._last_preview:
             return None
-        self._told = newest
+        self._last_preview = newest
         return PICTURE, {"base64": newest.base64, "metadata": newest.metadata}
 
 
 class ShownRuns:
-    """The runs of a user whose clients want previews, from their start to their end."""
+    """The running prompts of a user whose clients requested previews."""
 
     def __init__(self, previews: Previews, tenant_id: UUID, on_picture: Callable[[], None]) -> None:
         self._previews = previews
@@ -109,7 +108,7 @@ class ShownRuns:
             self._runs[job_id] = ShownRun(client_id, prompt_id, job_id if in_order else None)
 
     def take(self, row: LoggedEvents) -> None:
-        """Starts or ends showing a run, after its report has been sent to sockets."""
+        """Starts or stops showing a run's previews, after its report was sent to the sockets."""
         if any(kind == PREVIEWS for kind, _ in row.events):
             in_order = row.start_id is not None
             self.begin(row.job_id, row.client_id, row.prompt_id, in_order=in_order)
@@ -126,9 +125,9 @@ class ShownRuns:
             self.end(job_id)
 
     def look_for(self, sockets: Sequence[GatewaySocket]) -> None:
-        """Watches the runs whose previews one of these sockets receives, and no others."""
+        """Watches exactly the runs whose previews at least one of these sockets receives."""
         for job_id, run in self._runs.items():
-            is_wanted = any(run.is_for(each) for each in sockets)
+            is_wanted = any(run.is_for(socket) for socket in sockets)
             if is_wanted and run.watch is None:
                 run.watch = self._previews.watch(self._tenant_id, job_id, self._on_picture)
             elif not is_wanted and run.watch is not None:
@@ -136,8 +135,8 @@ class ShownRuns:
                 run.watch = None
 
     def with_picture(self, row: LoggedEvents) -> LoggedEvents:
-        """Inserts the newest image before the last progress of a report, because they were reported
-        together.
+        """Inserts the newest preview before the last progress event of a report, because the worker
+        reported them together.
         """
         run = self._runs.get(row.job_id)
         places = [place for place, (kind, _) in enumerate(row.events) if kind == "progress"]
@@ -154,7 +153,7 @@ class ShownRuns:
 
 
 class UserFeed:
-    """The sockets of one user in this process, and the task that reads the log for them."""
+    """A user's sockets in this process, and the task that reads the log for them."""
 
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
@@ -163,9 +162,9 @@ class UserFeed:
         self._woken = asyncio.Event()
         self._held: dict[UUID, float] = {}
         self._remaining = 0
-        self._told: int | None = None  # the last report that was sent
+        self._last_sent_id: int | None = None  # the last sent row; None before `start`
         self._starting = asyncio.Lock()
-        # callers that wait for the end of the next pass
+        # Callers that wait for the end of the next pass.
         self._followed: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)
@@ -177,11 +176,11 @@ class UserFeed:
 
     @property
     def last(self) -> int:
-        return self._told or 0
+        return self._last_sent_id or 0
 
     def hold(self, job_id: UUID) -> None:
-        """Holds back all messages about this job until `release`, because its POST has not been
-        answered.
+        """Holds back all messages about this job until `release`, because the client doesn't have
+        the response to its POST yet.
         """
         self._held[job_id] = monotonic() + HELD_SECONDS_MAX
 
@@ -189,30 +188,28 @@ class UserFeed:
         self._held.pop(job_id, None)
         self._woken.set()
 
-    async def told(self) -> None:
-        """Waits until sockets have been sent everything that has happened so far, or until a
-        timeout.
-        """
+    async def wait_until_sent(self) -> None:
+        """Waits until all messages so far were sent to the user's sockets, or until a timeout."""
         if not self._sockets:
             return
         looked = asyncio.get_running_loop().create_future()
         self._followed.append(looked)
         self._woken.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_SECONDS_MAX):
+            async with asyncio.timeout(UP_TO_DATE_SECONDS_MAX):
                 await looked
 
     def _drop_old_holds(self) -> None:
-        """Removes expired holds. If a client disconnects before it gets its response, its other
-        clients must not wait forever.
+        """Removes expired holds. Otherwise, a client that disconnects before it gets its response
+        would block the user's other clients forever.
         """
         now = monotonic()
         self._held = {job_id: until for job_id, until in self._held.items() if until > now}
 
     async def start(self) -> None:
-        """Reads the current end of the log. Later messages are sent to sockets."""
+        """Reads the current end of the log and starts sending later messages to the sockets."""
         async with self._starting:
-            if self._told is not None:
+            if self._last_sent_id is not None:
                 return
             tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
             async with self._plane.context.tenant(tenant_id) as tx:
@@ -221,14 +218,14 @@ class UserFeed:
                     tx, tenant_id, user_id, after_id=last, but_jobs=[*self._held]
                 )
             self._remaining = look.active + len(_ended_in(look.rows))
-            self._told = last
+            self._last_sent_id = last
             self._task = asyncio.create_task(self._run(), name="gateway-feed")
 
     def add(
         self, socket: GatewaySocket, running_node: str | None, running: Sequence[Job] = ()
     ) -> None:
-        """Adds a socket. As in ComfyUI, an older socket of the same client receives nothing from
-        now on.
+        """Adds a socket. As in ComfyUI, an older socket with the same client id receives no more
+        messages.
         """
         for other in self._sockets:
             other.is_replaced |= other.client_id == socket.client_id
@@ -245,13 +242,13 @@ class UserFeed:
 
     def remove(self, socket: GatewaySocket) -> None:
         self._sockets.remove(socket)
-        self._shown.look_for(self._heard_by())
+        self._shown.look_for(self._open_sockets())
 
     def seen_by(self, client_id: str) -> Cursor | None:
-        """Returns the cursor of a client's open socket, if it has one. The connection may be lost,
-        so messages after the cursor may be, too.
+        """Returns the cursor of the client's open socket, or None if it has none. Messages after
+        the cursor may not have reached the client, because its connection may be broken.
         """
-        mine = [socket for socket in self._heard_by() if socket.client_id == client_id]
+        mine = [socket for socket in self._open_sockets() if socket.client_id == client_id]
         return mine[-1].taken_cursor if mine else None
 
     async def close(self) -> None:
@@ -264,7 +261,7 @@ class UserFeed:
 
     async def _run(self) -> None:
         while True:
-            is_busy = self._remaining or any(map(_has_unread, self._heard_by()))
+            is_busy = self._remaining or any(map(_has_unread, self._open_sockets()))
             pause = BUSY_SECONDS if is_busy else IDLE_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -273,9 +270,9 @@ class UserFeed:
             started, followed = monotonic(), self._followed
             self._followed = []
             try:
-                await self._tell()
+                await self._send_changes()
             except Exception as error:  # noqa: BLE001 — the user's sockets need this task
-                log_failure(logger, error, "live messages are late")
+                log_failure(logger, error, "live messages are delayed")
                 await asyncio.sleep(BUSY_SECONDS if as_unavailable(error) else IDLE_SECONDS)
             finally:
                 for waiter in followed:
@@ -283,45 +280,46 @@ class UserFeed:
                         waiter.set_result(None)
             await asyncio.sleep(min(monotonic() - started, REST_SECONDS_MAX))
 
-    async def _tell(self) -> None:
-        """Sends everything that has happened since the last pass, in the order in which ComfyUI
-        would send it.
+    async def _send_changes(self) -> None:
+        """Sends all messages since the last pass, in the order in which ComfyUI would send them.
 
-        A run's last report and the end of its job are read together, because they are written
-        together.
+        A run's last report and the end of its job are written in one transaction, so they are read
+        together as well.
         """
-        if self._told is None:
+        if self._last_sent_id is None:
             return
         self._drop_old_holds()
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
         held = frozenset(self._held)
         async with self._plane.context.tenant(tenant_id) as tx:
-            for socket in [each for each in self._sockets if not each.is_live]:
-                await self._catch_up(tx, socket, self._told)
-            look = await run_log.look(tx, tenant_id, user_id, after_id=self._told, but_jobs=held)
-        rows = _tellable(look.rows, held | frozenset(self._held))
-        self._tell_arrivals(look)
+            for socket in [socket for socket in self._sockets if not socket.is_live]:
+                await self._catch_up(tx, socket, self._last_sent_id)
+            look = await run_log.look(
+                tx, tenant_id, user_id, after_id=self._last_sent_id, but_jobs=held
+            )
+        rows = _sendable(look.rows, held | frozenset(self._held))
+        self._send_arrivals(look)
         if any(_departed(row) for row in rows):
             self._plane.context.notifier.forget_user(user_id)
         for row in rows:
-            self._told = row.id
-            self._tell_row(self._shown.with_picture(row))
+            self._last_sent_id = row.id
+            self._send_row(self._shown.with_picture(row))
             self._shown.take(row)
         has_read = await self._read_on()
         if rows or has_read:
-            for socket in self._heard_by():
+            for socket in self._open_sockets():
                 self._plane.cursors.note(user_id, socket.client_id, socket.cursor)
-        self._tell_pictures()
+        self._send_pictures()
         if look.has_more:
             self._woken.set()
             return
         if not look.active:
             self._shown.end_all()
-        self._tell_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
+        self._send_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
 
     async def _catch_up(self, tx: Tx, socket: GatewaySocket, to_id: int) -> None:
-        """Sends the messages that the socket's client has missed, except for prompts that it sees
-        in order.
+        """Sends the messages that the socket's client has missed. Messages of prompts that are
+        shown in order are sent later.
         """
         socket.is_live = True
         if not socket.start_id and socket.floor >= to_id:
@@ -340,18 +338,20 @@ class UserFeed:
         socket.note_read(to_id)
 
     async def _read_on(self) -> bool:
-        """Continues reading the log for sockets whose shown prompt is over. Returns whether
-        anything was sent.
+        """Continues reading the log for sockets that haven't sent all rows yet. Returns whether any
+        message was sent.
         """
-        waiting = [each for each in self._heard_by() if each.state is not LogState.CURRENT]
+        waiting = [
+            socket for socket in self._open_sockets() if socket.state is not LogState.CURRENT
+        ]
         if not waiting:
             return False
         async with self._plane.context.tenant(self._caller.tenant.id) as tx:
-            sent = [await self._read_in_order(tx, each) for each in waiting]
+            sent = [await self._read_in_order(tx, socket) for socket in waiting]
         return any(sent)
 
     async def _read_in_order(self, tx: Tx, socket: GatewaySocket) -> bool:
-        # Another control plane may have sent the client more than this one has read.
+        # Another control plane may have sent the client rows that this one hasn't read yet.
         to_id = max(self.last, socket.seen)
         if socket.state is LogState.HOLDING and not await self._end_if_over(tx, socket, to_id):
             return False
@@ -383,40 +383,40 @@ class UserFeed:
             socket.end_shown()
         return is_over
 
-    def _tell_arrivals(self, look: LogLook) -> None:
-        """Sends a status for each new prompt, one after the other. Prompts that have ended in the
-        meantime are only known from their reports.
+    def _send_arrivals(self, look: LogLook) -> None:
+        """Sends a separate status message for each new prompt. Prompts that have already ended are
+        counted by their last reports.
         """
         departed = sum(_departed(row) for row in look.rows)
         for _ in range(look.active + departed - self._remaining):
             self._remaining += 1
-            self._tell_status()
+            self._send_status()
 
-    def _tell_departures(self, remaining: int) -> None:
-        """Sends a status if prompts have left the queue without a report."""
+    def _send_departures(self, remaining: int) -> None:
+        """Sends a status message if prompts have left the queue without a report."""
         if remaining < self._remaining:
             self._remaining = remaining
-            self._tell_status()
+            self._send_status()
 
-    def _tell_pictures(self) -> None:
+    def _send_pictures(self) -> None:
         """Sends previews that arrived without a progress report. A slow socket skips to the newest
         preview.
         """
         for run, (_, data) in self._shown.pop_news():
-            for socket in self._heard_by():
+            for socket in self._open_sockets():
                 if run.is_for(socket) and not socket.is_behind:
                     with_metadata = socket.wants_metadata and run.client_id is not None
                     for frame in _picture_frames(data, run.prompt_id, with_metadata=with_metadata):
                         socket.push(frame)
-        self._shown.look_for(self._heard_by())
+        self._shown.look_for(self._open_sockets())
 
-    def _tell_row(self, row: LoggedEvents) -> None:
-        tells = [data.get("tells", 1) for kind, data in row.events if kind == REMOVED]
+    def _send_row(self, row: LoggedEvents) -> None:
+        status_counts = [data.get("tells", 1) for kind, data in row.events if kind == REMOVED]
         before = self._remaining
         self._remaining = max(0, before - _departed(row))
-        for _ in range(sum(tells)):
-            self._tell_status()
-        for socket in self._heard_by():
+        for _ in range(sum(status_counts)):
+            self._send_status()
+        for socket in self._open_sockets():
             if row.id <= socket.seen:
                 continue
             if socket.is_due(row):
@@ -424,17 +424,17 @@ class UserFeed:
                 socket.note_sent(row)
             socket.note_read(row.id)
 
-    def _heard_by(self) -> list[GatewaySocket]:
+    def _open_sockets(self) -> list[GatewaySocket]:
         return [socket for socket in self._sockets if socket.is_live and not socket.is_replaced]
 
     def _push(self, socket: GatewaySocket, row: LoggedEvents, before: int) -> None:
-        """Sends a report to a socket. `before` is the number of prompts that waited or ran before
+        """Sends a report to a socket. `before` is the number of queued and running prompts before
         the report.
         """
         for frame in self._frames(row, socket, before):
             socket.push(frame)
         if row.is_last:
-            # ComfyUI does the same at the end of each run. The history already contains the run.
+            # ComfyUI sends these messages at the end of each run, when its history is complete.
             socket.tell("status", _status(self._remaining))
             if row.client_id is not None and socket.client_id == row.client_id:
                 socket.tell("executing", {"node": None, "prompt_id": row.prompt_id})
@@ -455,14 +455,14 @@ class UserFeed:
             else:
                 yield frames.json_frame(kind, data if sees else redacted(kind, data))
 
-    def _tell_status(self) -> None:
-        for socket in self._heard_by():
+    def _send_status(self) -> None:
+        for socket in self._open_sockets():
             socket.tell("status", _status(self._remaining))
 
 
 def pictures_after_progress(events: Sequence[Event]) -> Iterable[Event]:
-    """Moves images behind their progress. This is the order for sockets without metadata. With
-    metadata, an image comes before its progress.
+    """Moves each preview behind the next progress event, which is ComfyUI's order for sockets
+    without preview metadata. With metadata, the preview comes first.
     """
     waiting: list[Event] = []
     for event in events:
@@ -492,8 +492,8 @@ def _picture_frames(
         yield frames.image_frame(picture)
 
 
-def _tellable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[LoggedEvents]:
-    """Returns the reports up to the first one whose prompt's POST has not been answered."""
+def _sendable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[LoggedEvents]:
+    """Returns the reports before the first one that belongs to a held job."""
     for index, row in enumerate(rows):
         if row.job_id in held:
             return rows[:index]
@@ -501,7 +501,7 @@ def _tellable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[
 
 
 def _departed(row: LoggedEvents) -> int:
-    """Returns how many prompts leave the queue with this report."""
+    """Returns the number of prompts that leave the queue with this report."""
     removed = sum(int(data.get("count", 1)) for kind, data in row.events if kind == REMOVED)
     return removed + (1 if row.is_last else 0)
 
@@ -519,7 +519,7 @@ def _status(remaining: int) -> dict[str, object]:
 
 
 class GatewayFeeds:
-    """The feeds of this process by user."""
+    """The feeds in this process, by user."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -532,14 +532,14 @@ class GatewayFeeds:
             feed = self._feeds[caller.user_id] = UserFeed(self._plane, caller)
         return feed
 
-    async def told(self, caller: Caller) -> None:
-        """Waits until the caller's sockets have been sent everything that has happened so far."""
+    async def wait_until_sent(self, caller: Caller) -> None:
+        """Waits until all messages so far were sent to the caller's sockets."""
         feed = self._feeds.get(caller.user_id)
         if feed is not None:
-            await feed.told()
+            await feed.wait_until_sent()
 
     async def release(self, caller: Caller, job_id: UUID) -> None:
-        """Releases messages that were held back. Closes the feed if it has no sockets."""
+        """Releases a job's messages that were held back. Closes the feed if it has no sockets."""
         feed = self.of(caller)
         feed.release(job_id)
         await self._close_if_empty(caller, feed)
@@ -550,21 +550,22 @@ class GatewayFeeds:
             await feed.close()
 
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
-        """Returns a socket that receives everything from now on, and what its client has missed."""
+        """Returns a new socket. It receives the messages that its client has missed and all new
+        ones.
+        """
         cursor = self.of(caller).seen_by(client_id)
         await self.of(caller).start()
-        # Runs that begin from now on are found in the log. Earlier ones are read here.
+        # The feed finds runs that start from now on in the log. Earlier ones are read here.
         first, running_node, running = await self._missed(caller, client_id)
-        if (
-            cursor is None
-        ):  # meanwhile the control plane that the client has just left may have sent it
+        if cursor is None:
+            # The control plane that the client has just left may have sent its cursor by now.
             cursor = self._cursors.of(caller.user_id, client_id)
         feed = self.of(caller)
         await feed.start()
         if cursor is None:
             cursor = cursor_at(feed.last if first is None else min(first - 1, feed.last))
         socket = GatewaySocket(client_id, cursor)
-        # A feed that has become empty in the meantime was closed and replaced.
+        # If the feed became empty in the meantime, it was closed and must be created again.
         feed = self.of(caller)
         await feed.start()
         feed.add(socket, running_node, running)
@@ -573,8 +574,8 @@ class GatewayFeeds:
     async def _missed(
         self, caller: Caller, client_id: str
     ) -> tuple[int | None, str | None, Sequence[Job]]:
-        """Returns the first report of a prompt of this client that is active or has just ended, the
-        node that is running, and the user's running prompts.
+        """Returns the id of the first report about a prompt of this client that is active or has
+        just ended, the running node, and the user's running prompts.
         """
         tenant_id, user_id = caller.tenant.id, caller.user_id
         active = await started_jobs(self._plane, caller)

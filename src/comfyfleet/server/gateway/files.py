@@ -1,6 +1,4 @@
-"""Finds and stores a user's files by the names that ComfyUI would give them: uploads, outputs and
-files named in prompts.
-"""
+"""Finds and stores a user's uploads and outputs by the names that they would have in ComfyUI."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -32,24 +30,27 @@ from comfyfleet.server.tenants.model import Caller
 NAMES_TRIED_MAX = 10_000
 NAMES_LISTED_MAX = 10_000
 FILES_NAMED_MAX = 1_000
-# Names of one user's uploads.
+# Maximum number of upload names per user.
 UPLOADS_MAX = 20_000
-# Number of times in a row that another request may take a name between the check and the insert.
+# Maximum number of attempts to add a name. An attempt fails if another request takes the name
+# between the check and the insert.
 RACES_MAX = 100
-# The longest filename that file systems support, because backends store uploads as files.
+# The longest filename that common file systems support. Backends store uploads as files.
 FILENAME_BYTES_MAX = 255
 GENERIC_TYPES = ("", "application/octet-stream")
 
 
 def split_annotation(name: str, folder: str = "input") -> tuple[str, str]:
-    """Returns the folder and path that a loader's input or a view names."""
+    """Splits a name such as `a.png [output]` into the folder and the path. `folder` is the default
+    if the name has no annotation.
+    """
     path, named = protocol.split_annotation(name, folder)
     return named, path
 
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """The user's files that a prompt names, by the names in the prompt."""
+    """The user's files to which a prompt refers, by the names in the prompt."""
 
     by_kind: dict[str, list[str]] = field(default_factory=dict)
     file_ids: dict[str, UUID] = field(default_factory=dict)
@@ -58,32 +59,32 @@ class NamedFiles:
 def names_in(
     prompt: Mapping[str, Mapping[str, Any]], object_infos: Sequence[ObjectInfo]
 ) -> frozenset[tuple[str, str]]:
-    """Returns the kinds and names of files in a prompt according to the object_info of all
-    backends, because an input may be a file on only some of them.
+    """Returns the kinds and names of the files to which a prompt refers. Uses the object_info of
+    all backends, because an input may be a file input on only some of them.
     """
     names: set[tuple[str, str]] = set()
     for object_info in object_infos:
         names.update(_names(prompt, object_info))
     if len(names) > FILES_NAMED_MAX:
-        says = f"A prompt names at most {FILES_NAMED_MAX:,} files"
-        raise RefusedPrompt(fault("prompt_too_large", says, f"{len(names):,} files"))
+        message = f"A prompt can refer to at most {FILES_NAMED_MAX:,} files"
+        raise RefusedPrompt(fault("prompt_too_large", message, f"{len(names):,} files"))
     return frozenset(names)
 
 
 async def find_named(
     plane: ControlPlane, caller: Caller, names: Collection[tuple[str, str]]
 ) -> NamedFiles:
-    """Finds the user's files among the names."""
-    found = NamedFiles()
+    """Finds the user's files with these names. Names without a file are left out."""
+    files = NamedFiles()
     if not names:
-        return found
+        return files
     async with plane.context.tenant(caller.tenant.id) as tx:
         for kind, name in sorted(names):
             file_id = await _file_id(tx, caller, *split_annotation(name))
             if file_id is not None:
-                found.by_kind.setdefault(kind, []).append(name)
-                found.file_ids[name] = file_id
-    return found
+                files.by_kind.setdefault(kind, []).append(name)
+                files.file_ids[name] = file_id
+    return files
 
 
 def _names(
@@ -103,12 +104,12 @@ async def _file_id(tx: Tx, caller: Caller, folder: str, path: str) -> UUID | Non
 
 
 async def _stored_id(tx: Tx, caller: Caller, named: UserFile) -> UUID | None:
-    """Returns the file id of a name. An output has one as soon as its job has it."""
+    """Returns the file id of a name, or None for an output that its job doesn't contain yet."""
     if named.file_id is not None or named.job_id is None:
         return named.file_id
     job = await jobs.find(tx, caller.tenant.id, named.job_id)
     outputs = job.outputs if job else ()
-    return next((each.file_id for each in outputs if each.name == named.output), None)
+    return next((output.file_id for output in outputs if output.name == named.output), None)
 
 
 def clean_path(path: str) -> str:
@@ -123,42 +124,44 @@ def clean_path(path: str) -> str:
 
 
 def upload_path(subfolder: str, name: str) -> str:
-    """Returns the path of an upload. Raises OutsideFolder, or InvalidInput for a name that can't be
-    stored.
+    """Returns the path of an upload. Raises OutsideFolder if the path leaves the folder, and
+    InvalidInput if the name can't be stored.
     """
     path = protocol.path_inside(subfolder, name)
     filename = path.rpartition("/")[2]
     is_short = len(path) <= PATH_CHARACTERS_MAX
     if not filename or not is_short or not is_storable(path):
-        raise InvalidInput(f"a name has 1 to {PATH_CHARACTERS_MAX} characters, none of them NUL")
+        raise InvalidInput(
+            f"a file path must have 1 to {PATH_CHARACTERS_MAX} characters and no NUL characters"
+        )
     if len(filename.encode()) > FILENAME_BYTES_MAX:
-        raise InvalidInput(f"a file's name has at most {FILENAME_BYTES_MAX} bytes")
+        raise InvalidInput(f"a filename can have at most {FILENAME_BYTES_MAX} bytes")
     return path
 
 
 async def find_file(plane: ControlPlane, caller: Caller, folder: str, path: str) -> File:
-    """Returns the user's file. Raises NotFound."""
+    """Returns the user's file. Raises NotFound if the user has no file with this name."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         file_id = await _file_id(tx, caller, folder, path)
         if file_id is None:
-            raise NotFound(f"there is no file {path}")
+            raise NotFound(f"file {path} was not found")
         return await media.get_file(tx, caller.tenant.id, file_id)
 
 
 async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[str]:
-    """Lists the names in a folder, the newest first, without those in subfolders."""
+    """Lists the names of the files in a folder, newest first. Files in subfolders are left out."""
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await run_log.list_files(
+        files = await run_log.list_files(
             tx, caller.tenant.id, caller.user_id, folder, limit=NAMES_LISTED_MAX
         )
-    return [each.path for each in found if not each.subfolder]
+    return [file.path for file in files if not file.subfolder]
 
 
 async def read_part(
     plane: ControlPlane, file: File, start: int, length: int
 ) -> AsyncIterator[bytes]:
-    """Returns the bytes of a part, which is never empty. If the object is missing, raises NotFound
-    at once and not during the iteration.
+    """Reads a part of a file, which must not be empty. Raises NotFound if the object is missing,
+    before the iteration starts.
     """
     chunks = plane.store.chunks(file.path, start=start, length=length)
     first = await anext(chunks, b"")
@@ -181,7 +184,7 @@ async def fetch(plane: ControlPlane, file: File, to: Path) -> None:
 
 class NameChoice(NamedTuple):
     named: UserFile
-    is_known: bool  # a file with these bytes already has the name
+    is_known: bool  # True if a file with these bytes already has the name
 
 
 async def store_upload(
@@ -194,11 +197,12 @@ async def store_upload(
     overwrites: bool,
     compared: Path | None = None,
 ) -> UserFile:
-    """Stores an upload under its name, or under the next free one. If a file with this name has the
-    same bytes, returns that file.
+    """Stores an upload under its name, or under the next free one. If a file with such a name has
+    the same bytes, returns that file.
 
-    `compared` is compared with files of that name instead of the stored bytes. The object is stored
-    before its row. If the row can't be added, the object is removed, at once or by a sweep.
+    If `compared` is set, its bytes are compared with those of existing files instead of the
+    upload's. The object is stored before its row is added. If that fails, the object is deleted,
+    either immediately or by a sweep.
     """
     content_hash = await asyncio.to_thread(_hash, upload)
     known_by = await asyncio.to_thread(_hash, compared) if compared else content_hash
@@ -225,27 +229,29 @@ async def choose_name(
 
 
 async def _choose_name(tx: Tx, caller: Caller, named: UserFile, content_hash: str) -> NameChoice:
-    """Returns the first of `a.png`, `a (1).png` and so on that is free or has these bytes."""
+    """Returns the first of the names `a.png`, `a (1).png` and so on that is free or belongs to a
+    file with these bytes.
+    """
     tenant_id, user_id = caller.tenant.id, caller.user_id
-    taken = await run_log.numbered_files(
+    known = await run_log.numbered_files(
         tx, tenant_id, user_id, named.folder, named.path, limit=NAMES_TRIED_MAX
     )
     for number in range(NAMES_TRIED_MAX):
         path = numbered(named.path, number)
-        if path not in taken:
+        if path not in known:
             return NameChoice(named._replace(path=path), is_known=False)
-        other, other_hash = taken[path]
+        other, other_hash = known[path]
         if other_hash is None:
             other_hash = await _output_hash(tx, caller, other)
         if other_hash == content_hash:
             return NameChoice(other, is_known=True)
-    raise InvalidInput(f"there are too many files like {named.path}")
+    raise InvalidInput(f"too many files have names like {named.path}")
 
 
 async def _output_hash(tx: Tx, caller: Caller, named: UserFile) -> str | None:
     file_id = await _stored_id(tx, caller, named)
-    found = await media.find_existing(tx, caller.tenant.id, [file_id]) if file_id else {}
-    return found[file_id].content_hash if file_id in found else None
+    files = await media.find_existing(tx, caller.tenant.id, [file_id]) if file_id else {}
+    return files[file_id].content_hash if file_id in files else None
 
 
 def numbered(path: str, number: int) -> str:
@@ -255,17 +261,17 @@ def numbered(path: str, number: int) -> str:
 async def require_folder(
     plane: ControlPlane, caller: Caller, named: UserFile, subfolder: str
 ) -> None:
-    """Raises UnforeseenInput if the name itself contains a folder that doesn't exist, as ComfyUI
-    does.
+    """Raises UnforeseenInput if the filename contains a folder that doesn't exist. ComfyUI fails in
+    the same way.
     """
     if named.subfolder in ("", protocol.path_inside(subfolder)):
         return
     async with plane.context.tenant(caller.tenant.id) as tx:
-        is_there = await run_log.has_files_under(
+        exists = await run_log.has_files_under(
             tx, caller.tenant.id, caller.user_id, named.folder, named.subfolder
         )
-    if not is_there:
-        raise UnforeseenInput(f"there is no folder {named.subfolder}")
+    if not exists:
+        raise UnforeseenInput(f"folder {named.subfolder} doesn't exist")
 
 
 async def _stored(
@@ -276,7 +282,7 @@ async def _stored(
     content_type: str,
     content_hash: str,
 ) -> File:
-    """Stores the object and returns its file, whose row has not been added yet."""
+    """Stores the object and returns its file. The file's row is added later."""
     size, media_type = await asyncio.to_thread(_inspect, plane, upload, named, content_type)
     file_id = plane.context.new_id()
     suffix = suffix_of(named.filename, media_type)
@@ -299,17 +305,17 @@ async def _stored(
 def _inspect(
     plane: ControlPlane, upload: Path, named: UserFile, content_type: str
 ) -> tuple[int, str]:
-    """Returns size and media type. The type is determined by the first bytes, the client's claim or
-    the name, in this order.
+    """Checks the limits and returns the size and media type. The type comes from the first bytes of
+    the file, from the client's content type, or from the filename, in this order.
     """
     size, most = upload.stat().st_size, plane.settings.max_upload_bytes
     if size > most:
-        raise LimitExceeded(f"a file has at most {most:,} bytes, not {size:,}", max_bytes=most)
+        raise LimitExceeded(f"the file has {size:,} bytes; the limit is {most:,}", max_bytes=most)
     require_pixels(measure_picture(upload), plane.settings.max_picture_pixels)
     with upload.open("rb") as file:
         sniffed = sniff_type(file.read(SNIFF_BYTES))
-    told = "" if content_type in GENERIC_TYPES else content_type
-    return size, sniffed or told or protocol.file_headers(named.filename)["content-type"]
+    claimed = "" if content_type in GENERIC_TYPES else content_type
+    return size, sniffed or claimed or protocol.file_headers(named.filename)["content-type"]
 
 
 async def _take_name(
@@ -330,27 +336,27 @@ async def _take_name(
         await require_room(tx, caller)
         if overwrites:
             await media.add_file(tx, file)
-            kept = named._replace(file_id=file.id)
-            await run_log.replace_file(tx, tenant_id, user_id, kept, now=now)
-            return NameChoice(kept, is_known=False)
+            stored = named._replace(file_id=file.id)
+            await run_log.replace_file(tx, tenant_id, user_id, stored, now=now)
+            return NameChoice(stored, is_known=False)
         for _ in range(RACES_MAX):
             choice = await _choose_name(tx, caller, named, known_by)
             if choice.is_known:
                 return choice
-            kept = choice.named._replace(file_id=file.id)
-            if await run_log.add_file(tx, tenant_id, user_id, kept, now=now):
+            stored = choice.named._replace(file_id=file.id)
+            if await run_log.add_file(tx, tenant_id, user_id, stored, now=now):
                 await media.add_file(tx, file)
-                return NameChoice(kept, is_known=False)
-    raise InvalidInput(f"there are too many uploads of {named.path} at once")
+                return NameChoice(stored, is_known=False)
+    raise InvalidInput(f"too many concurrent uploads of {named.path}; retry in a moment")
 
 
 async def require_room(tx: Tx, caller: Caller) -> None:
-    """Raises StorageFull if the user has too many uploads, however small they are."""
+    """Raises StorageFull if the user has the maximum number of uploads, whatever their size."""
     if (
         await run_log.count_uploads(tx, caller.tenant.id, caller.user_id, most=UPLOADS_MAX)
         >= UPLOADS_MAX
     ):
-        raise StorageFull(f"a user has at most {UPLOADS_MAX:,} uploads")
+        raise StorageFull(f"a user can have at most {UPLOADS_MAX:,} uploads")
 
 
 def _hash(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Requests current facts about backends from workers when clients list node types or models.
+"""Queries workers for current facts about their backends when clients list node types or models.
 
-Each backend is queried every few seconds at most, regardless of the number of clients.
+Each backend is queried at most once every few seconds, regardless of the number of clients.
 """
 
 import asyncio
@@ -16,31 +16,33 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# A query that began this long ago is still fresh enough for a list.
+# Maximum age in seconds of a query whose results are fresh enough for a list.
 FRESH_SECONDS = 5.0
-# How long a list waits for fresh data.
+# Maximum seconds for which a list waits for fresh data.
 LIST_WAIT_SECONDS = 2.0
-# Seconds that a query waits for the workers. A worker that has just queried its backend does it
-# again after 5 s.
+# Maximum seconds for which a query waits for the workers. A worker queries its backend at most once
+# every 5 seconds.
 QUERY_SECONDS = 10.0
-# Minimum seconds between the starts of two queries of one fleet, because each one ends the polls of
-# its workers.
+# Minimum seconds between the starts of two queries of the same fleet. Each query ends the polls of
+# the fleet's workers.
 QUERY_SECONDS_APART = 0.5
-# Workers per fleet that are queried.
-WORKERS_ASKED_MAX = 100
+# Maximum number of workers per fleet that are queried.
+WORKERS_QUERIED_MAX = 100
 KEY = "freshness"
 
 
 @dataclass
 class _Query:
-    """A request to the workers of a fleet. `began_at` uses the monotonic clock."""
+    """A query to the workers of a fleet. `began_at` is a time of the monotonic clock."""
 
     began_at: float
     work: "asyncio.Task[None]"
 
 
 class FleetQueries:
-    """The queries of one fleet. One runs at a time, and all waiting callers share the next one."""
+    """The queries to a fleet's workers. Only urgent queries run concurrently with others. All
+    waiting callers share the next query.
+    """
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class FleetQueries:
         self._turn = asyncio.Lock()
 
     async def wait(self, *, began_after: float, is_urgent: bool = False) -> None:
-        """Waits for a query that began after this moment. An urgent query doesn't wait for a
-        running one.
+        """Waits for the result of a query that began after `began_after`. An urgent query starts
+        immediately, even if another query is running.
         """
         while True:
             latest = self._latest
@@ -73,9 +75,7 @@ class FleetQueries:
                 await self._start_next(latest, is_urgent=False)
 
     async def _start_next(self, latest: _Query | None, *, is_urgent: bool) -> None:
-        """Starts a query a moment after the latest one, unless another task has started one by
-        then.
-        """
+        """Waits until a new query may start, and starts it unless another task was faster."""
         pause = 0.0 if latest is None else latest.began_at + QUERY_SECONDS_APART - self._clock()
         if pause > 0:
             await self._sleep(pause)
@@ -90,18 +90,18 @@ class FleetQueries:
 
 
 class Freshness:
-    """The queries that all requests of one process share."""
+    """The queries to all fleets, which the requests in this process share."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._queries: dict[int, FleetQueries] = {}
-        self._worker_ids: dict[int, Sequence[str]] = {}  # by fleet, as of this process's last query
+        self._worker_ids: dict[int, Sequence[str]] = {}  # workers in the last query, by fleet id
 
     async def refresh(self, of_fleets: Sequence[Fleet]) -> None:
-        """Waits a moment for data that is a few seconds old at most.
+        """Waits up to `LIST_WAIT_SECONDS` for data that is at most a few seconds old.
 
         After a request that may have changed a backend, the first list waits until the backends
-        have responded, even if they are slow, because its client looks for what it has just
+        have responded, even if they are slow. Its client probably looks for a file that it has just
         uploaded.
         """
         oldest = monotonic() - FRESH_SECONDS
@@ -120,16 +120,17 @@ class Freshness:
         await _wait_for_all(waits, LIST_WAIT_SECONDS)
 
     def _has_fresh_data(self, fleet: Fleet, oldest: float) -> bool:
-        """Checks whether other processes have queried all workers in the last seconds.
+        """Checks whether all workers have reported facts in the last few seconds, for example
+        because another process has queried them.
 
-        A worker that was just queried would answer this process only after `FRESH_SECONDS`.
+        A worker that has just been queried wouldn't respond to a new query for `FRESH_SECONDS`.
         """
         worker_ids = self._worker_ids.get(fleet.id)
         facts = self._plane.queue.facts
         return bool(worker_ids) and facts.have_reported(worker_ids or (), since=oldest)
 
     async def query(self, of_fleets: Sequence[Fleet]) -> None:
-        """Waits for queries that begin after this moment, as long as the workers respond."""
+        """Queries these fleets and waits for the results. Ignores queries that began earlier."""
         now = monotonic()
         await _wait_for_all([self._of(fleet).wait(began_after=now) for fleet in of_fleets], None)
 
@@ -142,7 +143,9 @@ class Freshness:
         return queries
 
     async def _ask(self, fleet: Fleet, *, is_urgent: bool) -> None:
-        """Queries the workers. If the database is unavailable, stored facts are used as they are."""
+        """Queries the workers. Does nothing if the database is unavailable, so that callers use the
+        stored facts.
+        """
         with contextlib.suppress(Unavailable):
             await self._ask_workers(fleet, is_urgent=is_urgent)
 
@@ -151,7 +154,7 @@ class Freshness:
         seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
         async with plane.central.read() as tx:
             workers = await fleets.workers_of(
-                tx, fleet, seen_since=seen_since, limit=WORKERS_ASKED_MAX
+                tx, fleet, seen_since=seen_since, limit=WORKERS_QUERIED_MAX
             )
         ids = [worker.worker_id for worker in workers if worker.takes_jobs]
         self._worker_ids[fleet.id] = ids
@@ -166,12 +169,12 @@ async def _wait_for_all(waits: Iterable[Coroutine[Any, Any, None]], seconds: flo
     try:
         await asyncio.wait(waiting, timeout=seconds)
     finally:
-        # Only the waits end. The queries continue.
+        # This cancels only the waits. The queries continue.
         for wait in waiting:
             wait.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def freshness_of(plane: ControlPlane) -> Freshness:
-    kept: Freshness = plane.context.caches.gateway.setdefault(KEY, Freshness(plane))
-    return kept
+    freshness: Freshness = plane.context.caches.gateway.setdefault(KEY, Freshness(plane))
+    return freshness

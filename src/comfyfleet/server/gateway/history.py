@@ -1,8 +1,8 @@
 """Builds the responses that a user's clients poll: queue, history and jobs, in ComfyUI's format.
 
-Clients poll up to ten times a second. So responses are cached as bytes until something of their
-user changes, and each prompt in them is cached as well. After a change, only changed prompts are
-read and rendered.
+Clients poll up to ten times a second. Therefore, a response is cached as bytes until one of the
+user's prompts changes. The rendered prompts are cached separately, so that only changed prompts are
+read and rendered after a change.
 """
 
 import asyncio
@@ -55,31 +55,33 @@ from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
 HISTORY_ENTRIES_MAX = 1_000
-# Bytes for all users together.
-KEPT_BYTES_MAX = 64 * 1024 * 1024
-# Maximum bytes of one user's response, so that a large history leaves room for other users.
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
-# Approximate memory that Python needs for an entry in addition to its bytes.
+# Maximum size of the cache in bytes, for all users together.
+CACHE_BYTES_MAX = 64 * 1024 * 1024
+# Responses above this size in bytes aren't cached, so that a large history leaves room for other
+# users.
+CACHED_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+# Approximate memory in bytes that Python needs for an entry in addition to its content.
 OVERHEAD_BYTES = 500
-# Seconds after which a response is rendered again even if no change was reported. The shorter time
-# applies while changes at other control planes can't be received.
-TOLD_SECONDS, UNTOLD_SECONDS = 5.0, 0.5
+# Seconds after which a response is rendered again even if no change was reported. The second value
+# applies while this process can't receive changes from other control planes.
+NOTIFIED_SECONDS, UNNOTIFIED_SECONDS = 5.0, 0.5
 USERS_KEPT_MAX = 10_000
-# Maximum bytes of one response, because it is stored, sent and compared in one piece. A larger
-# history lacks its oldest prompts, and a larger queue lacks the content of its last prompts.
+# Maximum size of a response in bytes, because it is stored, sent and compared in one piece. A
+# larger history is sent without its oldest prompts, and a larger queue without the content of its
+# last prompts.
 BODY_BYTES_MAX = 4 * 1024 * 1024
-# Rows and bytes of the first page of a list.
+# Maximum rows and bytes of a list's first page.
 READ_FIRST, READ_BYTES_MAX = 20, 16 * 1024 * 1024
 
 
 class PromptForm(StrEnum):
-    """The format in which a prompt is shown. In each format, its content never changes."""
+    """The format in which a prompt is rendered. The content of each format never changes."""
 
-    ROW = "row"  # in the queue
-    WAITING = "pending"  # among jobs
-    RUNNING = "in_progress"
-    ENTRY = "entry"  # in the history
-    ENDED = "ended"  # among jobs
+    ROW = "row"  # An entry of the queue.
+    WAITING = "pending"  # A waiting prompt in the list of jobs.
+    RUNNING = "in_progress"  # A running prompt in the list of jobs.
+    ENTRY = "entry"  # An entry of the history.
+    ENDED = "ended"  # An ended prompt in the list of jobs.
 
 
 class RenderedPrompt(NamedTuple):
@@ -89,11 +91,11 @@ class RenderedPrompt(NamedTuple):
     number: float
     text: bytes
     job: Mapping[str, Any]
-    in_order_for: str | None = None  # the client that sees its prompts one after another
+    in_order_for: str | None = None  # The id of the client, if it sees its prompts one at a time.
 
     @property
     def size(self) -> int:
-        # As Python objects, JSON takes several times the memory that it needs as text.
+        # Parsed JSON needs several times as much memory as its text.
         return OVERHEAD_BYTES + len(self.text) * (4 if self.job else 1)
 
 
@@ -103,9 +105,9 @@ class PollAnswer(NamedTuple):
 
 
 class BoundedCache:
-    """Caches the values that were used last, up to a total number of bytes."""
+    """An LRU cache with a limit for the total size in bytes."""
 
-    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()
@@ -115,12 +117,12 @@ class BoundedCache:
         return self._bytes
 
     def get(self, key: Hashable) -> Any:
-        """Returns the cached value, or None."""
-        found = self._kept.get(key)
-        if found is None:
+        """Returns the cached value, or None if the key isn't cached."""
+        entry = self._kept.get(key)
+        if entry is None:
             return None
         self._kept.move_to_end(key)
-        return found[1]
+        return entry[1]
 
     def keep(self, key: Hashable, value: Any, size: int) -> None:
         self.drop(key)
@@ -137,13 +139,13 @@ class BoundedCache:
 
 @dataclass
 class PollCache:
-    """Caches responses to a user's polls until something of that user changes."""
+    """Caches responses to polls until one of the user's prompts changes."""
 
-    kept: BoundedCache = field(default_factory=BoundedCache)
-    # whether changes at other control planes are received
+    entries: BoundedCache = field(default_factory=BoundedCache)
+    # Returns whether this process receives changes from other control planes.
     hears_others: Callable[[], bool] = lambda: True
     _changes: int = 0
-    # the number of the last change by user
+    # The number of each user's last change, by user id.
     _changed: OrderedDict[UUID, int] = field(default_factory=OrderedDict)
     _all_changed: int = 0
 
@@ -162,18 +164,18 @@ class PollCache:
         self, user_id: UUID, what: Hashable, make: Callable[[], Awaitable[bytes]]
     ) -> PollAnswer:
         key, change = (user_id, what), self._last_change(user_id)
-        found = self.kept.get(key)
-        if found is not None:
-            seen, made_at, answer = found
-            limit = TOLD_SECONDS if self.hears_others() else UNTOLD_SECONDS
+        entry = self.entries.get(key)
+        if entry is not None:
+            seen, made_at, answer = entry
+            limit = NOTIFIED_SECONDS if self.hears_others() else UNNOTIFIED_SECONDS
             if seen == change and monotonic() - made_at < limit:
-                made: PollAnswer = answer
-                return made
+                cached: PollAnswer = answer
+                return cached
         started = monotonic()
         body = await make()
         answer = PollAnswer(body, f'"{blake3(body).hexdigest(length=16)}"')
-        if len(body) <= ANSWER_BYTES_MAX and self._last_change(user_id) == change:
-            self.kept.keep(key, (change, started, answer), OVERHEAD_BYTES + len(body))
+        if len(body) <= CACHED_ANSWER_BYTES_MAX and self._last_change(user_id) == change:
+            self.entries.keep(key, (change, started, answer), OVERHEAD_BYTES + len(body))
         return answer
 
     def _last_change(self, user_id: UUID) -> int:
@@ -194,10 +196,11 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
         rows = await _rendered(
-            plane, tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept
+            plane, tx, caller, [(job_id, PromptForm.ROW) for job_id, _ in active], kept
         )
         left_out = [job_id for job_id, _ in active if job_id not in rows]
-        # Clients assume that a prompt that isn't listed has ended.
+        # Clients assume that prompts that aren't listed have ended, so the rest is listed without
+        # content.
         names = await jobs.prompt_names(tx, caller.tenant.id, left_out)
         rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
         rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}
@@ -213,7 +216,7 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
 
 
 async def held_back_ids(plane: ControlPlane, caller: Caller) -> set[UUID]:
-    """Returns the running prompts that their clients see as queued."""
+    """Returns the ids of the running prompts that their clients see as queued."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
         if sum(runs for _, runs in active) < 2:
@@ -224,17 +227,17 @@ async def held_back_ids(plane: ControlPlane, caller: Caller) -> set[UUID]:
 
 
 async def _held_back(tx: Tx, caller: Caller, runs: Mapping[UUID, str | None]) -> set[UUID]:
-    """Returns the running prompts that their clients see as queued.
+    """Returns the ids of the running prompts that their clients see as queued.
 
-    `runs` contains the running jobs in the order of submission, with the client that sees its
-    prompts one at a time. A client's socket shows the attempt that started first. Until one has
-    started, the client sees the prompt running that was submitted first.
+    `runs` contains the running jobs in the order of submission, each with the client that sees its
+    prompts one at a time. A client's socket shows the attempt that started first. As long as none
+    has started, the client sees the prompt that was submitted first as running.
     """
     clients = [client_id for client_id in runs.values() if client_id is not None]
     if len(clients) == len(set(clients)):
         return set()
     attempts = await run_log.running_attempts(tx, caller.tenant.id, caller.user_id)
-    started = [each.job_id for each in attempts if each.job_id in runs]
+    started = [attempt.job_id for attempt in attempts if attempt.job_id in runs]
     shown: dict[str, UUID] = {}
     for job_id in [*started, *runs]:
         client_id = runs[job_id]
@@ -255,7 +258,7 @@ async def history_body(
     offset: int | None = None,
     most: int | None = None,
 ) -> bytes:
-    """Returns the history of ended prompts, the oldest first."""
+    """Returns the history of ended prompts, oldest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         ended = await _ended_ids(tx, caller)
         start = -1 if offset is None else offset
@@ -263,22 +266,22 @@ async def history_body(
             start = len(ended) - most
         part = ended[max(start, 0) :]
         part = part if most is None else part[: max(most, 1)]
-        found = await _rendered(
-            plane, tx, caller, [(each, PromptForm.ENTRY) for each in part], kept
+        entries = await _rendered(
+            plane, tx, caller, [(job_id, PromptForm.ENTRY) for job_id in part], kept
         )
-    return _object(found.values())
+    return _object(entries.values())
 
 
 async def entry_body(
     plane: ControlPlane, caller: Caller, prompt_id: str, kept: BoundedCache
 ) -> bytes:
-    """Returns the history of one prompt, which is empty until it has ended."""
+    """Returns the history entry of a prompt, or an empty object if the prompt hasn't ended."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
         if not await jobs.is_prompt_ended(tx, caller.tenant.id, caller.user_id, job_id):
             return b"{}"
-        found = await _rendered(plane, tx, caller, [(job_id, PromptForm.ENTRY)], kept)
-    return _object(found.values())
+        entries = await _rendered(plane, tx, caller, [(job_id, PromptForm.ENTRY)], kept)
+    return _object(entries.values())
 
 
 async def jobs_body(
@@ -287,25 +290,25 @@ async def jobs_body(
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
         ended = await _ended_ids(tx, caller)
-        running = [(each, PromptForm.RUNNING) for each, is_running in active if is_running]
-        waiting = [(each, PromptForm.WAITING) for each, is_running in active if not is_running]
+        running = [(job_id, PromptForm.RUNNING) for job_id, is_running in active if is_running]
+        waiting = [(job_id, PromptForm.WAITING) for job_id, is_running in active if not is_running]
         pending = await _rendered(plane, tx, caller, waiting, kept)
-        forms = [*running, *((each, PromptForm.ENDED) for each in ended)]
-        found = await _rendered(plane, tx, caller, forms, kept)
-    in_progress = [found[each] for each, _ in running if each in found]
-    over = [found[each] for each in ended if each in found]
+        forms = [*running, *((job_id, PromptForm.ENDED) for job_id in ended)]
+        started = await _rendered(plane, tx, caller, forms, kept)
+    in_progress = [started[job_id] for job_id, _ in running if job_id in started]
+    over = [started[job_id] for job_id in ended if job_id in started]
     listed = [*in_progress, *as_in_heap(pending.values()), *over]
-    page, total = select_jobs(query, listed, lambda each: each.job)
+    page, total = select_jobs(query, listed, lambda prompt: prompt.job)
     placed = json_text(pagination(query, len(page), total)).encode()
     return b'{"jobs":%b,"pagination":%b}' % (_array(page), placed)
 
 
 async def _ended_ids(tx: Tx, caller: Caller) -> list[UUID]:
-    """Returns the ids of ended prompts, the oldest first."""
-    found = await jobs.ended_prompt_ids(
+    """Returns the ids of ended prompts, oldest first."""
+    newest_first = await jobs.ended_prompt_ids(
         tx, caller.tenant.id, caller.user_id, limit=HISTORY_ENTRIES_MAX
     )
-    return found[::-1]
+    return newest_first[::-1]
 
 
 def _without_content(number: float, prompt_id: str) -> RenderedPrompt:
@@ -314,16 +317,18 @@ def _without_content(number: float, prompt_id: str) -> RenderedPrompt:
 
 
 def _array(rendered: Iterable[RenderedPrompt]) -> bytes:
-    return b"[" + b",".join(each.text for each in rendered) + b"]"
+    return b"[" + b",".join(prompt.text for prompt in rendered) + b"]"
 
 
 def _object(rendered: Iterable[RenderedPrompt]) -> bytes:
-    entries = (b"%b:%b" % (json_text(each.prompt_id).encode(), each.text) for each in rendered)
+    entries = (
+        b"%b:%b" % (json_text(prompt.prompt_id).encode(), prompt.text) for prompt in rendered
+    )
     return b"{" + b",".join(entries) + b"}"
 
 
 async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job | None:
-    """Returns the prompt's job, or None if this user has no such prompt."""
+    """Returns the prompt's job, or None if the user has no prompt with this id."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
         return await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job_id)
@@ -340,12 +345,12 @@ async def entries_of(
     """Returns the history records of several ended prompts."""
     forms = [(job.id, PromptForm.ENTRY) for job in ended]
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await _rendered(
+        rendered = await _rendered(
             plane, tx, caller, forms, kept, known={job.id: job for job in ended}
         )
     entries: dict[UUID, Record] = {}
-    for job_id, each in found.items():
-        entries[job_id] = json.loads(each.text)
+    for job_id, prompt in rendered.items():
+        entries[job_id] = json.loads(prompt.text)
         await asyncio.sleep(0)
     return entries
 
@@ -359,40 +364,41 @@ async def _rendered(
     *,
     known: Mapping[UUID, Job] | None = None,
 ) -> dict[UUID, RenderedPrompt]:
-    """Returns rendered prompts by job, in the requested order. Only those that are not cached are
-    read. Limited to the size of a response: a history contains the last ones, and at least one.
+    """Returns rendered prompts by job id, in the order of `wanted`. Reads only prompts that are not
+    cached. If not all fit into a response, a history contains the last ones and other lists the
+    first ones, but always at least one.
     """
-    found: dict[UUID, RenderedPrompt] = {}
+    rendered: dict[UUID, RenderedPrompt] = {}
     missing: list[tuple[UUID, PromptForm]] = []
     is_history = bool(wanted) and wanted[-1][1] is PromptForm.ENTRY
     order = wanted[::-1] if is_history else wanted
     sees = sees_backends(plane, caller.tenant)
     for key in order:
-        each = kept.get((*key, sees))
-        if each is None:
+        prompt = kept.get((*key, sees))
+        if prompt is None:
             missing.append(key)
         else:
-            found[key[0]] = each
-    left = BODY_BYTES_MAX - sum(len(each.text) for each in found.values())
-    if missing and (left > 0 or not found):
+            rendered[key[0]] = prompt
+    free_bytes = BODY_BYTES_MAX - sum(len(prompt.text) for prompt in rendered.values())
+    if missing and (free_bytes > 0 or not rendered):
         async with aclosing(_render_in_parts(tx, caller, missing, known or {}, sees)) as parts:
-            async for made in parts:
-                for key, each in made.items():
-                    kept.keep((*key, sees), each, each.size)
-                    found[key[0]] = each
-                left -= sum(len(each.text) for each in made.values())
-                if left <= 0:
+            async for part in parts:
+                for key, prompt in part.items():
+                    kept.keep((*key, sees), prompt, prompt.size)
+                    rendered[key[0]] = prompt
+                free_bytes -= sum(len(prompt.text) for prompt in part.values())
+                if free_bytes <= 0:
                     break
-    fitting = _fitting(found, [job_id for job_id, _ in order if job_id in found])
-    return {job_id: found[job_id] for job_id, _ in wanted if job_id in fitting}
+    fitting = _fitting(rendered, [job_id for job_id, _ in order if job_id in rendered])
+    return {job_id: rendered[job_id] for job_id, _ in wanted if job_id in fitting}
 
 
-def _fitting(found: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set[UUID]:
-    """Returns the first prompts, up to the size of a response."""
+def _fitting(rendered: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set[UUID]:
+    """Returns the ids of the first prompts that together fit into a response, at least one."""
     fitting: set[UUID] = set()
     size = 0
     for job_id in order:
-        size += len(found[job_id].text)
+        size += len(rendered[job_id].text)
         if fitting and size > BODY_BYTES_MAX:
             break
         fitting.add(job_id)
@@ -406,7 +412,7 @@ async def _render_in_parts(
     known: Mapping[UUID, Job],
     sees: bool,
 ) -> AsyncGenerator[dict[tuple[UUID, PromptForm], RenderedPrompt], None]:
-    """Renders prompts in parts. Other tasks run between the parts."""
+    """Renders prompts in parts, so that other tasks can run between the parts."""
     form_of = dict(forms)
     for job_id, job in known.items():
         if job_id in form_of:
@@ -423,7 +429,7 @@ async def _render(
     prompts = [(job, form) for job, form in shown if job.asked.gateway is not None]
     records = await _records(tx, caller, [job for job, form in prompts if _shows_end(form)])
     if not sees:
-        records = {job_id: redacted_record(each) for job_id, each in records.items()}
+        records = {job_id: redacted_record(record) for job_id, record in records.items()}
     return {
         (job.id, form): _rendered_as(form, job, records.get(job.id, {})) for job, form in prompts
     }
@@ -439,8 +445,8 @@ async def _records(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, M
     for job in ended:
         lease, record = stored.get(job.id, (None, {}))
         if lease != job.lease_number and job.asked.gateway is not None:
-            told = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
-            record = record_of_end(job, told)
+            messages = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
+            record = record_of_end(job, messages)
         records[job.id] = record
     return records
 

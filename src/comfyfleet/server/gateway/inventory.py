@@ -1,4 +1,4 @@
-"""The GPUs and model files of the online workers of a user's fleets. Models are grouped by
+"""Lists the GPUs and model files of the online workers in a user's fleets. Models are grouped by
 ComfyUI's folder names.
 """
 
@@ -12,12 +12,14 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# Seconds for which an inventory is cached. Clients poll it to check whether a server is alive.
+# Seconds for which an inventory is cached, because some clients poll it to see whether the server
+# is alive.
 KEPT_SECONDS = 5.0
 INVENTORIES_MAX = 1_000
 DEVICES_PER_FLEET_MAX = 64
 
-# `Class.input` for inputs whose name alone doesn't determine the folder.
+# Model folders of inputs whose folder can't be derived from the input name alone. Keys have the
+# form `Class.input`.
 FOLDER_OF_CLASS: Mapping[str, str] = {
     "CLIPVisionLoader.clip_name": "clip_vision",
     "UpscaleModelLoader.model_name": "upscale_models",
@@ -70,24 +72,24 @@ class Inventory:
 
 
 def folder_of(model_input: str) -> str | None:
-    """Returns the model folder that an input such as `CheckpointLoaderSimple.ckpt_name` selects
-    from.
+    """Returns the model folder for an input such as `CheckpointLoaderSimple.ckpt_name`, or None if
+    it is unknown.
     """
     return FOLDER_OF_CLASS.get(model_input) or FOLDER_OF_INPUT.get(model_input.rpartition(".")[2])
 
 
 def models_by_folder(facts: Iterable[BackendFacts]) -> dict[str, list[str]]:
-    """Returns the union of all backends' models."""
-    found: dict[str, set[str]] = {}
-    for each in facts:
-        for model_input, files in each.model_files.items():
+    """Returns the model files of all backends together, by folder."""
+    models: dict[str, set[str]] = {}
+    for backend in facts:
+        for model_input, files in backend.model_files.items():
             if folder := folder_of(model_input):
-                found.setdefault(folder, set()).update(files)
-    return {folder: sorted(files) for folder, files in found.items()}
+                models.setdefault(folder, set()).update(files)
+    return {folder: sorted(files) for folder, files in models.items()}
 
 
 def device_of(facts: BackendFacts, reading: Reading) -> WorkerDevice:
-    """Returns a worker's device. Without a reading, all of its memory counts as free."""
+    """Returns a worker's device. All memory counts as free if its usage is unknown."""
     ram = (facts.system.ram_total if facts.system else None) or reading.memory_total_bytes or 0
     ram_free = max(0, ram - (reading.memory_used_bytes or 0))
     memory = facts.gpu_memory_bytes or reading.gpu_memory_total_bytes or 0
@@ -106,7 +108,9 @@ def device_of(facts: BackendFacts, reading: Reading) -> WorkerDevice:
 
 
 def largest_device(devices: Sequence[WorkerDevice]) -> list[WorkerDevice]:
-    """Returns the device with the most memory, GPUs first, or an empty list."""
+    """Returns a list with the largest device, or an empty list if there are no devices. A GPU
+    counts as larger than a CPU.
+    """
     if not devices:
         return []
     return [max(devices, key=lambda device: (device.is_gpu, device.memory_bytes))]
@@ -121,11 +125,11 @@ async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inv
             workers = await fleets.workers_of(
                 tx, fleet, seen_since=seen_since, limit=DEVICES_PER_FLEET_MAX
             )
-            facts = await fleets.facts_of(tx, [each for each in workers if each.takes_jobs])
+            facts = await fleets.facts_of(tx, [worker for worker in workers if worker.takes_jobs])
             readings = await fleets.latest_readings(tx, list(facts))
             devices += [
-                device_of(each, stored.reading if (stored := readings.get(name)) else Reading())
-                for name, each in facts.items()
+                device_of(backend, stored.reading if (stored := readings.get(name)) else Reading())
+                for name, backend in facts.items()
             ]
             distinct = await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
             kinds += (await fleets.facts_of(tx, distinct)).values()
@@ -133,7 +137,7 @@ async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inv
 
 
 class InventoryCache:
-    """Caches each inventory for some seconds, for all callers."""
+    """Caches each inventory for a few seconds, for all callers."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -142,7 +146,7 @@ class InventoryCache:
     async def get(
         self, plane: ControlPlane, of_fleets: Sequence[Fleet], *, fresh: bool = False
     ) -> Inventory:
-        """Returns the cached inventory, or reads it if it is too old or `fresh` is set."""
+        """Returns the cached inventory. Reads a new one if it is too old or `fresh` is set."""
         key = tuple(sorted(fleet.id for fleet in of_fleets))
         read_at, inventory = self._kept.get(key, (float("-inf"), Inventory()))
         if not fresh and self._clock() - read_at < KEPT_SECONDS:

@@ -1,4 +1,6 @@
-"""Gateway prompts as ComfyUI shows them in its queue, history and jobs, and their prices. Pure."""
+"""Builds ComfyUI's queue and history entries from gateway jobs, and calculates the prices of
+prompts. This module does no I/O.
+"""
 
 import heapq
 import math
@@ -35,15 +37,13 @@ CLIENT_ID_CHARACTERS_MAX = 200
 
 
 def job_id_of(tenant_id: UUID, user_id: UUID, prompt_id: str) -> UUID:
-    """Returns the job id of a client's prompt. For one user, the same prompt id always has the same
-    job id.
-    """
+    """Returns the job id of a client's prompt. The same user and prompt id give the same job id."""
     return uuid5(user_id, f"{tenant_id}/{prompt_id}")
 
 
 def gateway_data(job: Job) -> Mapping[str, Any]:
-    """Returns the data that was submitted with the prompt: `prompt_id`, `number`, `client_id`,
-    `extra_data`, `outputs`.
+    """Returns the data that was stored with a gateway prompt, such as `prompt_id`, `number`,
+    `client_id`, `extra_data` and `outputs`. Returns an empty mapping for other jobs.
     """
     return job.asked.gateway or {}
 
@@ -53,8 +53,8 @@ def prompt_id_of(job: Job) -> str:
 
 
 def client_in_order(job: Job) -> str | None:
-    """Returns the client that sees this prompt in order with its others, or None if it is shown at
-    once.
+    """Returns the id of the client that sees its prompts one after another. Returns None if this
+    prompt's messages are sent immediately.
     """
     data = gateway_data(job)
     return data["client_id"] if sees_in_order(data) else None
@@ -65,7 +65,7 @@ def is_running(job: Job) -> bool:
 
 
 def queued_prompt(job: Job) -> QueuedPrompt:
-    """Returns the complete prompt for queue and history, with the names that its client used."""
+    """Returns the prompt as its client submitted it, for the queue and the history."""
     data = gateway_data(job)
     return QueuedPrompt(
         number=data["number"],
@@ -85,8 +85,8 @@ N = TypeVar("N", bound=Numbered)
 
 
 def as_in_heap(waiting: Iterable[N]) -> list[N]:
-    """Returns prompts in ComfyUI's order: the next one first, and the others in the order of its
-    heap.
+    """Returns waiting prompts in the order of ComfyUI's queue, which is a heap: only the first one
+    is certain to be the next.
     """
     heap: list[tuple[float, int, N]] = []
     for arrival, item in enumerate(waiting):
@@ -98,11 +98,11 @@ def history_entry(job: Job, record: Mapping[str, Any]) -> Record:
     return {"prompt": queued_prompt(job).row(), **record}
 
 
-def record_of_end(job: Job, told: Sequence[Event]) -> dict[str, Any]:
+def record_of_end(job: Job, messages: Sequence[Event]) -> dict[str, Any]:
     """Builds the history record of a job that ended without a report of its run."""
     at = job.completed_at or job.submitted_at
     end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
-    events = [*told, *missing_events(prompt_id_of(job), end, told, at)]
+    events = [*messages, *missing_events(prompt_id_of(job), end, messages, at)]
     return record_from(events, None, is_success=job.status == JobStatus.COMPLETED)
 
 
@@ -111,7 +111,7 @@ def events_in(rows: Iterable[LoggedEvents]) -> list[Event]:
 
 
 class UserdataEntry(NamedTuple):
-    """A file that an editor stores on its server, without its content."""
+    """The metadata of a file that an editor stores on its server."""
 
     path: str
     size: int
@@ -124,11 +124,11 @@ class StoredUserdata(NamedTuple):
     data: bytes
 
 
-# Seconds that are reserved for a prompt unlike any that its user has run, and the minimum for
-# others if the balance allows it, so that a few more steps don't exceed the reservation.
+# Run time in seconds that is reserved for a prompt if its user hasn't run a similar one. Other
+# prompts reserve at least as much if the balance allows it, so that a few more steps still fit.
 DEFAULT_SECONDS = 60.0
-# Reserved for a prompt like earlier ones, as a multiple of the longest of their runs: the usual
-# reservation, and the smallest that is accepted where the balance doesn't cover the usual one.
+# The usual reservation for a prompt and the smallest possible one, as multiples of the longest
+# similar run. The smallest one applies if the balance doesn't cover the usual one.
 USUAL_MARGIN, LEAST_MARGIN = 3, 1.5
 MAX_TOKENS_HEADER = "x-max-tokens"
 
@@ -136,7 +136,9 @@ MAX_TOKENS_HEADER = "x-max-tokens"
 def max_tokens_of(
     headers: Mapping[str, str], query: Mapping[str, str], extra_data: Mapping[str, Any]
 ) -> int | None:
-    """Returns the caller's maximum price, from a header, the query or `extra_data`."""
+    """Returns the caller's price limit from a header, the query or `extra_data`. Returns None if
+    there is no limit.
+    """
     value = headers.get(MAX_TOKENS_HEADER, query.get(MAX_TOKENS, extra_data.get(MAX_TOKENS)))
     if value is None:
         return None
@@ -145,61 +147,64 @@ def max_tokens_of(
     except ValueError:
         most = -1
     if isinstance(value, bool) or not 0 <= most <= PRICE_TOKENS_MAX:
-        says = f"max_tokens must be a whole number from 0 to {PRICE_TOKENS_MAX:,}"
-        raise RefusedPrompt(fault("invalid_max_tokens", says, str(value)[:100]))
+        message = f"max_tokens must be a whole number from 0 to {PRICE_TOKENS_MAX:,}"
+        raise RefusedPrompt(fault("invalid_max_tokens", message, str(value)[:100]))
     return most
 
 
 class PricedPrompt(NamedTuple):
-    """A prompt with its reservation, and the smallest reservation with which it may run."""
+    """A prompt with its usual reservation, and the smallest reservation with which it may run."""
 
-    asked: JobSpec
+    spec: JobSpec
     least_tokens: int
 
     def with_balance(self, balance: int) -> JobSpec | None:
-        """Returns the prompt with all of a balance reserved; None if that isn't enough."""
-        if not self.least_tokens <= balance < self.asked.price_tokens:
+        """Returns the prompt with the whole balance reserved. Returns None if the balance is too
+        low, or if it covers the usual reservation.
+        """
+        if not self.least_tokens <= balance < self.spec.price_tokens:
             return None
-        return replace(self.asked, price_tokens=balance)
+        return replace(self.spec, price_tokens=balance)
 
 
 def with_price(
-    asked: JobSpec,
+    spec: JobSpec,
     terms: FleetPrompts,
     longest: float | None,
     max_tokens: int | None,
     *,
     least_price: int = 0,
 ) -> PricedPrompt:
-    """Returns the prompt with its price. Raises RefusedPrompt if that is above `max_tokens`.
+    """Returns the prompt with its price. Raises RefusedPrompt if the price is above `max_tokens`.
 
-    `longest` is the longest of the last runs of such prompts of the same user. `least_price` is the
-    price of the most expensive registered workflow that the prompt contains.
+    `longest` is the duration in seconds of the longest recent run of a similar prompt by the same
+    user. `least_price` is the price of the most expensive registered workflow in the prompt.
     """
     if terms.price_per_second is not None:
-        return _metered(asked, terms, longest, max_tokens, least_price)
-    fixed = _fixed(asked, max(terms.price_tokens, least_price), max_tokens)
+        return _metered(spec, terms, longest, max_tokens, least_price)
+    fixed = _fixed(spec, max(terms.price_tokens, least_price), max_tokens)
     return PricedPrompt(fixed, fixed.price_tokens)
 
 
 def _metered(
-    asked: JobSpec,
+    spec: JobSpec,
     terms: FleetPrompts,
     longest: float | None,
     max_tokens: int | None,
     least_price: int,
 ) -> PricedPrompt:
-    """The price is stored with the prompt, so that new terms apply only to new prompts.
+    """Returns the prompt with a price per second. The price is stored with the prompt, so changed
+    terms apply only to new prompts.
 
-    The run is stopped when it has used its reservation. So a caller's `max_tokens` is reserved
-    whole, and without it, more than a run is likely to take.
+    A run is stopped when it has used up its reservation. Therefore, a caller's `max_tokens` is
+    reserved in full. Without it, more is reserved than the run will probably need.
     """
     price = terms.price_per_second or 0.0
     least = max(cost_of(1, price), least_price)
     if max_tokens is not None and max_tokens < least:
-        says = f"The prompt costs at least {least} tokens, and max_tokens is {max_tokens}"
+        message = f"The prompt costs at least {least} tokens, and max_tokens is {max_tokens}"
         raise RefusedPrompt(
-            fault("price_above_max_tokens", says, required_tokens=least, max_tokens=max_tokens)
+            fault("price_above_max_tokens", message, required_tokens=least, max_tokens=max_tokens)
         )
     most = min(cost_of(terms.run_limit_seconds, price), PRICE_TOKENS_MAX)
     if max_tokens is not None:
@@ -213,24 +218,24 @@ def _metered(
     data |= {MIN_TOKENS: least_price} if least_price else {}
     data |= {} if max_tokens is None else {MAX_TOKENS: max_tokens}
     metered = replace(
-        asked, price_tokens=max(usual, least), gateway={**(asked.gateway or {}), **data}
+        spec, price_tokens=max(usual, least), gateway={**(spec.gateway or {}), **data}
     )
     return PricedPrompt(metered, max(least, min(cost_of(enough, price), most)))
 
 
-def _fixed(asked: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
+def _fixed(spec: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
     if max_tokens is not None and price > max_tokens:
-        says = f"The prompt costs {price} tokens, and max_tokens is {max_tokens}"
+        message = f"The prompt costs {price} tokens, and max_tokens is {max_tokens}"
         raise RefusedPrompt(
-            fault("price_above_max_tokens", says, required_tokens=price, max_tokens=max_tokens)
+            fault("price_above_max_tokens", message, required_tokens=price, max_tokens=max_tokens)
         )
-    return replace(asked, price_tokens=price)
+    return replace(spec, price_tokens=price)
 
 
 def shortfall(error: InsufficientTokens) -> Fault:
-    """Returns the error of a prompt that its user can't pay, with the required tokens and the
-    balance.
+    """Returns the error for a user whose balance is too low for a prompt. It contains the required
+    tokens and the balance.
     """
     required, balance = error.details["required_tokens"], error.details["balance"]
-    says = f"The prompt needs {required} tokens, and the balance is {balance}"
-    return fault(error.code, says, required_tokens=required, balance=balance)
+    message = f"The prompt needs {required} tokens, and the balance is {balance}"
+    return fault(error.code, message, required_tokens=required, balance=balance)

@@ -1,5 +1,5 @@
-"""Determines what a user's prompts can run on: the backends of the fleets that accept prompts, and
-their node types.
+"""Builds the offer for a user's prompts: the backends of the fleets that accept them, and the node
+types that the user may use.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from comfyfleet.server.tenants.model import Caller
 
 # Node types by name, in the format of `/object_info`.
 ObjectInfo: TypeAlias = Mapping[str, Mapping[str, Any]]
-# The user's own files by kind of upload.
+# A user's own files, grouped by the kind of upload.
 FilesByKind: TypeAlias = Mapping[str, Sequence[str]]
 
 UPLOADS = {
@@ -35,11 +35,11 @@ UPLOADS = {
     "animated_image_upload": "image",
     "file_upload": "3D",
 }
-FILE = "file"  # files of any kind
-IMAGE_FOLDER = "image_folder"  # an input that lists results instead of uploads
+FILE = "file"  # The kind of an input that accepts any type of file.
+IMAGE_FOLDER = "image_folder"  # The option of an input that lists results instead of uploads.
 MODEL_TYPES_3D = frozenset({"gltf", "glb", "obj", "fbx", "stl", "spz", "splat", "ply", "ksplat"})
-# Nodes of ComfyUI that check these inputs themselves, because their choices are filled in by the
-# browser.
+# Inputs that ComfyUI's own nodes validate themselves, by node type. The browser fills in the
+# choices of these inputs, so object_info doesn't list them.
 UNLISTED_CHOICES = {"CustomCombo": ("choice",)}
 COMBO = "COMBO"
 _MODEL = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx|pkl)$", re.IGNORECASE)
@@ -47,7 +47,7 @@ _PATH = re.compile(r"[/\\]|\.\.|^[A-Za-z]:")
 
 
 def upload_inputs(info: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the inputs that accept an upload, with the kind of file."""
+    """Returns the inputs of a node type that accept an upload, with the kind of file."""
     kinds: dict[str, str] = {}
     for group in ("required", "optional"):
         for name, spec in _inputs(info, group).items():
@@ -72,7 +72,7 @@ def _inputs(info: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def input_spec(info: Mapping[str, Any], name: str) -> Any:
-    """Returns the declaration of a node type's input, or None if it has no such input."""
+    """Returns the declaration of a node type's input, or None if the input isn't declared."""
     return _inputs(info, "required").get(name) or _inputs(info, "optional").get(name)
 
 
@@ -82,8 +82,8 @@ def _options(spec: Any) -> Mapping[str, Any]:
 
 
 def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
-    """Groups files by the kinds of inputs that list them, in the same order. As in ComfyUI, files
-    in subfolders are left out.
+    """Groups filenames by the kinds of inputs that list them, and keeps their order. As in ComfyUI,
+    files in subfolders are left out.
     """
     names_by_kind: dict[str, list[str]] = {}
     for name in names:
@@ -107,20 +107,20 @@ def _kinds_of(name: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class OfferedNode:
-    """A backend's node type. `files` are the user's own, by the inputs that accept uploads."""
+    """A backend's node type. `files` contains the user's own files, by input name."""
 
     name: str
     info: Mapping[str, Any]
     uploads: Mapping[str, str] = field(default_factory=dict)  # input → image, video, audio …
     files: FilesByKind = field(default_factory=dict)
-    # A custom node's VALIDATE_INPUTS can waive the checks of lists, ranges and types. object_info
-    # doesn't show that, so only the backend knows.
+    # A custom node's VALIDATE_INPUTS function can waive the checks of lists, ranges and types. This
+    # isn't visible in object_info, so the backend must decide.
     may_waive_types: bool = False
 
     def may_waive(self, value: Any) -> bool:
-        """Whether the backend may decide about a value. Paths may lead to other users' files, and a
-        prompt with a model that no backend has would wait forever. So both must be among the listed
-        choices.
+        """Checks whether the backend may decide if a value is valid. Paths and model names must
+        always be among the listed choices, because a path may lead to another user's file, and a
+        prompt with an unknown model would wait forever.
         """
         if not self.may_waive_types:
             return False
@@ -134,24 +134,25 @@ class OfferedNode:
     def validated(self) -> Sequence[str]:
         return (*self.uploads, *UNLISTED_CHOICES.get(self.name, ()))
 
-    def told(self) -> dict[str, Any]:
-        """Returns the entry of `/object_info` for this user."""
+    def entry(self) -> dict[str, Any]:
+        """Returns the node type's entry in `/object_info` for this user."""
         return with_choices(self.info, self.files)
 
     def declared_inputs(self) -> Mapping[str, Any]:
-        inputs: Mapping[str, Any] = self.told()["input"]
+        inputs: Mapping[str, Any] = self.entry()["input"]
         return inputs
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
-        """Checks the values of upload inputs. A file must be named by a string. Only the backend
-        knows the value of a link or a nested value, which may name a file of another job.
+        """Checks the values of upload inputs and returns an error message, or None if they are
+        valid. Links and nested values are refused, because only the backend can resolve them, and
+        they may lead to the file of another job.
         """
         for name, kind in self.uploads.items():
             value = values.get(name)
             if name not in values or (value == "" and not self._is_choice(name)):
                 continue
             if not isinstance(value, str):
-                return f"Invalid {kind} file: it must be named by a text in its input"
+                return f"Invalid {kind} file: the input must contain its name as a string"
             if value not in self.files.get(name, ()):
                 return f"Invalid {kind} file: {value}"
         return None
@@ -162,9 +163,10 @@ class OfferedNode:
 
 
 class OfferedNodes(Mapping[str, OfferedNode]):
-    """The node types of one object_info, with a user's files. Entries are created on access.
+    """The node types of an object_info, combined with a user's files. Entries are created on
+    access.
 
-    `is_lenient` leaves checks of custom nodes to the backend.
+    If `is_lenient` is set, the backend may waive the declared checks of custom nodes.
     """
 
     def __init__(
@@ -196,7 +198,9 @@ class OfferedNodes(Mapping[str, OfferedNode]):
 
 
 def with_choices(info: Mapping[str, Any], files: FilesByKind) -> dict[str, Any]:
-    """Returns the same entry, in which the inputs that accept uploads list these files."""
+    """Returns an entry of object_info with the choices of some inputs replaced by file names.
+    `files` contains the file names by input.
+    """
     declared = info.get("input")
     inputs = declared if isinstance(declared, Mapping) else {}
     groups = {
@@ -220,7 +224,9 @@ def _with_files(spec: Sequence[Any], names: Sequence[str]) -> list[Any]:
 
 
 def merged(infos: Iterable[ObjectInfo]) -> dict[str, Mapping[str, Any]]:
-    """Merges node types by name. Choices are combined, those of the first object_info first."""
+    """Merges several object_infos. If they share a node type, its choices are combined, and the
+    rest comes from the first one.
+    """
     union: dict[str, Mapping[str, Any]] = {}
     for info in infos:
         for name, entry in info.items():
@@ -244,8 +250,8 @@ def _merged_entry(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping
 
 
 def _merged_spec(first: Any, other: Any) -> Any:
-    """Merges the choices of an input in both formats, `[[…], {…}]` and `["COMBO", {"options":
-    […]}]`. Everything else is taken from the first.
+    """Adds the choices of `other` to the declaration `first` of an input. Supports both formats of
+    ComfyUI, `[[…], {…}]` and `["COMBO", {"options": […]}]`.
     """
     choices, more = choices_of(first), choices_of(other)
     if choices is None or not more or choices == more:
@@ -256,14 +262,12 @@ def _merged_spec(first: Any, other: Any) -> Any:
     return [first[0], {**first[1], "options": all_of}, *first[2:]]
 
 
-# Choices of one input that are listed for all backends together.
+# Maximum number of choices that are listed for an input, for all backends together.
 CHOICES_MAX = 20_000
 
 
 def _all_of(choices: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """Combines choices without duplicates, those of the first list first. Choices may be strings,
-    numbers or any JSON.
-    """
+    """Concatenates two lists of choices without duplicates. A choice may be any JSON value."""
     known: dict[str, Any] = {}
     for choice in (*choices[:CHOICES_MAX], *more[:CHOICES_MAX]):
         known.setdefault(choice if isinstance(choice, str) else json_text([choice]), choice)
@@ -280,7 +284,9 @@ def choices_of(spec: Any) -> list[Any] | None:
 
 
 class RenderedObjectInfo:
-    """An object_info as JSON. Only the entries that list a user's files are rendered for each user."""
+    """An object_info as JSON text. It is rendered once, except for entries that list a user's
+    files.
+    """
 
     def __init__(self, object_info: ObjectInfo) -> None:
         self._parts: list[bytes | tuple[str, Mapping[str, Any], Mapping[str, str]]] = []
@@ -300,7 +306,7 @@ class RenderedObjectInfo:
 
     def body(self, files: FilesByKind) -> bytes:
         parts = (
-            each if isinstance(each, bytes) else _rendered(*each, files) for each in self._parts
+            part if isinstance(part, bytes) else _rendered(*part, files) for part in self._parts
         )
         return b"{" + b",".join(parts) + b"}"
 
@@ -314,7 +320,8 @@ def _rendered(
 
 Value = TypeVar("Value")
 OFFERS_FRESH = timedelta(seconds=1)
-# Backends of all fleets together. If there are more, those that were seen last are used.
+# Maximum number of backends for all fleets together. If this is exceeded, the most recently seen
+# backends are used.
 BACKENDS_MAX = 24
 UNIONS_KEPT_MAX = 32
 BODIES_KEPT_MAX = 64
@@ -325,8 +332,8 @@ KEY = "offers"
 
 @dataclass(frozen=True)
 class OfferedBackend:
-    """Workers of one fleet whose backends report the same object_info. If the fleet has no workers,
-    this is its last known backend.
+    """The workers of a fleet whose backends report the same object_info. If the fleet has no
+    workers, this is its last known backend.
     """
 
     fleet: Fleet
@@ -335,7 +342,7 @@ class OfferedBackend:
     object_info: ObjectInfo = field(repr=False)
     is_online: bool
     workers: int = 0
-    first_worker: int | None = None  # its row id
+    first_worker: int | None = None  # The row id of a worker that represents the others.
 
 
 @dataclass(frozen=True)
@@ -348,19 +355,19 @@ class OpenFleets:
 
 @dataclass(frozen=True)
 class Offer:
-    """The backends, node types and policies that apply to a tenant at one moment. `hash` changes
-    with anything in `object_info`.
+    """The backends, node types and policies that apply to a tenant at a given moment. `hash`
+    changes whenever `object_info` changes.
     """
 
-    fleets: Sequence[Fleet]  # all that accept this tenant's prompts, even without workers
+    fleets: Sequence[Fleet]  # Fleets that accept the tenant's prompts, with or without workers.
     backends: Sequence[OfferedBackend]
-    policies: Mapping[int, NodePolicy]  # by fleet id
-    object_info: ObjectInfo  # the permitted node types, with the choices of all backends
+    policies: Mapping[int, NodePolicy]  # Node policies by fleet id.
+    object_info: ObjectInfo  # The permitted node types, with the choices of all backends.
     hash: str
     is_fresh: bool = True
 
     def nodes(self, files: FilesByKind) -> Mapping[str, OfferedNode]:
-        """Returns the permitted node types. `files` are the user's own, by kind of upload."""
+        """Returns the permitted node types. `files` contains the user's own files."""
         return OfferedNodes(self.object_info, files)
 
     def policy(self, backend: OfferedBackend) -> NodePolicy:
@@ -368,7 +375,7 @@ class Offer:
 
 
 async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) -> Offer:
-    """Returns what this user's prompts may run on. It may be a second old unless `fresh` is set."""
+    """Returns the offer for a user's prompts. Unless `fresh` is set, it may be a second old."""
     cache = offer_cache(plane)
     open_fleets, is_fresh = await cache.open_fleets(plane, fresh=fresh)
     terms = caller.tenant.prompts
@@ -387,10 +394,12 @@ async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) 
 
 
 def by_weight(backends: Sequence[OfferedBackend]) -> list[OfferedBackend]:
-    """Sorts backends so that the object_info of most workers comes first. A single worker with a
-    different one then doesn't change what other users see.
+    """Sorts backends by their number of workers, largest first. Thus, a single worker with an
+    unusual object_info doesn't change the node types that users see.
     """
-    return sorted(backends, key=lambda each: (-each.workers, each.fleet.name, each.hash))
+    return sorted(
+        backends, key=lambda backend: (-backend.workers, backend.fleet.name, backend.hash)
+    )
 
 
 UnionKey: TypeAlias = tuple[tuple[str, NodePolicy], ...]
@@ -409,7 +418,7 @@ def _hash(value: object) -> str:
 
 
 class LatestCache(Generic[Value]):
-    """Caches the values that were used last. The value of a key never changes."""
+    """An LRU cache with a maximum number of entries. The value of a key never changes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -425,13 +434,13 @@ class LatestCache(Generic[Value]):
 
 
 class OfferCache:
-    """The caches that all requests of one process share."""
+    """The caches for offers, which all requests in this process share."""
 
     def __init__(self) -> None:
         self.unions: LatestCache[ObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.rendered: LatestCache[RenderedObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.zipped: LatestCache[bytes] = LatestCache(BODIES_KEPT_MAX)
-        # Limits how many large prompts are matched at the same time, because each one uses a core.
+        # Limits the number of large prompts that are matched concurrently. Each uses a CPU core.
         self.large = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._found = OpenFleets()
         self._read_at: datetime | None = None
@@ -444,13 +453,15 @@ class OfferCache:
     async def open_fleets(
         self, plane: ControlPlane, *, fresh: bool = False
     ) -> tuple[OpenFleets, bool]:
-        """Returns the open fleets, and whether they were read after this call began."""
+        """Returns the fleets that accept prompts, and whether they were read after this call
+        began.
+        """
         if not fresh and self._is_young(plane):
             return self._found, False
         before = self._reads
         async with self._turn:
-            # Another task may have read them while this one waited. Without `fresh`, that is recent
-            # enough.
+            # Another task may have read the fleets while this one was waiting. With `fresh`, only a
+            # read that began after this call is recent enough.
             if self._reads == before or (fresh and self._reads < before + 2):
                 self._found = await read_open_fleets(plane)
                 self._read_at = plane.clock()
@@ -471,23 +482,23 @@ async def read_open_fleets(plane: ControlPlane) -> OpenFleets:
     async with plane.central.read() as tx:
         all_fleets = await fleets.list_fleets(tx)
         kinds = await fleets.backend_kinds(tx)
-    terms = {each.id: open_on for each in all_fleets if (open_on := each.prompts) is not None}
-    by_id = {each.id: each for each in all_fleets if each.id in terms}
+    terms = {fleet.id: open_on for fleet in all_fleets if (open_on := fleet.prompts) is not None}
+    by_id = {fleet.id: fleet for fleet in all_fleets if fleet.id in terms}
     since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
-    wanted = sorted(
-        (each for each in kinds if each.fleet_id in by_id),
-        key=lambda each: each.last_seen_at,
+    newest_first = sorted(
+        (kind for kind in kinds if kind.fleet_id in by_id),
+        key=lambda kind: kind.last_seen_at,
         reverse=True,
     )
     backends = []
-    for kind in wanted[:BACKENDS_MAX]:
+    for kind in newest_first[:BACKENDS_MAX]:
         fleet = by_id[kind.fleet_id]
         backends += await _backend(plane, fleet, terms[fleet.id], kind, since)
-    with_backends = {each.fleet.id for each in backends}
+    with_backends = {backend.fleet.id for backend in backends}
     for fleet in by_id.values():
         if fleet.id not in with_backends and fleet.object_info_hash is not None:
             backends += await _last_backend(plane, fleet, terms[fleet.id], fleet.object_info_hash)
-    backends.sort(key=lambda each: (each.fleet.name, each.hash))
+    backends.sort(key=lambda backend: (backend.fleet.name, backend.hash))
     return OpenFleets(list(by_id.values()), backends)
 
 
@@ -508,8 +519,8 @@ async def _backend(
 async def _last_backend(
     plane: ControlPlane, fleet: Fleet, terms: FleetPrompts, content_hash: str
 ) -> list[OfferedBackend]:
-    """Returns the last known backend of a fleet that has no workers now. Its prompts wait for a
-    worker.
+    """Returns the last known backend of a fleet that currently has no workers. Prompts for it wait
+    until a worker comes online.
     """
     info = await plane.context.caches.object_infos.get(plane.store, fleet, content_hash)
     return [] if info is None else [OfferedBackend(fleet, terms, content_hash, info, False)]
@@ -517,16 +528,16 @@ async def _last_backend(
 
 @dataclass(frozen=True)
 class ObjectInfoBody:
-    """The response to `GET /object_info`, which is only rendered when needed."""
+    """The response to `GET /object_info`. It is rendered only if the client's copy is outdated."""
 
     etag: str
     offer: Offer
     files: FilesByKind
-    kept: OfferCache
+    cache: OfferCache
 
     async def plain(self) -> bytes:
         offer = self.offer
-        rendered = await self.kept.rendered.get(
+        rendered = await self.cache.rendered.get(
             offer.hash, lambda: asyncio.to_thread(RenderedObjectInfo, offer.object_info)
         )
         return rendered.body(self.files)
@@ -535,19 +546,19 @@ class ObjectInfoBody:
         async def make() -> bytes:
             return await asyncio.to_thread(gzip.compress, await self.plain(), 6, mtime=0)
 
-        return await self.kept.zipped.get(self.etag, make)
+        return await self.cache.zipped.get(self.etag, make)
 
 
 async def fresh_offer_to(plane: ControlPlane, caller: Caller) -> Offer:
-    """Returns what the user's prompts may run on, after refreshing the facts of the backends."""
+    """Refreshes the facts about the backends, and returns the offer for the user's prompts."""
     offer = await offer_to(plane, caller)
     await freshness_of(plane).refresh(offer.fleets)
     return await offer_to(plane, caller, fresh=True)
 
 
 async def object_info_body(plane: ControlPlane, caller: Caller) -> ObjectInfoBody:
-    """Returns the body with all node types that the user may use. Inputs that accept uploads list
-    the user's own files.
+    """Returns a body with all node types that the user may use. Inputs that accept uploads list the
+    user's own files.
     """
     offer = await fresh_offer_to(plane, caller)
     files = by_kind(await input_names(plane, caller))
@@ -555,16 +566,18 @@ async def object_info_body(plane: ControlPlane, caller: Caller) -> ObjectInfoBod
 
 
 async def object_info_of(plane: ControlPlane, caller: Caller, name: str) -> dict[str, Any]:
-    """Returns the entry of one node type, or an empty one if it doesn't exist."""
+    """Returns the object_info entry of a node type, or an empty dict if the type doesn't exist or
+    isn't permitted.
+    """
     offer = await fresh_offer_to(plane, caller)
     if name not in offer.object_info:
         return {}
     files = by_kind(await input_names(plane, caller))
-    return dict(offer.nodes(files)[name].told())
+    return dict(offer.nodes(files)[name].entry())
 
 
 async def input_names(plane: ControlPlane, caller: Caller) -> Iterable[str]:
-    """Returns the names of the user's uploads, the newest first."""
+    """Returns the names of the user's uploads, newest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
         rows = await run_log.list_files(
             tx, caller.tenant.id, caller.user_id, "input", limit=FILES_LISTED_MAX

@@ -1,7 +1,7 @@
-"""Decides where a prompt runs: which backends can run it, on which fleet, and as which workflow.
+"""Decides which backends can run a prompt, on which fleet it runs, and as which workflow.
 
-A prompt is validated against each object_info as if that backend were the only ComfyUI. If no
-backend can run it, ComfyUI's own errors are returned, with the choices of all backends.
+A prompt is validated against the object_info of each backend separately. If no backend can run it,
+the response contains ComfyUI's own errors, with the choices of all backends.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptMatch:
-    """The backends that run the largest number of a prompt's outputs, and the same ones, with the
-    validation result.
+    """The validation result of a prompt, and the backends to which it applies. These are the
+    backends that can run the largest number of the prompt's outputs.
     """
 
     verdict: PromptValidation
@@ -76,7 +76,7 @@ class PromptMatch:
 
     @property
     def fleets(self) -> list[Fleet]:
-        """The fleets with a worker that is online, or all fleets if none has one."""
+        """The fleets with an online worker, or all fleets if no worker is online."""
         online = [backend for backend in self.backends if backend.is_online]
         return list(
             {backend.fleet.id: backend.fleet for backend in online or self.backends}.values()
@@ -86,10 +86,10 @@ class PromptMatch:
 def match_prompt(
     offer: Offer, prompt: Prompt, targets: Collection[str] | None, files: FilesByKind
 ) -> PromptMatch:
-    """Returns the backends that can run the prompt. Raises RefusedPrompt if none can.
+    """Returns the backends that can run the prompt. Raises RefusedPrompt if no backend can run it.
 
-    If a prompt fails the declared checks of a custom node, the backends decide, because only they
-    know whether the node waives the checks.
+    If the prompt only fails the declared checks of custom nodes, the backends decide, because only
+    they know whether a node waives its checks.
     """
     _require_backends(offer)
     _require_fitting_size(offer, prompt)
@@ -108,18 +108,18 @@ def match_prompt(
         if not best:
             raise _refusal(offer, prompt, targets, files, verdicts)
     verdict, nodes = next(
-        each for each in verdicts_by_hash.values() if len(each[0].outputs) == best
+        entry for entry in verdicts_by_hash.values() if len(entry[0].outputs) == best
     )
     _require_unwrapped(prompt, verdict.prompt)
     alike = {
-        each
-        for each, (other, its_nodes) in verdicts_by_hash.items()
-        if other.outputs == verdict.outputs and _is_read_alike(verdict, nodes, other, its_nodes)
+        content_hash
+        for content_hash, (other, its_nodes) in verdicts_by_hash.items()
+        if other.outputs == verdict.outputs and _is_same_prompt(verdict, nodes, other, its_nodes)
     }
-    return PromptMatch(verdict, nodes, [each for each in backends if each.hash in alike])
+    return PromptMatch(verdict, nodes, [backend for backend in backends if backend.hash in alike])
 
 
-# by hash of the object_info
+# Validation results by the hash of the object_info, with the node types that were used.
 Verdicts: TypeAlias = Mapping[str, tuple[PromptValidation, OfferedNodes]]
 
 
@@ -140,15 +140,15 @@ def _verdicts(
     return verdicts_by_hash
 
 
-def _most_outputs(found: Verdicts) -> int:
-    return max((len(verdict.outputs) for verdict, _ in found.values()), default=0)
+def _most_outputs(verdicts: Verdicts) -> int:
+    return max((len(verdict.outputs) for verdict, _ in verdicts.values()), default=0)
 
 
-def _is_read_alike(
+def _is_same_prompt(
     verdict: PromptValidation, nodes: OfferedNodes, other: PromptValidation, others: OfferedNodes
 ) -> bool:
-    """Whether two backends would be sent the same prompt. A backend that declares inputs
-    differently must not decide which of the prompt's values are files on all of them.
+    """Checks whether two backends would be sent the same prompt with the same files. Otherwise, one
+    backend's declaration would decide which values are files on the other one.
     """
     types = {node["class_type"] for node in verdict.prompt.values()}
     return verdict.prompt == other.prompt and all(
@@ -161,19 +161,22 @@ def _require_backends(offer: Offer) -> None:
         raise RefusedPrompt(
             fault(
                 "no_backend_available",
-                "No worker is there that takes prompts",
-                "No fleet takes prompts of this user, or none of their workers has reached its backend yet: "
-                "the logs of workers, and of `comfyfleet up`, say which backends they wait for.",
+                "No worker is available for this prompt",
+                "No fleet accepts prompts of this user, or none of its workers has reached its "
+                "backend yet. The logs of the workers and of `comfyfleet up` show for which "
+                "backends they are waiting.",
             ),
             {},
         )
 
 
 def _require_fitting_size(offer: Offer, prompt: Prompt) -> None:
-    """Refuses a prompt that is too large for every fleet before its strings are read."""
+    """Refuses a prompt that is too large for every fleet. This happens before its strings are
+    processed.
+    """
     most = max(backend.terms.prompt_bytes_max for backend in offer.backends)
     if is_larger(prompt, bytes_max=most):
-        details = f"at most {most:,} bytes are accepted"
+        details = f"the limit is {most:,} bytes"
         raise RefusedPrompt(fault(TOO_LARGE, "Prompt is too large", details), {})
 
 
@@ -184,12 +187,12 @@ PREFIX_CHARACTERS_MAX = 1_000
 def _require_short_ids(prompt: Prompt) -> None:
     for node_id in prompt:
         if len(node_id) > NODE_ID_CHARACTERS_MAX:
-            says = f"A node's id has at most {NODE_ID_CHARACTERS_MAX} characters"
-            raise RefusedPrompt(fault("invalid_node_id", says, f"{node_id[:40]}…"), {})
+            message = f"A node id can have at most {NODE_ID_CHARACTERS_MAX} characters"
+            raise RefusedPrompt(fault("invalid_node_id", message, f"{node_id[:40]}…"), {})
 
 
 def _require_plain_prefixes(prompt: Prompt) -> None:
-    """Refuses filename prefixes that no file can have. Otherwise, the prompt would fail at each
+    """Refuses filename prefixes that aren't valid in a filename. The prompt would fail in each
     attempt.
     """
     for node_id, node in prompt.items():
@@ -198,18 +201,18 @@ def _require_plain_prefixes(prompt: Prompt) -> None:
         if not isinstance(text, str):
             continue
         if len(text) > PREFIX_CHARACTERS_MAX:
-            says = f"{PREFIX} must have at most {PREFIX_CHARACTERS_MAX:,} characters"
+            message = f"{PREFIX} must have at most {PREFIX_CHARACTERS_MAX:,} characters"
         elif not is_plain_line(text):
-            says = f"{PREFIX} must not contain control characters, such as line breaks"
+            message = f"{PREFIX} must not contain control characters, such as line breaks"
         else:
             continue
-        raise RefusedPrompt(fault("invalid_filename_prefix", says, f"Node ID '#{node_id}'"), {})
+        raise RefusedPrompt(fault("invalid_filename_prefix", message, f"Node ID '#{node_id}'"), {})
 
 
 def _require_unwrapped(given: Prompt, read: Prompt) -> None:
-    """Refuses nested wrappers and wrapped links. ComfyUI removes one wrapper from a value, and the
-    backend would then interpret the rest as another wrapper or as a link that was not validated
-    here. Strings and numbers inside are harmless.
+    """Refuses nested wrappers and wrapped links. ComfyUI removes only one wrapper from a value. The
+    backend would then read the rest as another wrapper, or as a link that wasn't validated here.
+    Wrapped strings and numbers are harmless.
     """
     for node_id, node in read.items():
         for name, value in node.get("inputs", {}).items():
@@ -218,9 +221,11 @@ def _require_unwrapped(given: Prompt, read: Prompt) -> None:
                 continue
             unwrapped = before[WRAPPED] if value == before else value
             if is_link(unwrapped) or _is_wrapped(unwrapped):
-                says = f"Input '{name[:40]}' wraps a link, or another wrapped value"
+                message = f"Input '{name[:40]}' wraps a link or another wrapped value"
                 details = f"Node ID '#{node_id}'"
-                raise RefusedPrompt(fault("invalid_input_type", says, details, node_id=node_id), {})
+                raise RefusedPrompt(
+                    fault("invalid_input_type", message, details, node_id=node_id), {}
+                )
 
 
 def _is_wrapped(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -228,33 +233,36 @@ def _is_wrapped(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _require_types(offer: Offer, prompt: Prompt) -> None:
-    known: Mapping[str, Any] = _AnyOf(offer.backends)
+    known: Mapping[str, Any] = _InstalledTypes(offer.backends)
     for node_id, node in prompt.items():
         if missing := missing_type_fault(node_id, node, known):
             raise RefusedPrompt(missing, {})
 
 
-class _AnyOf(dict[str, Any]):
-    """Node types that any backend has, whether they are permitted or not."""
+class _InstalledTypes(dict[str, Any]):
+    """The node types of all backends, including denied types. Supports only the operator `in`."""
 
     def __init__(self, backends: Sequence[OfferedBackend]) -> None:
         super().__init__()
         self._backends = backends
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and any(name in each.object_info for each in self._backends)
+        return isinstance(name, str) and any(
+            name in backend.object_info for backend in self._backends
+        )
 
 
 def _allowing(offer: Offer, prompt: Prompt) -> list[OfferedBackend]:
-    """Returns the backends of fleets whose settings permit the prompt."""
+    """Returns the backends of the fleets whose settings permit the prompt. Raises RefusedPrompt if
+    no fleet permits it.
+    """
     size = len(json_text(prompt))
-    reasons = [(each, _breach(offer, each, prompt, size)) for each in offer.backends]
+    reasons = [(backend, _breach(offer, backend, prompt, size)) for backend in offer.backends]
     fitting = [backend for backend, reason in reasons if reason is None]
     if not fitting:
-        # If the prompt is too large for one fleet and denied on another, the reason for the denial
-        # is reported.
+        # A denied node type is reported rather than a prompt that is too large for another fleet.
         breaches = [reason for _, reason in reasons if reason is not None]
-        raise RefusedPrompt(min(breaches, key=lambda each: each["type"] == TOO_LARGE), {})
+        raise RefusedPrompt(min(breaches, key=lambda breach: breach["type"] == TOO_LARGE), {})
     return fitting
 
 
@@ -265,10 +273,10 @@ NOT_ALLOWED = "node_type_not_allowed"
 def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) -> Fault | None:
     terms, policy = backend.terms, offer.policy(backend)
     if len(prompt) > terms.nodes_max:
-        details = f"{len(prompt):,} nodes; at most {terms.nodes_max:,} are taken"
+        details = f"{len(prompt):,} nodes; the limit is {terms.nodes_max:,}"
         return fault(TOO_LARGE, "Prompt has too many nodes", details)
     if size > terms.prompt_bytes_max:
-        details = f"{size:,} bytes; at most {terms.prompt_bytes_max:,} are taken"
+        details = f"{size:,} bytes; the limit is {terms.prompt_bytes_max:,}"
         return fault(TOO_LARGE, "Prompt is too large", details)
     judged: set[str] = set()
     for node_id, node in prompt.items():
@@ -276,7 +284,7 @@ def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) ->
         if class_type in judged:
             continue
         judged.add(class_type)
-        # If this backend lacks the type, another one's entry is used, so that denied types are
+        # If this backend lacks the type, another backend's entry is used, so that denied types are
         # reported before missing ones.
         reason = policy.refusal(class_type, _info_of(class_type, backend, offer))
         if reason is not None:
@@ -285,7 +293,7 @@ def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) ->
 
 
 def _info_of(class_type: str, first: OfferedBackend, offer: Offer) -> Mapping[str, Any]:
-    infos = (each.object_info.get(class_type) for each in (first, *offer.backends))
+    infos = (backend.object_info.get(class_type) for backend in (first, *offer.backends))
     return next(info for info in infos if info is not None)
 
 
@@ -295,7 +303,7 @@ def _not_allowed(node_id: str, node: Mapping[str, Any], reason: str) -> Fault:
     title = meta.get("title", class_type) if isinstance(meta, Mapping) else class_type
     return fault(
         NOT_ALLOWED,
-        f"Node '{title}' may not be used here. {reason}",
+        f"Node '{title}' isn't allowed here. {reason}",
         f"Node ID '#{node_id}'",
         node_id=node_id,
         class_type=class_type,
@@ -311,8 +319,9 @@ def _refusal(
     files: FilesByKind,
     verdicts: Sequence[PromptValidation],
 ) -> RefusedPrompt:
-    """Returns the errors that occur on all backends together. If each part could run somewhere,
-    returns the errors of the backend with the fewest.
+    """Returns the errors of a prompt that no backend can run. The prompt is validated against the
+    node types of all backends together. If that finds no error, because each part could run on some
+    backend, the errors of the backend with the fewest are returned.
     """
     known = OfferedNodes(offer.object_info, files)
     together = validate(prompt, nodes=known, targets=targets, follows_all=True)
@@ -323,42 +332,45 @@ def _refusal(
     return RefusedPrompt({**error, "details": details}, fitting_errors(together.node_errors or {}))
 
 
-# Limits of a refusal's size, so that a response is not hundreds of times as large as its prompt.
+# Limits for the size of a refusal. Without them, a response could be hundreds of times as large as
+# its prompt.
 ERRORS_BYTES_MAX = 1024**2
 DETAILS_CHARACTERS_MAX = 100_000
 
 
 def fitting_errors(node_errors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first errors up to a total size, but at least one, which is shortened if it is
-    too long.
+    """Returns the first errors up to a total size, but at least one. The first one is shortened if
+    it is too long.
     """
-    told: dict[str, Any] = {}
-    left = ERRORS_BYTES_MAX
+    errors: dict[str, Any] = {}
+    free_bytes = ERRORS_BYTES_MAX
     for node_id, entry in node_errors.items():
-        shown = entry if told else {**entry, "errors": [_short(each) for each in entry["errors"]]}
-        left -= len(node_id) + len(json_text(shown))
-        if left < 0 and told:
+        shown = entry if errors else {**entry, "errors": list(map(_short, entry["errors"]))}
+        free_bytes -= len(node_id) + len(json_text(shown))
+        if free_bytes < 0 and errors:
             break
-        told[node_id] = shown
-    return told
+        errors[node_id] = shown
+    return errors
 
 
-def _short(told: Fault) -> Fault:
-    if len(json_text(told)) <= DETAILS_CHARACTERS_MAX:
-        return told
-    return fault(told["type"], told["message"][:1000], told["details"][:1000])
+def _short(error: Fault) -> Fault:
+    if len(json_text(error)) <= DETAILS_CHARACTERS_MAX:
+        return error
+    return fault(error["type"], error["message"][:1000], error["details"][:1000])
 
 
 def _faults(verdict: PromptValidation) -> int:
-    """Counts errors. A missing node type is reported alone, and counts most."""
+    """Returns the number of errors. A missing node type is the only reported error, so it counts as
+    the highest number.
+    """
     if not verdict.node_errors:
         return 1_000_000
-    return sum(len(each["errors"]) for each in verdict.node_errors.values())
+    return sum(len(entry["errors"]) for entry in verdict.node_errors.values())
 
 
 def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
-    """Returns the outputs that must run and all nodes before them. Other nodes would only be
-    refused again.
+    """Returns the given output nodes and all nodes upstream of them. A backend would refuse the
+    other nodes again.
     """
     needed_ids: set[str] = set()
     pending = list(outputs)
@@ -372,7 +384,9 @@ def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
 
 
 def running_part(prompt: Prompt, object_info: ObjectInfo) -> Prompt:
-    """Returns the part of a prompt that would run: all its output nodes and the nodes before them."""
+    """Returns the part of a prompt that would run: all output nodes and the nodes upstream of
+    them.
+    """
     outputs = [
         node_id
         for node_id, node in prompt.items()
@@ -382,12 +396,12 @@ def running_part(prompt: Prompt, object_info: ObjectInfo) -> Prompt:
 
 
 def shape_of(prompt: Prompt) -> str | None:
-    """Returns a hash that is equal for prompts with the same node types and links. Returns None if
-    the prompt has a cycle or a link to a missing node.
+    """Returns a hash of the node types and links. Prompts with equal types and links have the same
+    hash. Returns None if the prompt has a cycle or a link to a missing node.
     """
     marks: dict[str, str] = {}
     for start in prompt:
-        # The nodes of the current path, each with its sources that have not been visited.
+        # The nodes on the current path, each with the sources that haven't been visited yet.
         path = {} if start in marks else {start: _sources(prompt[start])}
         while path:
             node_id, sources = next(reversed(path.items()))
@@ -418,8 +432,8 @@ def _links(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 
 
 def most_similar_first(prompt: Prompt, others: Sequence[Prompt]) -> list[int]:
-    """Sorts prompts of one shape by the number of widgets with the same value. Returns their
-    positions.
+    """Returns the positions of the `others`, sorted by the number of values that they share with
+    `prompt`, largest first. All prompts must have the same shape.
     """
     values = _values(prompt)
     common = [(values & _values(other)).total() for other in others]
@@ -438,7 +452,7 @@ def _values(prompt: Prompt) -> Counter[tuple[str, str, str]]:
 DEPTHS_FRESH = timedelta(seconds=1)
 OFFERED_FRESH = timedelta(seconds=2)
 CONVERTED_KEPT_MAX, PATTERNS_KEPT_MAX = 256, 2_000
-# Prompts that need more comparisons than this are compared in a thread.
+# A prompt that needs more comparisons than this is compared in a thread, not in the event loop.
 SMALL_COMPARISONS_MAX = 10_000
 PROVIDER = "self_hosted"
 KEY = "placement"
@@ -446,20 +460,20 @@ KEY = "placement"
 
 @dataclass(frozen=True)
 class PromptPlacement:
-    """A fleet, the workflow that the prompt runs as, and its minimum price."""
+    """The fleet for a prompt, the workflow as which it runs there, and its minimum price."""
 
     fleet: Fleet
     workflow_id: int
     workflow_slug: str
     workflow_version: int
-    least_price: int  # of the registered workflows that the prompt matches or contains
-    affinity: str | None = None  # set if the workflow's lane also has workers of other fleets
+    least_price: int  # The highest price of the workflows that the prompt matches or contains.
+    affinity: str | None = None  # Set if workers of other fleets also run the workflow's jobs.
 
 
 @dataclass(frozen=True)
 class OfferedWorkflows:
     workflows: Sequence[tuple[RegisteredWorkflow, WorkflowVersion]]
-    assigned: Mapping[int, frozenset[int]]  # workflow ids by fleet id
+    assigned: Mapping[int, frozenset[int]]  # The ids of the assigned workflows by fleet id.
 
 
 class ConvertedWorkflow(NamedTuple):
@@ -471,8 +485,8 @@ class ConvertedWorkflow(NamedTuple):
 
 class PlacementCache:
     def __init__(self) -> None:
-        # Queued and running jobs by workflow and stage, including those placed here since the last
-        # read.
+        # Numbers of queued and running jobs by workflow and stage, including the jobs that this
+        # process has placed since the last read.
         self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
         self.offered: TtlCache[OfferedWorkflows] = TtlCache(OFFERED_FRESH)
         self.converted: LatestCache[ConvertedWorkflow | None] = LatestCache(CONVERTED_KEPT_MAX)
@@ -487,13 +501,13 @@ def _cache(plane: ControlPlane) -> PlacementCache:
 async def place_prompt(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt, preferred_fleet_id: int | None = None
 ) -> PromptPlacement:
-    """Places a prompt as the registered workflow of the same shape, or as an open prompt.
+    """Places a prompt as the registered workflow with the same shape. If no workflow matches, the
+    prompt runs as the open workflow of a fleet, preferably of the preferred fleet.
 
-    In both cases, it costs at least as much as the most expensive workflow that it contains. An
-    open prompt goes to the preferred fleet if that fleet can run it.
+    In both cases, the prompt costs at least as much as the most expensive workflow in it.
     """
     least_price = await _contained_price(plane, match, prompt)
-    registered = await _recognise(plane, match, prompt)
+    registered = await _find_registered(plane, match, prompt)
     if registered is not None:
         return replace(registered, least_price=max(registered.least_price, least_price))
     preferred = [fleet for fleet in match.fleets if fleet.id == preferred_fleet_id]
@@ -507,11 +521,13 @@ async def place_prompt(
 
 async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> int:
     """Returns the price of the most expensive registered workflow that the prompt contains, or 0 if
-    it contains none. Raises RefusedPrompt if that would need too many comparisons.
+    it contains none. Raises RefusedPrompt if the search would need too many comparisons.
     """
     backend = match.backends[0]
     offered = await _offered(plane)
-    priced = [each for each in offered.workflows if each[0].price_tokens]
+    priced = [
+        (workflow, version) for workflow, version in offered.workflows if workflow.price_tokens
+    ]
     if not priced:
         return 0
     indexed = index_prompt(prompt, backend.object_info)
@@ -525,7 +541,7 @@ async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prom
                 possible.append((workflow.price_tokens or 0, pattern))
                 comparisons += more
     _require_comparable(comparisons)
-    possible.sort(key=lambda each: -each[0])
+    possible.sort(key=lambda priced_pattern: -priced_pattern[0])
     work = partial(_highest_price, possible, indexed)
     if comparisons <= SMALL_COMPARISONS_MAX:
         return work()
@@ -534,17 +550,17 @@ async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prom
 
 
 def _highest_price(possible: Sequence[tuple[int, Pattern]], indexed: IndexedPrompt) -> int:
-    """Returns the highest price of the contained patterns. `possible` are patterns with their
-    prices, the highest price first.
+    """Returns the price of the first pattern that the prompt contains, or 0 if it contains none.
+    `possible` contains the patterns with their prices, highest price first.
     """
     return next((price for price, pattern in possible if is_contained(pattern, indexed)), 0)
 
 
 def _require_comparable(comparisons: int) -> None:
     if comparisons > COMPARISONS_MAX:
-        details = f"{comparisons:,} comparisons; at most {COMPARISONS_MAX:,} are made"
-        says = "The prompt has too many nodes of the same types as registered workflows"
-        raise RefusedPrompt(fault(TOO_LARGE, says, details), {})
+        details = f"{comparisons:,} comparisons; the limit is {COMPARISONS_MAX:,}"
+        message = "The prompt has too many nodes of types that registered workflows use"
+        raise RefusedPrompt(fault(TOO_LARGE, message, details), {})
 
 
 async def _pattern(
@@ -564,15 +580,19 @@ async def _offered(plane: ControlPlane) -> OfferedWorkflows:
     return await _cache(plane).offered.get(KEY, lambda: _read_offered(plane), now=plane.clock())
 
 
-async def _recognise(
+async def _find_registered(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt
 ) -> PromptPlacement | None:
-    """Returns the registered workflow of the same shape that has a price and that a matched fleet
-    can run. If there are several, the one with the most values in common is used.
+    """Returns a placement as the offered workflow that has the same shape and that a matched fleet
+    can run. If there are several, uses the one that shares the most values with the prompt.
     """
     offered = await _offered(plane)
     types = {node["class_type"] for node in prompt.values()}
-    alike = [each for each in offered.workflows if types <= set(each[1].node_types)]
+    alike = [
+        (workflow, version)
+        for workflow, version in offered.workflows
+        if types <= set(version.node_types)
+    ]
     shape = await _computed(plane, prompt, partial(shape_of, prompt)) if alike else None
     candidates: list[tuple[Prompt, RegisteredWorkflow, Fleet]] = []
     for workflow, version in alike:
@@ -593,14 +613,14 @@ async def _recognise(
 def _registered(
     offered: OfferedWorkflows, workflow: RegisteredWorkflow, fleet: Fleet
 ) -> PromptPlacement:
-    elsewhere = [each for each, ids in offered.assigned.items() if workflow.id in ids]
+    fleet_ids = [fleet_id for fleet_id, ids in offered.assigned.items() if workflow.id in ids]
     return PromptPlacement(
         fleet,
         workflow.id,
         workflow.slug,
         workflow.version,
         workflow.price_tokens or 0,
-        affinity=fleet.subject if elsewhere != [fleet.id] else None,
+        affinity=fleet.subject if fleet_ids != [fleet.id] else None,
     )
 
 
@@ -608,7 +628,10 @@ async def _read_offered(plane: ControlPlane) -> OfferedWorkflows:
     async with plane.central.read() as tx:
         workflows = await catalog.offered_workflows(tx)
         assigned = await fleets.assignments(tx) if workflows else {}
-    ids = {each: frozenset(one.workflow_id for one in those) for each, those in assigned.items()}
+    ids = {
+        fleet_id: frozenset(assignment.workflow_id for assignment in assignments)
+        for fleet_id, assignments in assigned.items()
+    }
     return OfferedWorkflows(workflows, ids)
 
 
@@ -618,8 +641,8 @@ def _fleet_with(
     workflow: RegisteredWorkflow,
     version: WorkflowVersion,
 ) -> Fleet | None:
-    """Returns a fleet that has the workflow assigned, and a backend that meets the requirements of
-    both the workflow and this prompt.
+    """Returns a matched fleet to which the workflow is assigned and that has a backend for both the
+    workflow and this prompt.
     """
     fleet_ids = {fleet.id for fleet in match.fleets}
     needs = requirements_of(version.node_types, version.models, map(asdict, version.properties))
@@ -644,7 +667,9 @@ def _has_all(object_info: ObjectInfo, needs: WorkflowRequirements) -> bool:
 async def _converted(
     plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
 ) -> ConvertedWorkflow | None:
-    """Returns the part of the workflow's prompt that would run, or None if it can't be converted."""
+    """Returns the part of the workflow's prompt that would run. Returns None if the workflow can't
+    be converted.
+    """
 
     async def convert() -> ConvertedWorkflow | None:
         try:
@@ -652,7 +677,11 @@ async def _converted(
             chance = RandomSource(plane.clock(), Random(0))  # noqa: S311 - only links count
             whole = build_marked_prompt(version, document, backend.object_info, chance)
         except FleetError as error:
-            logger.warning("workflow %s can't be compared: %s", version.workflow_id, error.message)
+            logger.warning(
+                "workflow %s can't be compared with prompts: %s",
+                version.workflow_id,
+                error.message,
+            )
             return None
         prompt = running_part(whole, backend.object_info)
         return ConvertedWorkflow(prompt, shape_of(prompt))
@@ -662,7 +691,7 @@ async def _converted(
 
 
 async def _computed(plane: ControlPlane, prompt: Prompt, work: Callable[[], T]) -> T:
-    """Does work on a prompt, in the event loop if the prompt is small, and otherwise in a thread."""
+    """Runs a computation on a prompt, in a thread if the prompt is large."""
     if is_small(prompt):
         return work()
     async with offer_cache(plane).large:
@@ -685,11 +714,11 @@ async def _least_busy(plane: ControlPlane, able: Sequence[Fleet]) -> Fleet:
 
     async def read() -> dict[tuple[int, str], int]:
         async with plane.central.read() as tx:
-            found = await dispatch.depths(tx)
-        return {(lane[0], lane[1]): each.queued + each.leased for lane, each in found.items()}
+            by_lane = await dispatch.depths(tx)
+        return {(lane[0], lane[1]): depth.queued + depth.leased for lane, depth in by_lane.items()}
 
     depths = await _cache(plane).depths.get(KEY, read, now=plane.clock())
-    chosen = min(able, key=lambda each: depths.get(_lane(each), 0))
+    chosen = min(able, key=lambda fleet: depths.get(_lane(fleet), 0))
     depths[_lane(chosen)] = depths.get(_lane(chosen), 0) + 1
     return chosen
 

@@ -1,15 +1,16 @@
-"""Decides which node types an untrusted prompt may use. This module does no database access.
+"""Decides which node types an untrusted prompt may use, without access to the database.
 
-The first match of this list decides:
+The first matching rule decides:
 
-1. Types that operators deny.
-2. Types that operators allow.
-3. The denied types below.
-4. ComfyUI's own types with harmless inputs (`core_nodes.txt`).
-5. A rule that denies types which take a path, a URL, code or a command from a widget, or which call
-   another service.
+1. Operators deny the type.
+2. Operators allow the type.
+3. The type is in the list of denied types below.
+4. The type is one of ComfyUI's own harmless types (`core_nodes.txt`), so it is allowed.
+5. The type is denied if it takes a path, a URL, code or a command from a widget, or calls another
+   service.
 
-Other types are unknown. They run only on fleets with `allows_unknown`."""
+All other types are unknown. They run only on fleets with `allows_unknown`.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -23,17 +24,20 @@ from comfyfleet.api.admin import FleetPrompts, TenantPrompts
 
 CORE_FILE = Path(__file__).with_name("core_nodes.txt")
 
-BACKEND_FOLDER = "It reads a folder of the backend, which is not the caller's."
-SAVES_TO_FOLDER = "It writes to a folder that a widget names."
-SAVES_MODEL = "It writes a whole model to the backend's disk, where nobody gets it from."
-BROWSER_FILE = "Its widget names a file of the backend that is not checked as an upload is."
-DEVELOPERS = "It is for tests of ComfyUI's own editor."
-ENDLESS_PATTERN = "Its pattern may take for ever, and a backend that matches it can't be stopped."
-OTHER_SERVICE = "It calls another service. An operator can allow it: comfyfleet admin fleets prompts FLEET --allow TYPE"
-UNKNOWN = "It is not one of ComfyUI's own nodes, and nobody has allowed it here."
+BACKEND_FOLDER = "It reads a folder of the backend, which may contain other users' files."
+SAVES_TO_FOLDER = "It writes to a folder that is set in a widget."
+SAVES_MODEL = "It saves a whole model on the backend's disk, where users can't download it."
+BROWSER_FILE = "Its widget selects a file of the backend without the checks for uploads."
+DEVELOPERS = "It is only used for tests of ComfyUI's editor."
+ENDLESS_PATTERN = "Its pattern may run forever, and the backend couldn't be stopped."
+OTHER_SERVICE = (
+    "It calls another service. An operator can allow it: "
+    "comfyfleet admin fleets prompts FLEET --allow TYPE"
+)
+UNKNOWN = "It isn't one of ComfyUI's own nodes, and no operator has allowed it here."
 BY_OPERATOR = "An operator has denied it."
 
-# Denied node types by pattern, with the reason.
+# Patterns of denied node types, each with the reason.
 DENIED: Mapping[str, str] = {
     "LoadLatent": BACKEND_FOLDER,
     "LoadImageDataSetFromFolder": BACKEND_FOLDER,
@@ -57,14 +61,14 @@ DENIED: Mapping[str, str] = {
     "WebcamCapture": BROWSER_FILE,
     "ComfyMathExpression": "It evaluates an expression from a widget.",
     "GLSLShader": "It compiles code from a widget for the GPU.",
-    "StringFormat": "It evaluates a Python format string, which reads attributes of any object.",
+    "StringFormat": "It evaluates a Python format string, which can read any object's attributes.",
     "RegexExtract": ENDLESS_PATTERN,
     "RegexMatch": ENDLESS_PATTERN,
     "RegexReplace": ENDLESS_PATTERN,
     "DevTools*": DEVELOPERS,
 }
 
-# Node types that only compute, but are denied because untrusted users could misuse them.
+# Node types that only compute values, but are denied because untrusted users could misuse them.
 COMPUTING = (
     "ComfyMathExpression",
     "GLSLShader",
@@ -74,12 +78,12 @@ COMPUTING = (
     "StringFormat",
 )
 
-# ComfyUI's node types that the rule below would deny, with the reason why they may run.
+# ComfyUI's node types that are allowed although the rules below would deny them, with the reason.
 HARMLESS: Mapping[str, str] = {
-    "Preview3D": "It tells its client the name that it was given, and reads no file.",
+    "Preview3D": "It only sends the filename back to its client and reads no file.",
 }
 
-# Words that make a node type risky, in the name of a text widget or in the name of the type.
+# A node type is denied if the name of a text widget contains one of these words.
 RISKY_WIDGETS: Mapping[str, str] = {
     word: reason
     for words, reason in (
@@ -107,6 +111,7 @@ RISKY_WIDGETS: Mapping[str, str] = {
     )
     for word in words.split()
 }
+# A node type is denied if its own name contains one of these words.
 RISKY_TYPES: Mapping[str, str] = {
     word: what
     for words, what in (
@@ -116,11 +121,12 @@ RISKY_TYPES: Mapping[str, str] = {
     )
     for word in words.split()
 }
+# A node type is denied if its name contains one of these words together with a word of TRANSFERS. A
+# name such as "TextAlongPath" is harmless.
 RISKY_PLACES = frozenset({"path", "filepath", "folder", "directory", "dir"})
-# A type name with one of the words above is only risky with one of these words, unlike "text along
-# a path".
 TRANSFERS = frozenset({"load", "save", "read", "write", "from"})
-# A prefix is confined to the job's folder before the prompt is sent, so this widget is harmless.
+# This widget is harmless, because the prefix is confined to the job's folder before the prompt is
+# sent.
 PREFIX = "filename_prefix"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 TEXT = "STRING"
@@ -136,7 +142,7 @@ class NodePolicy:
     allows_unknown: bool = False
 
     def refusal(self, class_type: str, info: Mapping[str, Any]) -> str | None:
-        """Returns why a node type may not run, or None if it may.
+        """Returns the reason why a node type is denied, or None if it is allowed.
 
         `info` is the type's entry in object_info.
         """
@@ -155,7 +161,9 @@ def policy_of(fleet: FleetPrompts, tenant: TenantPrompts) -> NodePolicy:
 
 
 def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
-    """Returns why a type may not run without a rule of an operator, or None if it may."""
+    """Returns the reason why a type is denied if operators have set no rule for it, or None if it
+    is allowed.
+    """
     listed = next((why for name, why in DENIED.items() if fnmatchcase(class_type, name)), None)
     if listed or class_type in core_nodes() or class_type in HARMLESS:
         return listed
@@ -163,7 +171,7 @@ def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
 
 
 def calls_paid_service(info: Mapping[str, Any]) -> bool:
-    """Checks whether a node type is a partner node, which needs the caller's Comfy.org key."""
+    """Checks whether a node type is a partner node, which requires the caller's Comfy.org key."""
     return bool(info.get("api_node")) or str(info.get("category", "")).lower().startswith(PARTNERS)
 
 
@@ -181,7 +189,7 @@ def _refusal_by_name(words: Collection[str]) -> str | None:
     what = next((RISKY_TYPES[word] for word in words if word in RISKY_TYPES), None)
     if what is None and RISKY_PLACES.intersection(words) and TRANSFERS.intersection(words):
         what = "a path"
-    return f"It takes {what}, by its name." if what else None
+    return f"Its name suggests that it takes {what}." if what else None
 
 
 def _text_widgets(info: Mapping[str, Any]) -> Iterator[str]:
@@ -194,15 +202,17 @@ def _text_widgets(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_text(kind: Any) -> bool:
-    """Checks whether an input takes a string.
+    """Checks whether an input accepts a string.
 
-    The input's options don't matter, because even an input that expects a link accepts a value.
+    The input's options are ignored, because even an input that expects a link accepts a value.
     """
     return isinstance(kind, str) and TEXT in kind.split(",")
 
 
 def _words(name: str) -> Iterator[str]:
-    """Splits a name into lowercase words: `loadFromURL` and `load_from_url` → load, from, url."""
+    """Splits a name into lowercase words. For example, `loadFromURL` and `load_from_url` both
+    become load, from, url.
+    """
     return (word.lower() for word in _WORDS.findall(name))
 
 
@@ -212,6 +222,6 @@ def _matches(class_type: str, patterns: Iterable[str]) -> bool:
 
 @cache
 def core_nodes() -> frozenset[str]:
-    """Returns the node types of ComfyUI and of our engine that may run everywhere."""
+    """Returns the node types of ComfyUI and of the built-in engine that are allowed everywhere."""
     lines = CORE_FILE.read_text(encoding="utf-8").splitlines()
     return frozenset(line for line in lines if line and not line.startswith("#"))

@@ -1,7 +1,8 @@
-"""The workers whose backends ran a user's last prompts, or accepted the user's last upload.
+"""Finds the workers whose backends ran a user's last prompts or accepted the user's last upload.
 
-A backend has the node cache and the temporary files of the prompts that it ran. Calls of custom
-nodes' routes carry neither a prompt id nor a client_id, so they are routed by user."""
+A backend has the node cache and the temporary files of the prompts that it ran. Calls to routes of
+custom nodes contain neither a prompt id nor a client id, so they are routed by user.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from comfyfleet.server.jobs.model import EndedPrompt
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.tenants.model import Caller
 
-# Number of the user's latest prompts that are searched for the client's previous one.
+# Number of a user's latest prompts that are searched for the client's previous prompt.
 PROMPTS_READ_MAX = 8
 
 
@@ -52,10 +53,10 @@ async def find_preferred_worker(
     client_id: str | None,
     model_key: str | None,
 ) -> PreferredWorker | None:
-    """Returns the free worker that should run a prompt, or None.
+    """Returns the free worker that should run a prompt, or None if there is no preference.
 
-    Workers that accepted the user's last upload come first. Otherwise it is the worker of the
-    client's previous prompt, if it needn't load another model.
+    Workers that accepted the user's last upload come first. Otherwise, the worker that ran the
+    client's previous prompt is preferred, provided that the prompt uses the same model.
     """
     online = [backend for backend in match.backends if backend.is_online]
     if sum(backend.workers for backend in online) < 2:
@@ -75,12 +76,14 @@ async def find_preferred_worker(
 
 
 def by_client(prompts: Sequence[EndedPrompt], client_id: str | None) -> list[EndedPrompt]:
-    """Sorts the client's own prompts before others of its user. `prompts` are newest first."""
+    """Sorts the prompts of this client before the user's other prompts. Both groups keep their
+    order.
+    """
     return sorted(prompts, key=lambda prompt: prompt.client_id != client_id)
 
 
 async def _previous_run(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) -> PastRun | None:
-    """Returns the first of these prompts that a worker ran, with its worker."""
+    """Returns the first of these prompts whose worker is known, with that worker."""
     for prompt in prompts:
         worker_id = await dispatch.worker_of(tx, caller.tenant.id, prompt.job_id)
         if worker_id is not None:
@@ -91,9 +94,9 @@ async def _previous_run(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) 
 def preferred_ids(
     previous: PastRun | None, accepted: Sequence[str], model_key: str | None
 ) -> Sequence[str]:
-    """Returns the ids of preferred workers, best first.
+    """Returns the ids of the preferred workers, best first.
 
-    An upload outweighs a loaded model, because other backends may lack the files of the prompt.
+    An upload outweighs a loaded model, because other backends may lack the prompt's files.
     """
     if previous is None:
         return accepted
@@ -105,9 +108,9 @@ def preferred_ids(
 async def _free_worker(
     tx: Tx, worker_id: str, match: PromptMatch, ended: Collection[UUID]
 ) -> PreferredWorker | None:
-    """Returns the worker if it is in a fleet that can run the prompt and has a free slot.
+    """Returns the worker if its fleet can run the prompt and it has a free slot, or None otherwise.
 
-    A lease of an ended job is over in a moment, so it doesn't count.
+    Leases of ended jobs don't count, because they will be released in a moment.
     """
     load = await dispatch.load_of(tx, worker_id)
     if load is None or len(load.job_ids.difference(ended)) >= load.max_concurrency:
@@ -118,8 +121,9 @@ async def _free_worker(
 
 # For calls of custom nodes' routes
 
-# Limit for backends that get a copy of a call that may change something.
+# Maximum number of backends that receive a copy of a call that may change something.
 TARGETS_MAX = 8
+# Age up to which an ended prompt's worker counts as a previous worker.
 RUNS_COUNT_FOR = timedelta(hours=1)
 RUNS_READ_MAX = 200
 WORKERS_READ_MAX = 100
@@ -127,10 +131,10 @@ WORKERS_READ_MAX = 100
 
 @dataclass(frozen=True)
 class RouteTargets:
-    """The ids of online workers for a call of a custom node's route.
+    """The ids of the online workers for a call to a custom node's route.
 
-    `previous` contains the worker that ran the user's last ended prompt, then those that run the
-    user's prompts now, and then the others of the last hour, newest first.
+    `previous` contains the worker of the user's last ended prompt, then the workers of the running
+    prompts, and then the other workers of the last hour, newest first.
     """
 
     previous: Sequence[str]
@@ -138,14 +142,14 @@ class RouteTargets:
 
     @property
     def to_read(self) -> Sequence[str]:
-        """The workers to try one after another until a response isn't 404."""
+        """The workers that are tried one after another until one doesn't respond with 404."""
         return self.previous[:TARGETS_MAX]
 
     @property
     def to_change(self) -> Sequence[str]:
-        """The workers that all get the call. The first one's response is returned.
+        """The workers that all receive the call. The first worker's response is returned.
 
-        If this is empty, any single worker gets the call.
+        If this is empty, the call is sent to any one worker.
         """
         every = [*self.previous, *self.others]
         return every if len(every) <= TARGETS_MAX else self.previous[:1]
@@ -177,7 +181,7 @@ async def find_route_targets(
 
 
 async def _workers_of(tx: Tx, caller: Caller, job_ids: Sequence[UUID]) -> list[str]:
-    """Returns the worker of each job that has one."""
+    """Returns the ids of the jobs' workers. Jobs without a worker are left out."""
     rows = await dispatch.of_jobs(tx, caller.tenant.id, job_ids) if job_ids else {}
-    found = (rows[job_id].worker_id for job_id in job_ids if job_id in rows)
-    return [worker_id for worker_id in found if worker_id is not None]
+    worker_ids = (rows[job_id].worker_id for job_id in job_ids if job_id in rows)
+    return [worker_id for worker_id in worker_ids if worker_id is not None]

@@ -1,4 +1,4 @@
-"""Submits, orders, cancels and interrupts the prompts of ComfyUI's clients."""
+"""Submits, reorders, cancels and interrupts the prompts of ComfyUI's clients."""
 
 import asyncio
 import contextlib
@@ -59,21 +59,21 @@ from comfyfleet.server.tenants.model import Caller
 
 TITLE_CHARACTERS_MAX = 200
 NODES_MAX = 10_000
-# Limit for all nodes, inputs and list items of a prompt. Each is validated, stored, sent to a
-# worker and displayed.
+# Maximum number of nodes, inputs and list items in a prompt. Each one is validated, stored, sent to
+# a worker and displayed.
 VALUES_MAX = 50_000
-# Limits of `extra_data`, which is stored and displayed with each prompt. Most of it is the editor's
-# document.
+# Limits for `extra_data`, which is stored and displayed with each prompt. It mainly contains the
+# editor's workflow.
 EXTRA_BYTES_MAX = 512 * 1024
 EXTRA_VALUES_MAX = 100_000
-IDS_PER_TURN = 1_000  # jobs per turn of the event loop
+IDS_PER_TURN = 1_000  # Number of ids that are hashed before other tasks can run.
 NOT_IN_LIST = "value_not_in_list"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReceipt:
-    """The result of a submission. `is_new` means that no prompt with this id or idempotency key
-    existed.
+    """The result of a submission. `is_new` is False if a prompt with this id or idempotency key
+    already existed.
     """
 
     prompt_id: str
@@ -85,15 +85,16 @@ class PromptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options that ComfyUI's protocol lacks but other protocols have. `kept` is stored with the
-    prompt.
+    """Options that only other APIs support, but not ComfyUI's own protocol. `stored_data` is stored
+    with the prompt.
     """
 
     idempotency_key: str | None = None
     priority: int = 0
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    stored_data: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    # Whether to wait for the backend and raise its refusal, which may take a moment.
+    # If set, the submission waits for the backend's validation and raises RefusedPrompt if that
+    # fails.
     awaits_backend: bool = False
 
 
@@ -110,10 +111,10 @@ async def submit_prompt(
     options: PromptOptions = PLAIN,
     at_id: Callable[[UUID], None] = lambda job_id: None,
 ) -> PromptReceipt:
-    """Submits a prompt. Raises RefusedPrompt with ComfyUI's own messages before anything is queued
-    or charged.
+    """Submits a prompt. If the prompt is invalid, raises RefusedPrompt with ComfyUI's own messages,
+    and nothing is queued or charged.
 
-    `at_id` is called with the job's id before the job is visible to anybody.
+    `at_id` is called with the job's id before the job becomes visible.
     """
     hides = not sees_backends(plane, caller.tenant)
     with counted(plane.meters), without_tracebacks() if hides else contextlib.nullcontext():
@@ -127,7 +128,7 @@ async def submit_prompt(
 
 @contextlib.contextmanager
 def without_tracebacks() -> Iterator[None]:
-    """Removes lines of the control plane's code from refusals."""
+    """Removes tracebacks, which show the control plane's code, from RefusedPrompt errors."""
     try:
         yield
     except RefusedPrompt as error:
@@ -137,7 +138,7 @@ def without_tracebacks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(meters: ProcessMetrics) -> Iterator[None]:
-    """Counts a prompt that is refused, by the reason."""
+    """Counts refused prompts by the reason."""
     try:
         yield
     except FleetError as error:
@@ -164,7 +165,7 @@ async def _submit(
     extra_data = _extra_data(plane, submission, usage_source)
     client_id = _client_id(extra_data)
     priced = await _spec(plane, caller, match, file_ids, client_id, options.max_tokens)
-    spec = priced.asked
+    spec = priced.spec
     sent = dict(spec.prompt)
     awaits = options.awaits_backend and await refusals.is_left_to_idle_worker(plane, match, sent)
     gateway = {
@@ -174,19 +175,19 @@ async def _submit(
         "extra_data": extra_data,
         "outputs": list(verdict.outputs),
         "prompt": None if sent == verdict.prompt else verdict.prompt,
-        **options.kept,
+        **options.stored_data,
         **({NEEDS_KEY: True} if keys else {}),
         **(spec.gateway or {}),
         **({AWAITS_BACKEND: True} if awaits else {}),
     }
-    asked = replace(
+    final_spec = replace(
         spec,
         gateway=gateway,
         idempotency_key=options.idempotency_key,
         priority=options.priority,
     )
     at_id(job_id)
-    added = await _add_with_keys(plane, caller, job_id, priced._replace(asked=asked), keys)
+    added = await _add_with_keys(plane, caller, job_id, priced._replace(spec=final_spec), keys)
     if not added:
         await refusals.repeat_refusal(plane, caller, job_id, match.nodes)
         await _require_same(plane, caller, prompt_id, verdict.prompt)
@@ -199,7 +200,7 @@ async def _submit(
 def _extra_data(
     plane: ControlPlane, submission: PromptSubmission, usage_source: str | None
 ) -> dict[str, Any]:
-    """Returns the client's extra data with the values that ComfyUI adds."""
+    """Returns the client's extra data with the values that ComfyUI adds to it."""
     extra_data = dict(submission.extra_data)
     if usage_source:
         extra_data.setdefault("comfy_usage_source", usage_source)
@@ -208,20 +209,23 @@ def _extra_data(
 
 
 def needed_keys(match: PromptMatch, submission: PromptSubmission) -> Mapping[str, str]:
-    """Returns the caller's keys if a node of the prompt calls a paid service. Raises RefusedPrompt if
-    there is none."""
+    """Returns the caller's keys if a node of the prompt calls a paid service. Raises RefusedPrompt
+    if the caller has sent no key.
+    """
     for node_id, node in needed_part(match.verdict.prompt, match.verdict.outputs).items():
         class_type = node["class_type"]
         if not calls_paid_service(match.nodes[class_type].info):
             continue
         if submission.secrets:
             return submission.secrets
-        says = f"Node '{class_type}' calls a paid service: set extra_data.{SECRETS[1]} to your key"
+        message = (
+            f"Node '{class_type}' calls a paid service; set extra_data.{SECRETS[1]} to your key"
+        )
         raise RefusedPrompt(
             fault(
                 "api_key_missing",
-                says,
-                f"Node ID '#{node_id}'; extra_data.{SECRETS[0]} is accepted, too",
+                message,
+                f"Node ID '#{node_id}'; extra_data.{SECRETS[0]} is accepted as well",
                 node_id=node_id,
                 class_type=class_type,
             )
@@ -236,38 +240,40 @@ async def _add_with_keys(
     priced: PricedPrompt,
     keys: Mapping[str, str],
 ) -> Sequence[Job]:
-    """Submits the prompt. Its keys are stored before a worker can lease it."""
+    """Submits a prompt with its keys. The keys are stored first, because a worker may lease the
+    prompt immediately.
+    """
     if not keys:
         return await _add(plane, caller, job_id, priced)
-    kept, added = plane.context.partner_keys, list[Job]()
-    is_new = kept.keep(caller.tenant.id, job_id, keys)
+    partner_keys, added = plane.context.partner_keys, list[Job]()
+    is_new = partner_keys.keep(caller.tenant.id, job_id, keys)
     try:
         added += await _add(plane, caller, job_id, priced)
     finally:
         if is_new and not added:
-            kept.forget(job_id)
+            partner_keys.forget(job_id)
     return added
 
 
 async def _add(
     plane: ControlPlane, caller: Caller, job_id: UUID, priced: PricedPrompt
 ) -> Sequence[Job]:
-    """Submits the prompt. If the balance covers less than the usual reservation, but enough for a
-    run like the last ones, the whole balance is reserved.
+    """Submits the prompt. If the balance doesn't cover the usual reservation but is enough for a
+    run like the previous ones, the whole balance is reserved.
     """
 
-    async def submit(asked: JobSpec) -> Sequence[Job]:
+    async def submit(spec: JobSpec) -> Sequence[Job]:
         return await job_submit.submit_many(
             plane.context,
             caller.tenant.id,
-            {job_id: asked},
+            {job_id: spec},
             tenant=caller.tenant,
-            # The number of waiting prompts is only limited by the tenant's queue limit.
+            # Only the tenant's queue limit applies to waiting prompts.
             active_max=UNLIMITED,
         )
 
     try:
-        return await submit(priced.asked)
+        return await submit(priced.spec)
     except InsufficientTokens as error:
         smaller = priced.with_balance(error.details["balance"])
         if smaller is None:
@@ -278,15 +284,15 @@ async def _add(
 async def _require_same(
     plane: ControlPlane, caller: Caller, prompt_id: str, prompt: Mapping[str, Any]
 ) -> None:
-    """Accepts a repeated id as a retry, whose job runs only once. Refuses the id with another
-    prompt, because that prompt would never run.
+    """Accepts an existing prompt id as a retry if the prompt is the same. Raises RefusedPrompt if
+    the id belongs to a different prompt, because the new one would never run.
     """
     job = await find_job(plane, caller, prompt_id)
     if job is None:
         return
     known = gateway_data(job).get("prompt") or job.asked.prompt
     if known and dict(known) != dict(prompt):
-        text = "The prompt_id names another prompt of yours; leave it out, or choose a new one"
+        text = "You have already used this prompt_id for another prompt; omit it or use a new one"
         raise RefusedPrompt(fault("prompt_id_in_use", text, prompt_id))
 
 
@@ -318,9 +324,9 @@ def _client_id(extra_data: Mapping[str, Any]) -> str | None:
 async def _match(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
-    """Returns the backends that can run the prompt, and the user's files that it names. Before a
-    prompt is refused, newer facts of the workers are read, because a backend may have received a
-    model in the meantime.
+    """Returns the backends that can run the prompt, and the ids of the user's files in it. Before a
+    prompt is refused, it is checked again with current data from the workers, because a backend may
+    have received a model in the meantime.
     """
     offer = await offer_to(plane, caller)
     try:
@@ -336,8 +342,8 @@ async def _match(
 
 
 def _lacks_value(refused: RefusedPrompt) -> bool:
-    """Whether the prompt was refused because of a value, such as a model, that no known backend
-    lists.
+    """Checks whether the prompt was refused because no known backend lists one of its values, for
+    example a model.
     """
     entries = refused.body["node_errors"].values()
     errors = (error for entry in entries for error in entry["errors"])
@@ -349,7 +355,7 @@ async def _match_offer(
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
     infos = list({backend.hash: backend.object_info for backend in offer.backends}.values())
     prompt = submission.prompt
-    # A large prompt would block other requests, so it is matched in a thread.
+    # A large prompt is matched in a thread, because it would block other requests.
     if is_small(prompt):
         files = await user_files.find_named(plane, caller, user_files.names_in(prompt, infos))
         return match_prompt(offer, prompt, submission.targets, files.by_kind), files.file_ids
@@ -378,7 +384,7 @@ async def _spec(
     gateway: dict[str, Any] = {IN_ORDER: True} if place.fleet.is_in_order else {}
     if preferred is not None and preferred.fleet_id == place.fleet.id:
         gateway[PREFERRED_WORKER] = preferred.worker_id
-    asked = JobSpec(
+    spec = JobSpec(
         workflow_id=place.workflow_id,
         workflow_slug=place.workflow_slug,
         workflow_version=place.workflow_version,
@@ -392,8 +398,8 @@ async def _spec(
         gateway=gateway or None,
     )
     terms = place.fleet.prompts or FleetPrompts()
-    longest = plane.context.caches.run_seconds.longest(caller.tenant.id, asked)
-    return with_price(asked, terms, longest, max_tokens, least_price=place.least_price)
+    longest = plane.context.caches.run_seconds.longest(caller.tenant.id, spec)
+    return with_price(spec, terms, longest, max_tokens, least_price=place.least_price)
 
 
 def _assets(
@@ -414,18 +420,20 @@ def _assets(
 
 
 def _require_clear_id(node_id: str, prompt: Prompt) -> None:
-    """Refuses an id that would be ambiguous in `id.input`, which determines where a file is
-    inserted. It must not match an input of another node.
+    """Refuses a node id that is ambiguous in a binding. A binding such as `3.image` selects the
+    input into which a file is inserted, so the node id `3.image` would conflict with node `3`.
     """
     parts = node_id.split(".")
     if any(".".join(parts[:count]) in prompt for count in range(1, len(parts))):
-        says = "A node that takes a file has an id that begins as another's, with a dot after it"
-        raise RefusedPrompt(fault("invalid_node_id", says, f"Node ID '#{node_id}'"), {})
+        message = (
+            "The id of a node with a file input must not start with another node's id and a dot"
+        )
+        raise RefusedPrompt(fault("invalid_node_id", message, f"Node ID '#{node_id}'"), {})
 
 
 def sent_part(prompt: Prompt, outputs: Collection[str], nodes: Mapping[str, OfferedNode]) -> Prompt:
-    """Returns the part of a prompt that is sent to a backend. It leaves out nodes that would be
-    refused again, and fields that backends don't use.
+    """Returns the part of a prompt that is sent to a backend. Leaves out nodes that the backend
+    would refuse and fields that it doesn't use.
     """
     part = needed_part(prompt, outputs)
     return {node_id: _sent_node(node, prompt, nodes) for node_id, node in part.items()}
@@ -434,10 +442,10 @@ def sent_part(prompt: Prompt, outputs: Collection[str], nodes: Mapping[str, Offe
 def _sent_node(
     node: Mapping[str, Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
 ) -> Mapping[str, Any]:
-    """Returns the class, the inputs and the title of a node, in the order of its keys.
+    """Returns a node's class, inputs and title, in the order of its keys.
 
-    A link to a node that is missing can only be in an input that the class does not declare.
-    No node reads it, but ComfyUI's worker thread ends when it follows it.
+    Links to missing nodes are removed. Only inputs that the class doesn't declare can have such a
+    link, so no node reads them. But they would crash ComfyUI's worker thread.
     """
     sent: dict[str, Any] = {}
     for key, value in node.items():
@@ -445,22 +453,22 @@ def _sent_node(
             sent[key] = value
         elif key == "inputs":
             sent[key] = {
-                name: _counted_from_zero(given, prompt, nodes) if is_link(given) else given
-                for name, given in value.items()
-                if not is_link(given) or given[0] in prompt
+                name: _with_positive_slot(content, prompt, nodes) if is_link(content) else content
+                for name, content in value.items()
+                if not is_link(content) or content[0] in prompt
             }
         elif key == "_meta" and isinstance(title := value.get("title"), str):
-            # ComfyUI's clients write the title the same way. A node that fails may show its prompt
-            # as text.
+            # ComfyUI's clients send the title in the same form. It may appear in the text of a
+            # node's error.
             sent[key] = {"title": title[:TITLE_CHARACTERS_MAX]}
     return {"inputs": {}, **sent} if "inputs" not in sent else sent
 
 
-def _counted_from_zero(
+def _with_positive_slot(
     link: Sequence[Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
 ) -> Sequence[Any]:
-    """Replaces a negative slot, which ComfyUI counts from the last output. It is the same link, so
-    the prompt gets the same price.
+    """Replaces a negative slot by the equivalent positive one. ComfyUI counts negative slots from
+    the last output. The prompt must have the same price with both forms.
     """
     source, slot = link
     if slot >= 0:
@@ -471,7 +479,7 @@ def _counted_from_zero(
 async def cancel_prompt(
     plane: ControlPlane, caller: Caller, prompt_id: str, *, leaves_trace: bool = False
 ) -> bool:
-    """Cancels a queued or running prompt. Returns False if there was nothing to cancel."""
+    """Cancels a queued or running prompt. Returns False if the prompt was not active."""
     job = await find_job(plane, caller, prompt_id)
     if job is None or not job.status.is_active:
         return False
@@ -479,8 +487,8 @@ async def cancel_prompt(
 
 
 async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
-    """Deletes queued prompts one after the other, because ComfyUI reports each one. Running prompts
-    that their client sees as queued are stopped.
+    """Deletes queued prompts one after another, because ComfyUI sends a message for each of them.
+    Running prompts that their client sees as queued are stopped.
     """
     if not prompt_ids:
         return
@@ -496,7 +504,7 @@ async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collec
 async def still_active(
     plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]
 ) -> list[str]:
-    """Returns those of the prompts that are queued or running. Reads the database once."""
+    """Returns the ids of the prompts that are still queued or running. Reads the database once."""
     if not prompt_ids:
         return []
     tenant_id, user_id = caller.tenant.id, caller.user_id
@@ -507,8 +515,8 @@ async def still_active(
 
 
 async def job_ids_of(caller: Caller, prompt_ids: Collection[str]) -> dict[str, UUID]:
-    """Returns the job id of each prompt, in the same order. Other tasks run in between, because
-    each id must be hashed.
+    """Returns the job ids by prompt id, in the same order. Hashing many ids takes a while, so other
+    tasks can run in between.
     """
     job_ids: dict[str, UUID] = {}
     for number, prompt_id in enumerate(prompt_ids, start=1):
@@ -533,7 +541,7 @@ async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:
 
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
-    """Interrupts the caller's running prompts, or one of them."""
+    """Interrupts a running prompt of the caller. If `prompt_id` is None, interrupts all of them."""
     for job in await started_jobs(plane, caller):
         is_meant = prompt_id is None or prompt_id_of(job) == prompt_id
         if is_meant and is_running(job):
@@ -543,8 +551,8 @@ async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) 
 async def _cancel(
     plane: ControlPlane, caller: Caller, job: Job, *, leaves_trace: bool = False
 ) -> bool:
-    """Cancels a prompt. A run ends when its backend has stopped it and reported that. A queued
-    prompt ends at once, and is removed from the history unless `leaves_trace` is set.
+    """Cancels a prompt. A running prompt ends when its backend reports that it has stopped. A
+    queued prompt ends immediately, and isn't shown in the history unless `leaves_trace` is set.
     """
     if not is_running(job) and not leaves_trace:
         return await _take_back(plane, caller, [job.id]) > 0
@@ -561,10 +569,10 @@ async def _take_back(
     return await job_submit.take_back_prompts(plane.context, owner, job_ids, is_clear=is_clear)
 
 
-# A process reserves this many of a user's prompt numbers at a time. So numbers continue after a
-# restart, and are rarely written.
+# Prompt numbers that a process reserves for a user at a time. Thus, numbers continue after a
+# restart, and the database is rarely written.
 NUMBERS_TAKEN = 100
-# Users whose numbers are kept in memory.
+# Maximum number of users whose prompt numbers are cached.
 USERS_KEPT_MAX = 10_000
 
 
@@ -578,7 +586,7 @@ class _UserNumbers:
 
 @dataclass
 class PromptNumbers:
-    """The prompt numbers of this process by user."""
+    """Assigns prompt numbers to users. Each process reserves numbers in blocks."""
 
     plane: ControlPlane
     _of_users: dict[UUID, _UserNumbers] = field(default_factory=dict)
@@ -590,13 +598,13 @@ class PromptNumbers:
                 first = await run_log.take_prompt_numbers(
                     tx, caller.tenant.id, caller.user_id, NUMBERS_TAKEN
                 )
-            if numbers.next >= numbers.end:  # another request may have been faster
+            if numbers.next >= numbers.end:  # Another request may have been faster.
                 numbers.next, numbers.end = first, first + NUMBERS_TAKEN
         numbers.next += 1
         return numbers.next - 1
 
     def is_out_of_line(self, caller: Caller, number: float) -> bool:
-        """Whether a prompt with a higher number may be queued, which this one must overtake."""
+        """Checks whether this prompt may have to overtake a queued prompt with a higher number."""
         numbers = self._of(caller)
         is_out = not numbers.is_known or number < numbers.highest
         numbers.is_known = True
@@ -610,8 +618,8 @@ class PromptNumbers:
 
 
 async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
-    """Reorders a user's prompts among their own places in the queue, so that other users' prompts
-    are not affected.
+    """Sorts a user's waiting prompts by their numbers. They only swap places with each other, so
+    that other users' prompts aren't affected.
     """
     context = plane.context
     async with context.tenant(caller.tenant.id) as tx:
@@ -627,10 +635,10 @@ async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
 
 
 def _out_of_order(waiting: Sequence[tuple[UUID, float]]) -> list[UUID]:
-    """Returns the jobs that must change places, in the order of their numbers. `waiting` is in the
-    order of submission.
+    """Returns the ids of the jobs that must change places, in the order of their numbers. `waiting`
+    contains job ids and numbers in the order of submission.
     """
-    ordered = sorted(waiting, key=lambda each: each[1])
+    ordered = sorted(waiting, key=lambda job: job[1])
     pairs = enumerate(zip(waiting, ordered, strict=True))
-    places = [place for place, (came, goes) in pairs if came != goes]
+    places = [place for place, (current, expected) in pairs if current != expected]
     return [job_id for job_id, _ in ordered[places[0] : places[-1] + 1]] if places else []

@@ -1,8 +1,8 @@
-"""Returns a backend's refusal of a prompt in the response to its submission.
+"""Returns a backend's refusal of a prompt in the response to the submission.
 
-Only the backend can run the `VALIDATE_INPUTS` of a custom node. While a worker is idle, the
-response to such a prompt waits until its backend has accepted or refused it, as in ComfyUI. A
-refused prompt doesn't appear anywhere else.
+Only the backend can run the `VALIDATE_INPUTS` function of a custom node. If a worker is idle, the
+response to a prompt with custom nodes waits until the backend has accepted or refused it, as in
+ComfyUI. A refused prompt doesn't appear anywhere else.
 """
 
 import asyncio
@@ -29,28 +29,28 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
-# Limit in seconds for the backend's check. An idle worker leases a prompt within milliseconds, and
-# ComfyUI needs a few more to validate it. A refusal after this limit becomes an `execution_error`.
+# Maximum seconds to wait for the backend's validation. An idle worker leases a prompt within
+# milliseconds, and ComfyUI validates it in a few more. A refusal after this limit becomes an
+# `execution_error`.
 AWAITED_SECONDS_MAX = 2.0
-# Limit in seconds for the lease. A prompt that no worker has leased by then has to wait for one.
-# The first 0.3 s are reserved for the worker of the client's previous prompt
-# (`preferred_max_wait`).
+# Maximum seconds to wait for a lease. During the first 0.3 seconds, only the worker of the client's
+# previous prompt can get the lease (`preferred_max_wait`).
 LEASE_SECONDS_MAX = 1.0
-# Interval in seconds for reading the job if no change is reported, for example because another
-# control plane gets the worker's reports.
+# Seconds between two reads of the job if no change is reported, for example because the worker
+# reports to another control plane.
 LOOK_SECONDS = 0.1
-# Limit for workers of a fleet that are read to find an idle one.
+# Maximum number of workers per fleet that are searched for an idle one.
 WORKERS_MAX = 500
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@%+~-]+){2,}|\bcomfyfleet/[\w./-]+")
 
 
 def is_left_to_backend(prompt: Prompt) -> bool:
-    """Checks whether a prompt has custom node types, which may have their own checks."""
+    """Checks whether a prompt contains custom nodes, which may validate their inputs themselves."""
     return any(node.get("class_type") not in core_nodes() for node in prompt.values())
 
 
 async def is_left_to_idle_worker(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> bool:
-    """Checks whether the prompt needs a backend's check and a worker of its fleets is idle."""
+    """Checks whether a backend must validate the prompt and a worker of its fleets is idle."""
     if not is_left_to_backend(prompt):
         return False
     seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
@@ -68,13 +68,12 @@ async def is_left_to_idle_worker(plane: ControlPlane, match: PromptMatch, prompt
 async def require_accepted(
     plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
 ) -> None:
-    """Waits until the backend has accepted the prompt or the time limit is reached.
-
-    Raises RefusedPrompt if the backend has refused it.
+    """Waits until the backend has accepted the prompt or the time limit is reached. Raises
+    RefusedPrompt if the backend has refused it.
     """
     started = monotonic()
     while True:
-        # The wait begins before the job is read, so that no change is missed in between.
+        # Starts waiting before the job is read, so that no change is missed in between.
         changed = asyncio.create_task(plane.context.notifier.changed(job_id, LOOK_SECONDS))
         try:
             job = await _get_job(plane, caller, job_id)
@@ -94,20 +93,19 @@ async def require_accepted(
 async def repeat_refusal(
     plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
 ) -> None:
-    """Raises RefusedPrompt if the prompt with this id was refused, because it will never run."""
+    """Raises RefusedPrompt again if the backend refused an earlier prompt with this id."""
     try:
         job = await _get_job(plane, caller, job_id)
     except NotFound:
-        return  # the prompt repeats the idempotency key of a job with another id
+        return  # The prompt has the same idempotency key as a job with another id.
     is_awaited = (job.asked.gateway or {}).get(AWAITS_BACKEND)
     if is_awaited and job.status == JobStatus.FAILED and await _is_hidden(plane, caller, job):
         raise refused(job, nodes, hides=not sees_backends(plane, caller.tenant))
 
 
 async def _is_undecided(plane: ControlPlane, job: Job) -> bool:
-    """Checks whether the backend has neither accepted nor refused the prompt.
-
-    An accepted prompt has messages in the run log.
+    """Checks whether the backend hasn't accepted or refused the prompt yet. The run log contains
+    messages of accepted prompts.
     """
     if not job.status.is_active:
         return False
@@ -127,7 +125,9 @@ async def _stop_waiting(plane: ControlPlane, caller: Caller, job: Job) -> Job:
 
 
 async def _is_hidden(plane: ControlPlane, caller: Caller, job: Job) -> bool:
-    """Checks whether the prompt is visible only in the response to its submission."""
+    """Checks whether the prompt is hidden, which means that only the response to its submission
+    reports it.
+    """
     async with plane.context.tenant(caller.tenant.id) as tx:
         shown = await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job.id)
     return shown is None
@@ -136,30 +136,32 @@ async def _is_hidden(plane: ControlPlane, caller: Caller, job: Job) -> bool:
 def refused(job: Job, nodes: Mapping[str, OfferedNode], *, hides: bool) -> RefusedPrompt:
     """Returns the backend's refusal in ComfyUI's format, without lists of files.
 
-    `hides` removes paths, for customers who may not see backends.
+    If `hides` is set, paths are removed, because the customer may not see backends.
     """
     refusal = _refusal_in(job.raw_error or "")
-    error, found = refusal.get("error"), refusal.get("node_errors")
-    told = error if isinstance(error, dict) else {}
-    says = fault(
-        str(told.get("type") or "prompt_outputs_failed_validation"),
-        _shown_text(told.get("message") or job.error_message, hides=hides),
-        _shown_text(told.get("details"), hides=hides),
+    error, entries = refusal.get("error"), refusal.get("node_errors")
+    reported = error if isinstance(error, dict) else {}
+    summary = fault(
+        str(reported.get("type") or "prompt_outputs_failed_validation"),
+        _shown_text(reported.get("message") or job.error_message, hides=hides),
+        _shown_text(reported.get("details"), hides=hides),
     )
     prompt = job.asked.prompt or {}
     node_errors = {
         node_id: {
             **entry,
-            "errors": [_shown(each, entry, nodes, hides=hides) for each in entry["errors"]],
+            "errors": [_shown(detail, entry, nodes, hides=hides) for detail in entry["errors"]],
         }
-        for node_id, entry in (found.items() if isinstance(found, dict) else ())
+        for node_id, entry in (entries.items() if isinstance(entries, dict) else ())
         if node_id in prompt and isinstance(entry, dict) and _are_errors(entry.get("errors"))
     }
-    return RefusedPrompt(says, fitting_errors(node_errors))
+    return RefusedPrompt(summary, fitting_errors(node_errors))
 
 
 def _refusal_in(raw_error: str) -> Mapping[str, Any]:
-    """Returns the backend's response from a worker's report; empty if the report was cut off."""
+    """Returns the backend's response from a worker's report, or an empty dict if the report was
+    truncated.
+    """
     try:
         refusal = json.loads(raw_error)[REFUSAL]
     except (ValueError, TypeError, KeyError):
@@ -168,7 +170,7 @@ def _refusal_in(raw_error: str) -> Mapping[str, Any]:
 
 
 def _are_errors(errors: object) -> bool:
-    return isinstance(errors, list) and all(isinstance(each, dict) for each in errors)
+    return isinstance(errors, list) and all(isinstance(error, dict) for error in errors)
 
 
 def _shown(
@@ -184,7 +186,7 @@ def _shown(
     details = _shown_text(error.get("details"), hides=hides)
     node = nodes.get(str(kind))
     if node is not None and name in node.uploads:
-        # The allowed values are the files of all users of the backend, so they are removed.
+        # The list of allowed values is removed, because it contains the files of all users.
         info = {key: info[key] for key in ("input_name", "received_value") if key in info}
         details = str(name)
     return {

@@ -1,4 +1,4 @@
-"""SQL for the files that editors store on their server. All queries filter by tenant and user."""
+"""SQL for the files that editors store for their users. All queries filter by tenant and user."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,10 @@ def _of_user(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
 
 
 def _under(folder: str) -> ColumnElement[bool]:
-    """Returns the condition for paths in a folder, including its subfolders.
+    """Returns the condition for paths in a folder and its subfolders.
 
-    LIKE can't be used because it ignores case on SQLite, and a range follows the collation on
-    PostgreSQL.
+    LIKE can't be used because it ignores case on SQLite. A range can't be used because it depends
+    on the collation on PostgreSQL.
     """
     prefix = f"{folder}/" if folder else ""
     return func.substr(userdata.c.path, 1, len(prefix)) == prefix
@@ -62,7 +62,7 @@ async def is_blocked(tx: Tx, tenant_id: UUID, user_id: UUID, path: str) -> bool:
 
 
 async def use_of_others(tx: Tx, tenant_id: UUID, user_id: UUID, *, than: str) -> tuple[int, int]:
-    """Returns the number and total bytes of the user's other files."""
+    """Returns the number and the total size in bytes of the user's files other than `than`."""
     query = select(func.count(), func.coalesce(func.sum(userdata.c.size), 0)).where(
         _of_user(tenant_id, user_id), userdata.c.path != than
     )
@@ -71,13 +71,13 @@ async def use_of_others(tx: Tx, tenant_id: UUID, user_id: UUID, *, than: str) ->
 
 
 async def add(tx: Tx, row: Mapping[str, Any]) -> bool:
-    """Adds a file. Returns False if the path exists already."""
+    """Adds a file. Returns False if a file with this path already exists."""
     statement = insert_if_new(tx, userdata, [row]).returning(userdata.c.path)
     return (await tx.execute(statement)).first() is not None
 
 
 async def put(tx: Tx, row: Mapping[str, Any]) -> None:
-    """Adds a file, or replaces the one with this path. The creation time is kept."""
+    """Adds a file, or replaces the file with this path. A replaced file keeps its creation time."""
     changed = {name: row[name] for name in ("data", "size", "modified_at")}
     replaced = await tx.execute(
         update(userdata)
@@ -90,9 +90,9 @@ async def put(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def remove(tx: Tx, tenant_id: UUID, user_id: UUID, path: str) -> bool:
-    gone = await tx.execute(
+    deleted = await tx.execute(
         delete(userdata)
         .where(_of_user(tenant_id, user_id), userdata.c.path == path)
         .returning(userdata.c.path)
     )
-    return gone.first() is not None
+    return deleted.first() is not None

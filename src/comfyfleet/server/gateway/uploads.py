@@ -1,6 +1,7 @@
-"""Receives uploads with a limit per user, and counts them against the tenant's quota.
+"""Limits the concurrent uploads per user, and counts incoming bytes against the tenant's quota.
 
-Arriving files are stored next to the objects instead of in the system's temporary folder."""
+Incoming files are stored next to the objects, not in the system's temporary folder.
+"""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,13 +18,13 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.turns import FairTurns
 
 UPLOADS_AT_ONCE_MAX, UPLOADS_WAITING_MAX = 3, 20
-# Bytes allowed for the form around a file. The quota is checked again for the file alone when it is
-# stored.
+# Size allowance in bytes for the form around a file. When the file is stored, the quota is checked
+# again without the form.
 FORM_BYTES = 64 * 1024
 
 
 class ArrivingUploads:
-    """The uploads that this process is receiving."""
+    """The uploads that this process is currently receiving."""
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[UUID, FairTurns] = WeakValueDictionary()
@@ -33,11 +34,11 @@ class ArrivingUploads:
     async def open(
         self, plane: ControlPlane, caller: Caller, *, declared: int
     ) -> AsyncIterator["ArrivingUpload"]:
-        """Reserves room for an upload until it is stored.
+        """Reserves storage for an upload until it is stored.
 
-        Uploads of a user beyond the limit wait before their bodies are read. `declared` is the
-        length that the client announced, or 0. Raises TooManyCalls if too many uploads wait, and
-        StorageFull if the quota is exceeded.
+        If the user has too many concurrent uploads, the upload waits before its body is read.
+        `declared` is the length that the client announced, or 0. Raises TooManyCalls if too many
+        uploads are waiting, and StorageFull if the quota is exceeded.
         """
         turns = self._turns.get(caller.user_id)
         if turns is None:
@@ -87,7 +88,8 @@ class ArrivingUpload:
         arriving = self._bytes_of_tenant[self._tenant_id] + size
         if self._used + arriving - FORM_BYTES > self._quota:
             raise StorageFull(
-                f"the quota of {self._quota:,} bytes does not hold {arriving:,} more: {self._used:,} are used",
+                f"{arriving:,} more bytes would exceed the quota of {self._quota:,} bytes; "
+                f"{self._used:,} bytes are already used",
                 quota_bytes=self._quota,
                 used_bytes=self._used,
             )

@@ -1,4 +1,4 @@
-"""Stores an editor's data per user: settings, and files such as workflows."""
+"""Stores an editor's settings and files, such as workflows, for each user."""
 
 import json
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from comfyfleet.server.tenants.model import Caller
 SETTINGS = "comfy.settings.json"
 PATH_CHARACTERS_MAX = 500
 FILE_BYTES_MAX = 20 * 1024**2
-# A folder is listed with all of its files.
+# Limits the depth of paths, because a folder is listed with all of its subfolders.
 PATH_FOLDERS_MAX = 20
-# Limited because all settings are read and written for each change.
+# Limits the size of the settings, because each change reads and writes all of them.
 SETTINGS_BYTES_MAX = 512 * 1024
 FILES_MAX = 5_000
 BYTES_MAX = 512 * 1024**2
@@ -31,24 +31,26 @@ class PathTooDeep(InvalidInput):
 
 
 def checked_path(name: str) -> str:
-    """Returns the path for a client's name. Raises InvalidInput, or OutsideFolder if the path
-    leaves the user's folder.
+    """Returns the path for a name that a client sent. Raises InvalidInput if the name isn't valid,
+    and OutsideFolder if the path leaves the user's folder.
     """
     path = path_inside("", name)
     if not path or len(path) > PATH_CHARACTERS_MAX or not is_storable(path):
-        raise InvalidInput(f"a path has 1 to {PATH_CHARACTERS_MAX} characters, none of them NUL")
+        raise InvalidInput(
+            f"a path must have 1 to {PATH_CHARACTERS_MAX} characters and no NUL characters"
+        )
     if path.count("/") > PATH_FOLDERS_MAX:
-        raise PathTooDeep(f"a path has at most {PATH_FOLDERS_MAX} folders")
+        raise PathTooDeep(f"a path can have at most {PATH_FOLDERS_MAX} folders")
     return path
 
 
 async def read(plane: ControlPlane, caller: Caller, path: str) -> StoredUserdata:
-    """Returns a file. Raises NotFound."""
+    """Returns a file. Raises NotFound if it doesn't exist."""
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await store.get(tx, caller.tenant.id, caller.user_id, path)
-    if found is None:
+        stored = await store.get(tx, caller.tenant.id, caller.user_id, path)
+    if stored is None:
         raise _missing(path)
-    return found
+    return stored
 
 
 async def list_files(plane: ControlPlane, caller: Caller, folder: str) -> list[UserdataEntry]:
@@ -56,10 +58,10 @@ async def list_files(plane: ControlPlane, caller: Caller, folder: str) -> list[U
     the folder doesn't exist.
     """
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await store.list_under(
+        entries = await store.list_under(
             tx, caller.tenant.id, caller.user_id, folder, limit=FILES_MAX
         )
-    return sorted(found, key=lambda entry: entry.path.split("/"))
+    return sorted(entries, key=lambda entry: entry.path.split("/"))
 
 
 async def has_any(plane: ControlPlane, caller: Caller) -> bool:
@@ -70,11 +72,11 @@ async def has_any(plane: ControlPlane, caller: Caller) -> bool:
 async def write(
     plane: ControlPlane, caller: Caller, path: str, data: bytes, *, overwrites: bool
 ) -> UserdataEntry:
-    """Stores a file. Raises Conflict if it exists and may not be overwritten, and InvalidInput if a
-    folder has its name.
+    """Stores a file. Raises Conflict if it already exists and `overwrites` isn't set, and
+    InvalidInput if the path is a folder or contains a file as a folder.
     """
     if len(data) > FILE_BYTES_MAX:
-        raise LimitExceeded(f"a file has at most {FILE_BYTES_MAX:,} bytes")
+        raise LimitExceeded(f"a file can have at most {FILE_BYTES_MAX:,} bytes")
     async with plane.context.tenant_transaction(caller.tenant.id) as tx:
         return await _write(tx, plane, caller, path, data, overwrites=overwrites)
 
@@ -84,10 +86,12 @@ async def _write(
 ) -> UserdataEntry:
     tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
     if await store.is_blocked(tx, tenant_id, user_id, path):
-        raise InvalidInput(f"{path} is a folder, or one of its folders is a file")
+        raise InvalidInput(f"{path} is a folder, or one of its parent folders is a file")
     files, size = await store.use_of_others(tx, tenant_id, user_id, than=path)
     if files >= FILES_MAX or size + len(data) > BYTES_MAX:
-        raise StorageFull(f"a user has at most {FILES_MAX:,} files of {BYTES_MAX:,} bytes in all")
+        raise StorageFull(
+            f"a user can have at most {FILES_MAX:,} files with {BYTES_MAX:,} bytes in total"
+        )
     row = {
         "tenant_id": tenant_id,
         "user_id": user_id,
@@ -99,16 +103,16 @@ async def _write(
     }
     if not await store.add(tx, row):
         if not overwrites:
-            raise Conflict(f"there is a file {path} already")
+            raise Conflict(f"file {path} already exists")
         await store.put(tx, row)
-    kept = await store.get(tx, tenant_id, user_id, path)
-    if kept is None:
+    stored = await store.get(tx, tenant_id, user_id, path)
+    if stored is None:
         raise _missing(path)
-    return kept.entry
+    return stored.entry
 
 
 async def delete(plane: ControlPlane, caller: Caller, path: str) -> None:
-    """Deletes a file. Raises NotFound."""
+    """Deletes a file. Raises NotFound if it doesn't exist."""
     async with plane.context.tenant_transaction(caller.tenant.id) as tx:
         if not await store.remove(tx, caller.tenant.id, caller.user_id, path):
             raise _missing(path)
@@ -117,7 +121,7 @@ async def delete(plane: ControlPlane, caller: Caller, path: str) -> None:
 async def move(
     plane: ControlPlane, caller: Caller, path: str, target: str, *, overwrites: bool
 ) -> UserdataEntry:
-    """Moves a file. Raises NotFound and the errors of `write`."""
+    """Moves a file. Raises NotFound if it doesn't exist, and the same errors as `write`."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.context.tenant_transaction(tenant_id) as tx:
         data = await store.get_locked(tx, tenant_id, user_id, path)
@@ -129,17 +133,19 @@ async def move(
 
 
 def _missing(path: str) -> NotFound:
-    return NotFound(f"there is no file {path}")
+    return NotFound(f"file {path} was not found")
 
 
 async def read_settings(plane: ControlPlane, caller: Caller) -> dict[str, Any]:
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await store.get(tx, caller.tenant.id, caller.user_id, SETTINGS)
-    return _parsed(None if found is None else found.data)
+        stored = await store.get(tx, caller.tenant.id, caller.user_id, SETTINGS)
+    return _parsed(None if stored is None else stored.data)
 
 
 async def change_settings(plane: ControlPlane, caller: Caller, changes: Mapping[str, Any]) -> None:
-    """Merges changes into the settings. An editor sends several at once, and none may be lost."""
+    """Merges changes into the settings. The file is locked, because an editor sends several changes
+    concurrently, and none may be lost.
+    """
     if is_larger(changes, bytes_max=SETTINGS_BYTES_MAX):
         raise _settings_too_large()
     tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
@@ -155,14 +161,14 @@ async def change_settings(plane: ControlPlane, caller: Caller, changes: Mapping[
 
 
 def _settings_too_large() -> LimitExceeded:
-    return LimitExceeded(f"settings have at most {SETTINGS_BYTES_MAX:,} bytes")
+    return LimitExceeded(f"settings can have at most {SETTINGS_BYTES_MAX:,} bytes")
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
     if data is not None and len(data) > SETTINGS_BYTES_MAX:
-        return {}  # not settings, but a file that was written under this name
+        return {}  # This is a file that was stored under the name of the settings.
     try:
-        found = json.loads(data or b"{}")
+        settings = json.loads(data or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}

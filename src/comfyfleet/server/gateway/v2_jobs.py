@@ -1,5 +1,5 @@
-"""Jobs of Comfy API v2: submits, finds, lists and follows the same prompts as ComfyUI's own
-clients.
+"""Submits, finds, lists and follows jobs for Comfy API v2. These jobs are also visible to ComfyUI's
+own clients as prompts.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ from comfyfleet.workflow.model import Limits
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
-# A page with a label filter searches at most this many jobs, and then returns a cursor for the
-# rest.
+# Maximum number of jobs that are searched for a page with a label filter. The page's cursor covers
+# the rest.
 JOBS_SCANNED_MAX = 100
-# Larger prompts would be refused anyway. Strings have the size of the body, unless subgraphs repeat
-# them.
+# Larger prompts would be refused anyway. The strings can only be larger than the request body if
+# subgraphs repeat them.
 CONVERSION_LIMITS = Limits(nodes_max=prompts.NODES_MAX, text_characters_max=16 * 1024**2)
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 20
 conversions = FairThreads("conversions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
@@ -63,7 +63,7 @@ class WorkflowRefused(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowJob:
-    """A job to submit. `metadata` consists of labels, or is a string."""
+    """A job to submit. `metadata` contains labels or is a string."""
 
     workflow: Mapping[str, Any]
     idempotency_key: str | None = None
@@ -82,25 +82,25 @@ async def submit_job(
     *,
     at_id: Callable[[UUID], None],
 ) -> Job:
-    """Submits a job. Raises KeyReused, WorkflowRefused or MissingAsset. In these cases, nothing was
-    queued and the key can be used again.
+    """Submits a job. Raises KeyReused, WorkflowRefused or MissingAsset. After WorkflowRefused and
+    MissingAsset, nothing was queued and the key can be used again.
     """
     key = None if asked.idempotency_key is None else stored_key(asked.idempotency_key)
     if key is not None:
         await _refuse_used(plane, caller, key)
     workflow = await assets.name_references(plane, caller, asked.workflow)
     prompt = await _prompt_of(plane, caller, workflow)
-    kept = _kept(asked, workflow)
+    stored_data = _stored_data(asked, workflow)
     if asked.webhook_url is not None:
         async with plane.pools[caller.tenant.pool].transaction() as tx:
-            kept["webhook_url"] = await webhooks.prepare_for_jobs(
+            stored_data["webhook_url"] = await webhooks.prepare_for_jobs(
                 tx, caller.tenant.id, caller.user_id, asked.webhook_url, now=plane.clock()
             )
     prompt_id = str(uuid4())
-    options = prompts.PromptOptions(key, asked.priority or 0, kept, asked.max_tokens)
+    options = prompts.PromptOptions(key, asked.priority or 0, stored_data, asked.max_tokens)
     try:
-        # The job's id is also used as client id. As with comfy-api-proxy, no other client receives
-        # the run's messages.
+        # The job id also serves as the client id, so that no other client receives the run's
+        # messages. comfy-api-proxy does the same.
         submission = parse_submission(
             {
                 "prompt": prompt,
@@ -122,8 +122,8 @@ async def submit_job(
 
 
 def stored_key(key: str) -> str:
-    """Returns the stored form of a key. The prefix separates this API's keys from those of our own
-    API.
+    """Returns the stored form of an idempotency key. The prefix separates the keys of Comfy API v2
+    from the keys of our own API.
     """
     return f"v2:{hashlib.sha256(key.encode()).hexdigest()}"
 
@@ -137,23 +137,25 @@ async def _refuse_used(plane: ControlPlane, caller: Caller, key: str) -> None:
 
 def _reused() -> KeyReused:
     return KeyReused(
-        "this Idempotency-Key was used before; keys are for one job each: list your jobs to find it"
+        "this Idempotency-Key was already used for another job; list your jobs to find that job"
     )
 
 
-def _kept(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+def _stored_data(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
+    stored_data: dict[str, Any] = {}
     if is_editor_format(workflow):
-        kept["workflow"] = dict(workflow)
+        stored_data["workflow"] = dict(workflow)
     if asked.metadata is not None:
-        kept["metadata"] = asked.metadata
+        stored_data["metadata"] = asked.metadata
     if asked.priority is not None:
-        kept["priority"] = asked.priority
-    return kept
+        stored_data["priority"] = asked.priority
+    return stored_data
 
 
 def _extra_data(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds an editor's document to the images' metadata, as when the editor submits it."""
+    """Returns the job's extra data. A workflow in the editor's format is added to the metadata of
+    images, as if the editor had submitted it.
+    """
     shown = {"extra_pnginfo": {"workflow": workflow}} if is_editor_format(workflow) else {}
     return {**asked.extra_data, **shown}
 
@@ -165,7 +167,7 @@ async def _prompt_of(
         return workflow
     offer = await offer_to(plane, caller)
     try:
-        # Unknown types are kept here, and refused by name when the prompt is validated.
+        # Unknown node types stay in the prompt, so that validation can refuse them by name.
         work = partial(
             convert,
             workflow,
@@ -201,7 +203,7 @@ async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job:
 async def _find(tx: Tx, caller: Caller, job_id: UUID) -> Job:
     job = await jobs.find(tx, caller.tenant.id, job_id)
     if job is None or job.asked.gateway is None or job.asked.user_id != caller.user_id:
-        raise NotFound("there is no such job")
+        raise NotFound("the job was not found")
     return job
 
 
@@ -212,8 +214,8 @@ async def cancel_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job
 
 
 def workflow_of(job: Job) -> dict[str, Any]:
-    """Returns the document that the editor saved, if the job was submitted as one, and otherwise
-    the prompt.
+    """Returns the job's workflow in the format in which it was submitted: the editor's format or a
+    prompt.
     """
     data = gateway_data(job)
     saved = data.get("workflow")
@@ -245,10 +247,10 @@ async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: Bounded
 
 
 async def cancelling_among(
-    plane: ControlPlane, caller: Caller, found: Sequence[Job]
+    plane: ControlPlane, caller: Caller, found_jobs: Sequence[Job]
 ) -> frozenset[UUID]:
-    """Returns the jobs whose workers have been told to stop them."""
-    running = [job.id for job in found if is_running(job)]
+    """Returns the ids of running jobs whose workers were sent a stop request."""
+    running = [job.id for job in found_jobs if is_running(job)]
     if not running:
         return frozenset()
     async with plane.central.read() as tx:
@@ -269,13 +271,13 @@ async def facts_of_ended(
 async def _files_of(
     tx: Tx, caller: Caller, found_jobs: Sequence[Job], names: Mapping[UUID, Sequence[UserFile]]
 ) -> dict[UUID, File]:
-    named = {each.file_id for those in names.values() for each in those if each.file_id}
-    ids = sorted(named | {each.file_id for job in found_jobs for each in job.outputs})
-    found: dict[UUID, File] = {}
+    named = {file.file_id for job_names in names.values() for file in job_names if file.file_id}
+    ids = sorted(named | {output.file_id for job in found_jobs for output in job.outputs})
+    files: dict[UUID, File] = {}
     for start in range(0, len(ids), media.FILES_AT_ONCE_MAX):
         part = ids[start : start + media.FILES_AT_ONCE_MAX]
-        found |= await media.find_existing(tx, caller.tenant.id, part)
-    return found
+        files |= await media.find_existing(tx, caller.tenant.id, part)
+    return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +288,25 @@ class WorkflowJobQuery:
     limit: int = 50
 
     def own_statuses(self) -> list[JobStatus]:
-        """Returns our statuses that may contain jobs with the requested ones."""
-        wanted = set(self.statuses) or set(STATUSES.values())
-        own = [*dict.fromkeys(own for said, own in OWN_STATUSES.items() if said in wanted)]
-        # A prefetched job that its worker has not begun counts as queued.
-        return own + [JobStatus.PROCESSING] * ("queued" in wanted and "running" not in wanted)
+        """Converts the requested statuses of the API to our own job statuses."""
+        requested = set(self.statuses) or set(STATUSES.values())
+        own = [*dict.fromkeys(own for status, own in OWN_STATUSES.items() if status in requested)]
+        # A prefetched job counts as queued until its worker starts it.
+        return own + [JobStatus.PROCESSING] * ("queued" in requested and "running" not in requested)
 
     def wants(self, job: Job, cancelling: Collection[UUID] = ()) -> bool:
         status = status_of(job, is_cancelling=job.id in cancelling)
         if self.statuses and status not in self.statuses:
             return False
-        labels = gateway_data(job).get("metadata")
-        given = labels if isinstance(labels, Mapping) else {}
-        return all(given.get(key) == value for key, value in self.labels.items())
+        metadata = gateway_data(job).get("metadata")
+        labels = metadata if isinstance(metadata, Mapping) else {}
+        return all(labels.get(key) == value for key, value in self.labels.items())
 
 
 class WorkflowJobPage(NamedTuple):
-    """A page of jobs. `last` is the position at which the next page begins, or None at the end."""
+    """A page of jobs. The next page begins after the job `last`. None means that there are no more
+    jobs.
+    """
 
     jobs: list[Job]
     facts: Mapping[UUID, JobFacts]
@@ -312,11 +316,11 @@ class WorkflowJobPage(NamedTuple):
 async def list_jobs(
     plane: ControlPlane, caller: Caller, query: WorkflowJobQuery, cache: BoundedCache
 ) -> WorkflowJobPage:
-    """Returns a page of jobs, the newest first."""
+    """Returns a page of jobs, newest first."""
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found, is_more = await _read_jobs(tx, caller, query)
-    cancelling = await cancelling_among(plane, caller, found)
-    page, last = _cut(query, found, cancelling, is_more=is_more)
+        found_jobs, is_more = await _read_jobs(tx, caller, query)
+    cancelling = await cancelling_among(plane, caller, found_jobs)
+    page, last = _cut(query, found_jobs, cancelling, is_more=is_more)
     ended = [job for job in page if not job.status.is_active]
     facts = await facts_of_ended(plane, caller, ended, cache)
     facts |= {job.id: JobFacts(is_cancelling=True) for job in page if job.id in cancelling}
@@ -324,14 +328,14 @@ async def list_jobs(
 
 
 async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[list[Job], bool]:
-    """Returns as many jobs as a page needs, or fewer if their prompts are large, and whether there
-    may be more.
+    """Returns the jobs for a page, and whether there may be more. The page has fewer jobs if their
+    prompts are large.
     """
     scanned = JOBS_SCANNED_MAX if query.labels else query.limit + 1
-    found: list[Job] = []
+    read_jobs: list[Job] = []
     before, size = query.before, 0
-    while len(found) < scanned and size < history.READ_BYTES_MAX:
-        limit = min(history.READ_FIRST, scanned - len(found))
+    while len(read_jobs) < scanned and size < history.READ_BYTES_MAX:
+        limit = min(history.READ_FIRST, scanned - len(read_jobs))
         part = await jobs.list_prompts(
             tx,
             caller.tenant.id,
@@ -340,39 +344,41 @@ async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[l
             before=before,
             limit=limit,
         )
-        found += part
+        read_jobs += part
         if len(part) < limit:
-            return found, False
+            return read_jobs, False
         before = part[-1].submitted_at, part[-1].id
         for job in part:
             size += len(json_text(job.asked.prompt))
             await asyncio.sleep(0)
-    return found, True
+    return read_jobs, True
 
 
 def _cut(
     query: WorkflowJobQuery,
-    found: Sequence[Job],
+    read_jobs: Sequence[Job],
     cancelling: Collection[UUID],
     *,
     is_more: bool,
 ) -> tuple[list[Job], Job | None]:
-    """Returns the jobs of a page, and the job after which the next page begins."""
+    """Returns the jobs of a page, and the job after which the next page begins. Returns None
+    instead of that job if there are no more jobs.
+    """
     page: list[Job] = []
-    for place, job in enumerate(found):
+    for place, job in enumerate(read_jobs):
         page += [job] * query.wants(job, cancelling)
         if len(page) == query.limit:
-            return page, job if is_more or place + 1 < len(found) else None
-    return page, found[-1] if is_more else None
+            return page, job if is_more or place + 1 < len(read_jobs) else None
+    return page, read_jobs[-1] if is_more else None
 
 
 async def read_run(
     plane: ControlPlane, caller: Caller, job_id: UUID, *, after_id: int
 ) -> tuple[Job, LogPage]:
-    """Returns a job and a page of its messages. The job is read first, so that its messages are
-    complete if it has ended and no more pages exist.
+    """Returns a job and a page of its messages. The job is read first. Thus, if it has ended and
+    this is the last page, all messages have been returned.
     """
     async with plane.context.tenant(caller.tenant.id) as tx:
         job = await _find(tx, caller, job_id)
-        told = await run_log.events_of_job(tx, caller.tenant.id, job_id, after_id=after_id)
-    return job, told
+        messages = await run_log.events_of_job(tx, caller.tenant.id, job_id, after_id=after_id)
+    return job, messages

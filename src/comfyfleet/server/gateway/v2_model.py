@@ -1,4 +1,4 @@
-"""Jobs, progress and assets in the format of Comfy API v2. Pure."""
+"""Formats jobs, progress and assets for Comfy API v2. This module does no I/O."""
 
 import base64
 import math
@@ -25,16 +25,16 @@ STATUSES: Mapping[JobStatus, str] = {
     JobStatus.CANCELLED: "canceled",
 }
 CANCELING, EXPIRED = "canceling", "expired"
-# Our statuses that may contain jobs with each of the API's statuses.
+# Our own job status for each status of the API.
 OWN_STATUSES: Mapping[str, JobStatus] = {
-    **{said: own for own, said in STATUSES.items()},
+    **{status: own for own, status in STATUSES.items()},
     CANCELING: JobStatus.PROCESSING,
     EXPIRED: JobStatus.FAILED,
 }
-# The start of the error that a worker reports for a run that it stopped at its limit.
+# The first characters of the error that a worker reports if it stops a run at its time limit.
 RUN_LIMIT_ERROR = '{"code": "run_limit"'
 ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
-# The retention that is reported if nothing is ever deleted, because clients require a date.
+# The retention period in days that is reported if jobs are kept forever. Clients require a date.
 KEPT_DAYS = 365
 URL_VALID = timedelta(hours=24)
 OUTPUT_TYPES = {
@@ -49,7 +49,7 @@ TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
 
 
 def time_text(moment: datetime) -> str:
-    """Returns the time in ISO 8601 with Z, which strict parsers require."""
+    """Formats a time in ISO 8601 with the suffix `Z`, which strict parsers require."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -58,8 +58,8 @@ def _time_or_none(moment: datetime | None) -> str | None:
 
 
 def status_of(job: Job, *, is_cancelling: bool = False) -> str:
-    """Returns the API's status of a job. `is_cancelling` means that its worker has been told to
-    stop it.
+    """Returns the API's status for a job. `is_cancelling` must be set if the worker was sent a stop
+    request.
     """
     if job.status == JobStatus.FAILED and (job.raw_error or "").startswith(RUN_LIMIT_ERROR):
         return EXPIRED
@@ -70,7 +70,7 @@ def status_of(job: Job, *, is_cancelling: bool = False) -> str:
 
 @dataclass
 class LoggedProgress:
-    """The progress of a run according to its messages so far."""
+    """The progress of a run, calculated from its messages so far."""
 
     prompt: Mapping[str, Any]
     done: set[str] = field(default_factory=set)
@@ -85,7 +85,7 @@ class LoggedProgress:
             self.done, self.current = set(), None
         elif kind == "execution_cached":
             cached = data.get("nodes")
-            self.done |= {str(each) for each in (cached if isinstance(cached, list) else ())}
+            self.done |= {str(node) for node in (cached if isinstance(cached, list) else ())}
         elif kind == "executing":
             self._begin(_text(data.get("display_node") or data.get("node")))
         elif kind == "executed":
@@ -116,7 +116,7 @@ class LoggedProgress:
                 self.step, self.steps = _whole(node.get("value")), _whole(node.get("max"))
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns the complete progress, never a difference."""
+        """Returns the current progress of the whole run, in the API's format."""
         done = len(self.done & self.prompt.keys())
         total = max(len(self.prompt), 1)
         part = 0.0
@@ -146,7 +146,7 @@ def _whole(value: object) -> int | None:
 
 
 def preview_of(event: Event) -> dict[str, Any] | None:
-    """Returns an image that the run displayed, or None for other messages."""
+    """Returns the preview image in a message, or None if it is a different message."""
     kind, data = event
     if kind != PICTURE or not data.get("base64"):
         return None
@@ -166,11 +166,13 @@ def preview_body(preview: RunPreview) -> dict[str, Any]:
 
 
 class Reader(NamedTuple):
-    """The client that reads a response: the address at which it reaches us, and the current time."""
+    """The client for which a response is built. `base` is the URL at which it reaches this
+    server.
+    """
 
     base: str
     now: datetime
-    kept_days: int = 0  # retention of jobs and files in days; 0 means forever
+    kept_days: int = 0  # Retention period of jobs and files in days. 0 means forever.
 
     def asset_url(self, file: File) -> str:
         return f"{self.base}{ASSETS_PATH}/{file.id}/content"
@@ -180,8 +182,8 @@ class Reader(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """The facts that a job's response contains in addition to its row. `record` contains how the
-    job ended, or what it has displayed so far.
+    """The data in a job's response that isn't stored in its row. `record` is the history record,
+    which is incomplete for a running job.
     """
 
     record: Record | None = None
@@ -196,7 +198,7 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
     data = gateway_data(job)
     prompt_id = prompt_id_of(job)
     url = reader.job_url(prompt_id)
-    kept = timedelta(days=reader.kept_days or KEPT_DAYS)
+    retention = timedelta(days=reader.kept_days or KEPT_DAYS)
     messages = messages_of(facts.record)
     started = job.started_at if job.shown_status != JobStatus.QUEUED else None
     body = {
@@ -205,7 +207,7 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
         "created_at": time_text(job.submitted_at),
         "started_at": _time_or_none(started),
         "completed_at": _time_or_none(job.completed_at),
-        "expires_at": time_text(job.submitted_at + kept),
+        "expires_at": time_text(job.submitted_at + retention),
         "queue_position": facts.queue_position,
         "progress": facts.progress,
         "outputs": list(outputs_of(job, facts, reader)),
@@ -217,12 +219,14 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
         },
         "urls": {"self": url, "events": f"{url}/events", "cancel": f"{url}/cancel"},
     }
-    given = {name: data[name] for name in ("metadata", "priority") if data.get(name) is not None}
-    return body | given
+    optional = {name: data[name] for name in ("metadata", "priority") if data.get(name) is not None}
+    return body | optional
 
 
 def list_item(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a job as a list entry. Clients of lists expect its times under these names."""
+    """Returns a job as an entry of a list. Clients that list jobs expect these names for its
+    times.
+    """
     changed = body["completed_at"] or body["started_at"] or body["created_at"]
     return {**body, "create_time": body["created_at"], "update_time": changed}
 
@@ -234,7 +238,7 @@ def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
 
 
 def messages_of(record: Record | None) -> dict[str, Mapping[str, Any]]:
-    """Returns the messages by type. If a type occurs several times, the last one is used."""
+    """Returns the last message of each type."""
     messages = ((record or {}).get("status") or {}).get("messages") or ()
     return dict(messages)
 
@@ -242,26 +246,26 @@ def messages_of(record: Record | None) -> dict[str, Mapping[str, Any]]:
 def error_of(job: Job, messages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     if job.status != JobStatus.FAILED:
         return None
-    told = messages.get("execution_error") or {}
-    node_id = told.get("node_id")
-    trace = told.get("traceback")
+    error = messages.get("execution_error") or {}
+    node_id = error.get("node_id")
+    trace = error.get("traceback")
     return {
         "code": "job_failed" if node_id is None else "node_execution_error",
-        "message": str(told.get("exception_message") or job.error_message or "The job failed."),
+        "message": str(error.get("exception_message") or job.error_message or "The job failed."),
         "node_id": _text(node_id),
-        "class_type": _text(told.get("node_type")),
+        "class_type": _text(error.get("node_type")),
         "traceback": "".join(map(str, trace)) if isinstance(trace, list) and trace else None,
     }
 
 
 def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, Any]]:
-    """Yields the output files of a job in the order of its nodes, without deleted ones."""
-    by_output = {each.name: each.file_id for each in job.outputs}
+    """Yields a job's output files in the order of its nodes. Deleted files are left out."""
+    by_output = {output.name: output.file_id for output in job.outputs}
     by_name = {
-        (each.folder, each.path): facts.files.get(file_id)
-        for each in facts.names
-        # If the job has not been completed, the names contain the file ids.
-        if (file_id := each.file_id or by_output.get(each.output or "")) is not None
+        (named.folder, named.path): facts.files.get(file_id)
+        for named in facts.names
+        # Before the job is completed, only the names contain the file ids.
+        if (file_id := named.file_id or by_output.get(named.output or "")) is not None
     }
     for node_id, listed in ((facts.record or {}).get("outputs") or {}).items():
         for key, values in listed.items():
@@ -281,8 +285,8 @@ def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, 
 
 
 def output_type(key: str, media_type: str) -> str:
-    """Returns the type of an output according to its media type, because ComfyUI's nodes list
-    videos as images as well.
+    """Returns the type of an output. For video and audio, the media type takes precedence over the
+    key, because ComfyUI's nodes also list videos under `images`.
     """
     family = media_type.partition("/")[0]
     if family in ("video", "audio"):
@@ -326,12 +330,12 @@ EXPIRES_AT, TAGS = "expires_at", "tags"
 
 
 def expiry_of(file: File) -> datetime | None:
-    told = file.metadata.get(EXPIRES_AT)
-    return datetime.fromisoformat(told) if isinstance(told, str) else None
+    expiry = file.metadata.get(EXPIRES_AT)
+    return datetime.fromisoformat(expiry) if isinstance(expiry, str) else None
 
 
 def is_editor_format(workflow: Mapping[str, Any]) -> bool:
-    """Checks whether the workflow is an editor's document and not a prompt."""
+    """Checks whether the workflow is in the editor's format, as opposed to a prompt."""
     return isinstance(workflow.get("nodes"), list) and "links" in workflow
 
 
@@ -339,21 +343,21 @@ REFERENCE = "core/ASSET"
 
 
 def references_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields all asset references, at any depth."""
+    """Yields all asset references in a JSON value, at any depth."""
     if isinstance(value, Mapping):
         if value.get("__type") == REFERENCE:
             yield value
         else:
-            for each in value.values():
-                yield from references_in(each)
+            for entry in value.values():
+                yield from references_in(entry)
     elif isinstance(value, list):
-        for each in value:
-            yield from references_in(each)
+        for entry in value:
+            yield from references_in(entry)
 
 
 class AssetReference(NamedTuple):
-    """A reference to an asset. The hash is used only if there is no id. The path selects one of
-    several names.
+    """A reference to an asset by id, or by hash if it has no id. `path` selects one of the asset's
+    names.
     """
 
     id: str | None
@@ -368,21 +372,23 @@ class AssetReference(NamedTuple):
 def parse_reference(reference: Mapping[str, Any]) -> AssetReference:
     info = reference.get("info")
     named = info if isinstance(info, Mapping) else {}
-    told = (named.get(name) for name in ("id", "hash", "file_path"))
-    return AssetReference(*(each if isinstance(each, str) else None for each in told))
+    values = (named.get(name) for name in ("id", "hash", "file_path"))
+    return AssetReference(*(value if isinstance(value, str) else None for value in values))
 
 
 def with_names(value: Any, names: Mapping[AssetReference, str]) -> Any:
-    """Returns the same workflow with references replaced by the names of their files."""
+    """Returns a copy of the workflow in which file names replace the asset references."""
     if isinstance(value, Mapping):
         if value.get("__type") == REFERENCE:
             return names[parse_reference(value)]
-        return {key: with_names(each, names) for key, each in value.items()}
-    return [with_names(each, names) for each in value] if isinstance(value, list) else value
+        return {key: with_names(entry, names) for key, entry in value.items()}
+    return [with_names(entry, names) for entry in value] if isinstance(value, list) else value
 
 
 class EventPlace(NamedTuple):
-    """A reader's position in the events: reports of the run, then the outputs, then the end."""
+    """A reader's position in a job's events. The reports of the run come first, then the outputs,
+    and then the end.
+    """
 
     row: int = 0
     outputs: int = 0
@@ -393,7 +399,7 @@ END = "end"
 
 
 def parse_place(text: str | None) -> EventPlace:
-    """Parses a `Last-Event-ID`. Unknown values mean the beginning."""
+    """Parses a `Last-Event-ID` header. An unknown value stands for the first event."""
     if not text:
         return EventPlace()
     if text == END:
@@ -410,7 +416,7 @@ def encode_cursor(job: Job) -> str:
 
 
 def decode_cursor(text: str) -> tuple[datetime, UUID] | None:
-    """Decodes a cursor. Returns None if it isn't valid."""
+    """Decodes a cursor. Returns None if the cursor isn't valid."""
     try:
         place = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
         moment, _, job_id = place.partition(" ")
@@ -420,6 +426,6 @@ def decode_cursor(text: str) -> tuple[datetime, UUID] | None:
         return None
 
 
-def guessed_type(name: str, told: str | None) -> str:
-    plain = (told or "").partition(";")[0].strip()
+def guessed_type(name: str, declared: str | None) -> str:
+    plain = (declared or "").partition(";")[0].strip()
     return plain or mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -1,4 +1,6 @@
-"""Lists the backends that a customer may use, as machines or, if those are hidden, as fleets."""
+"""Lists the backends that a customer may use. If machines are hidden from the customer, it lists
+fleets instead.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -13,7 +15,7 @@ from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.tenants.model import Caller, Tenant
 
-# The stage for jobs of graphs and pipelines that name a workflow.
+# The stage in which graphs and pipelines run the workflows that they name.
 STAGE = "production"
 BACKENDS_MAX = 500
 EFFECTS_PER_READ = 100
@@ -25,7 +27,7 @@ def sees_backends(plane: ControlPlane, tenant: Tenant) -> bool:
 
 
 async def visible_backends(plane: ControlPlane, caller: Caller) -> Backends:
-    """Returns machines for a tenant that may see them, and otherwise fleets."""
+    """Returns the machines that the tenant may use, or the fleets if it may not see machines."""
     usable = await usable_fleets(plane, caller)
     now = plane.clock()
     seen_since = now - timedelta(seconds=plane.settings.offline_after_seconds)
@@ -59,10 +61,10 @@ async def visible_backends(plane: ControlPlane, caller: Caller) -> Backends:
 
 
 async def usable_fleets(plane: ControlPlane, caller: Caller) -> list[Fleet]:
-    """Returns the fleets that run effects and workflows on offer, or this tenant's own prompts.
+    """Returns the fleets that run published effects, offered workflows or this tenant's prompts.
 
-    A tenant whose prompts are restricted to some fleets sees no others, because those belong to
-    other tenants.
+    If an operator has restricted the tenant's prompts to certain fleets, only those are returned.
+    The others belong to other tenants.
     """
     offer = await offer_to(plane, caller)
     mine = {fleet.id for fleet in offer.fleets}
@@ -77,18 +79,21 @@ async def usable_fleets(plane: ControlPlane, caller: Caller) -> list[Fleet]:
         if (named is None or fleet.name in named)
         and (
             fleet.id in mine
-            or any((each.workflow_id, fleet.stage) in lanes for each in assigned.get(fleet.id, ()))
+            or any(
+                (assignment.workflow_id, fleet.stage) in lanes
+                for assignment in assigned.get(fleet.id, ())
+            )
         )
     ]
 
 
 async def _offered_lanes(tx: Tx) -> set[tuple[int, str]]:
-    """Returns the workflow id and stage of all jobs that customers can start."""
+    """Returns all pairs of workflow id and stage for which customers can start jobs."""
     lanes = {(workflow.id, STAGE) for workflow, _ in await catalog.offered_workflows(tx)}
     after: str | None = None
     for _ in range(EFFECTS_MAX // EFFECTS_PER_READ):
         page = await catalog.list_published(tx, after_slug=after, limit=EFFECTS_PER_READ)
-        lanes |= {(each.workflow.id, each.effect.settings.stage) for each in page}
+        lanes |= {(entry.workflow.id, entry.effect.settings.stage) for entry in page}
         if len(page) < EFFECTS_PER_READ:
             break
         after = page[-1].effect.slug
@@ -96,16 +101,16 @@ async def _offered_lanes(tx: Tx) -> set[tuple[int, str]]:
 
 
 async def _workers_by_fleet(tx: Tx, usable: Iterable[Fleet]) -> dict[int, list[FleetWorker]]:
-    """Reads at most BACKENDS_MAX workers and returns the approved ones by fleet."""
-    found: dict[int, list[FleetWorker]] = {}
-    left = BACKENDS_MAX
+    """Reads up to BACKENDS_MAX workers and returns the approved ones by fleet id."""
+    workers_by_fleet: dict[int, list[FleetWorker]] = {}
+    limit = BACKENDS_MAX
     for fleet in usable:
-        if left <= 0:
+        if limit <= 0:
             break
-        workers = await fleets.workers_of(tx, fleet, limit=left)
-        found[fleet.id] = [worker for worker in workers if worker.is_approved]
-        left -= len(workers)
-    return found
+        workers = await fleets.workers_of(tx, fleet, limit=limit)
+        workers_by_fleet[fleet.id] = [worker for worker in workers if worker.is_approved]
+        limit -= len(workers)
+    return workers_by_fleet
 
 
 def _machine(
@@ -132,8 +137,8 @@ def _machine(
 
 
 def _fleet(fleet: Fleet, machines: Sequence[BackendSeen], depth: int) -> BackendSeen:
-    """Returns a fleet as one backend, with the memory of its largest GPU."""
-    largest = max(machines, key=lambda each: each.memory_total_bytes or 0, default=None)
+    """Returns a fleet as a single backend, with the memory of its largest GPU."""
+    largest = max(machines, key=lambda machine: machine.memory_total_bytes or 0, default=None)
     return BackendSeen(
         name=fleet.subject,
         fleet=fleet.name,

@@ -123,7 +123,7 @@ def polled(body: Polled) -> Handler:
             reply = await body(call, request)
             # When a client sees that a prompt is gone, it must already have received the events of
             # its run.
-            await call.gateway.feeds.told(call.caller)
+            await call.gateway.feeds.wait_until_sent(call.caller)
             return reply
 
         reply = await call.gateway.polls.get(call.caller.user_id, what, made)

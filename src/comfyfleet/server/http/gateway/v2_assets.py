@@ -126,7 +126,7 @@ async def head_by_hash(call: GatewayCall, request: Request) -> Response:
     """Returns 200 if the caller has an asset with this content."""
     digest = assets.parse_hash(request.path_params["hash"])
     if not await assets.has_bytes(call.plane, call.caller, digest):
-        raise NotFound("none of your assets has these bytes")
+        raise NotFound("none of your assets has this hash")
     return Response(status_code=200)
 
 
