@@ -193,7 +193,7 @@ def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
     wrong = ada.says(
         "run", file, "--input", f"photo=@{clip}", "--input", "radius=2", "--watch", code=1
     )
-    assert "input takes image, and the file is video/mp4" in wrong.err
+    assert "input requires image, but the file is video/mp4" in wrong.err
     assert "radius" in ada.says("run", file, "--input", f"photo=@{PHOTO}", code=1).err
 
 

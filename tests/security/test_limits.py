@@ -62,7 +62,7 @@ async def test_jobs_of_runs_count_with_those_of_effects_and_wait(till: Till, kin
     await till.apply()
     jobs = await till.run(17, kind)
     assert await till.queued() == 5, "the rest is held, and the run has not failed"
-    with pytest.raises(TooManyActive, match="at most 5 jobs of a user"):
+    with pytest.raises(TooManyActive, match="a user may have at most 5 active jobs"):
         await till.apply()
     await submit.cancel_job(till.context, till.tenant_id, jobs[0])
     await admit_all(till.context)
@@ -79,7 +79,7 @@ async def test_a_tenant_has_a_cap_over_all_its_users(till: Till) -> None:
     other = await give_tokens(till.context, till.tenant_id, 100)
     await till.apply(other)
     await till.apply(other)
-    with pytest.raises(TooManyActive, match="at most 7 jobs of a tenant"):
+    with pytest.raises(TooManyActive, match="a tenant may have at most 7 active jobs"):
         await till.apply(other)
     await till.run(3)
     assert await till.queued() == 7

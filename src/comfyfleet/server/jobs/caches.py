@@ -1,5 +1,5 @@
-"""In-memory caches for documents, converted prompts, queue depths and values that may be a few
-seconds old.
+"""Caches documents, converted prompts, queue depths and values that may be a few seconds old in
+memory.
 """
 
 import asyncio

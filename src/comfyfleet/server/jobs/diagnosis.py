@@ -39,7 +39,7 @@ class JobRequirements:
 class Availability:
     """The fleets and workers that are assigned to a job's workflow at a given moment."""
 
-    wanted: JobRequirements
+    requirements: JobRequirements
     fleets: Sequence[str]
     workers: Sequence[FleetWorker]
     offline_before: datetime
@@ -54,8 +54,8 @@ class Availability:
         jobs.
         """
         return (
-            self.wanted.lane.provider in worker.providers
-            and self.wanted.workflow.required_capabilities <= worker.capabilities
+            self.requirements.lane.provider in worker.providers
+            and self.requirements.workflow.required_capabilities <= worker.capabilities
             and worker.worker_id not in self.missing
         )
 
@@ -114,7 +114,11 @@ def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | 
     message = (
         why_nobody_may_run(ground) or _why_bound_cannot(ground, bound) or why_nobody_can_run(ground)
     )
-    return None if message is None else Shortage(message, customer_message(ground.wanted.workflow))
+    return (
+        None
+        if message is None
+        else Shortage(message, customer_message(ground.requirements.workflow))
+    )
 
 
 def customer_message(workflow: RegisteredWorkflow) -> str:
@@ -127,7 +131,7 @@ def why_nobody_may_run(ground: Availability) -> str | None:
     """Returns the reason why no worker is allowed to run the job, even if all of them were
     online.
     """
-    slug, lane = ground.wanted.workflow.slug, ground.wanted.lane
+    slug, lane = ground.requirements.workflow.slug, ground.requirements.lane
     names = join_names(ground.fleets)
     if not ground.fleets:
         return f"No fleet of stage {lane.stage} has workflow {slug} assigned."
@@ -135,7 +139,7 @@ def why_nobody_may_run(ground: Availability) -> str | None:
         return f"No worker has workflow {slug}: fleet {names} has no workers."
     if not any(lane.provider in worker.providers for worker in ground.workers):
         return f"No worker of fleet {names} offers the provider {lane.provider}."
-    required = ground.wanted.workflow.required_capabilities
+    required = ground.requirements.workflow.required_capabilities
     if not any(required <= worker.capabilities for worker in ground.workers):
         return f"No worker of fleet {names} has the capabilities {join_names(sorted(required))}."
     return None
@@ -144,7 +148,7 @@ def why_nobody_may_run(ground: Availability) -> str | None:
 def _why_bound_cannot(ground: Availability, bound: str | None) -> str | None:
     if bound is None:
         return None
-    slug = ground.wanted.workflow.slug
+    slug = ground.requirements.workflow.slug
     named = [worker for worker in ground.workers if bound in worker.affinities]
     online = [worker for worker in named if ground.is_online(worker)]
     if not named:
@@ -186,7 +190,7 @@ def why_nobody_can_run(ground: Availability) -> str | None:
         ground.missing[worker.worker_id] for worker in online if worker.worker_id in ground.missing
     ]
     if not lacks:
-        slug = ground.wanted.workflow.slug
+        slug = ground.requirements.workflow.slug
         return f"No online worker of fleet {names} meets the requirements of workflow {slug}."
     nearest = min(lacks, key=lambda missing: len(missing.node_types) + len(missing.models))
     return f"Missing {nearest.in_words()} on fleet {names}."
@@ -217,7 +221,7 @@ class WaitSituation:
 
     @property
     def workflow(self) -> RegisteredWorkflow:
-        return self.ground.wanted.workflow
+        return self.ground.requirements.workflow
 
 
 async def why(context: JobContext, row: Dispatch) -> str:
@@ -371,9 +375,7 @@ WORKER = "worker:"
 
 @dataclass(frozen=True, slots=True)
 class TimelineAttempt:
-    """One lease of a job. Unknown values, and times of events that haven't happened yet, are
-    None.
-    """
+    """A lease of a job. Unknown values and the times of future events are None."""
 
     attempt: int
     lease_number: int

@@ -562,7 +562,7 @@ async def report_live(
     except (NotFound, *REFUSALS):
         await discard_outputs(context, delivered.new)
         raise
-    used = {output.file.id for output in logged.taken.new} if logged else set()
+    used = {output.file.id for output in logged.outputs.new} if logged else set()
     await discard_outputs(
         context, [output for output in delivered.new if output.file.id not in used]
     )
@@ -578,7 +578,7 @@ async def report_live(
 
 class LoggedReport(NamedTuple):
     run: LoggedRun
-    taken: TakenOutputs
+    outputs: TakenOutputs
 
 
 async def _log(

@@ -173,11 +173,11 @@ class Job:
 
 class Shortage(NamedTuple):
     """The reason why no worker can run a job. `message` is for operators and may contain names of
-    workers and fleets. `told` is the text for customers.
+    workers and fleets. `customer_message` is the text for customers.
     """
 
     message: str
-    told: str
+    customer_message: str
 
 
 # A position in a list of jobs: the submission time and the id of a job.
@@ -235,9 +235,7 @@ class ListedJob(NamedTuple):
 
 
 class JobsFound(NamedTuple):
-    """A list of jobs, the newest first. It contains all matching jobs down to `complete_to`, or all
-    of them if that is None.
-    """
+    """A list of jobs, the newest first. If `complete_to` is set, older jobs may be missing."""
 
     jobs: Sequence[ListedJob]
     complete_to: Place | None = None

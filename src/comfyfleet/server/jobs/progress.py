@@ -194,8 +194,8 @@ CHANGED_USERS_MAX = 10_000
 
 
 class UserChange(NamedTuple):
-    """The kind of change of a user's prompts. `in_lists` means that their state in lists has
-    changed, and `in_messages` that their runs have logged messages.
+    """The kind of change to a user's prompts. With `in_lists`, their state in lists has changed.
+    With `in_messages`, their runs have logged messages.
     """
 
     in_lists: bool

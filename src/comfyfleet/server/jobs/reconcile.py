@@ -1,7 +1,7 @@
-"""Repairs: ends expired leases, and compares dispatches with jobs page by page.
+"""Ends expired leases, and repairs dispatches by comparing them with jobs page by page.
 
-Both databases are compared as sets, with a few queries per page. A pass may end before everything
-is read, and returns the cursor at which the next one continues. Repairs are audited.
+The rows of both databases are compared as sets, with a few queries per page. A pass may end before
+all rows are read. It then returns the cursor at which the next pass continues. Repairs are audited.
 """
 
 import json
@@ -30,9 +30,9 @@ EXPIRED_PER_PASS_MAX = 200
 
 
 async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) -> int:
-    """Ends expired leases and returns their number. After a long outage of the control plane, all
-    leases are extended first and none ends. After a short outage, leases are extended by its
-    length.
+    """Ends expired leases and returns their number. After a long outage of the control plane, no
+    lease ends; all leases are extended instead. After a short outage, all leases are first extended
+    by its duration.
     """
     now, settings = context.clock(), context.settings
     last_pass = last_pass or now
@@ -44,8 +44,9 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
             await _excuse_workers(tx, last_pass, now, settings.grace_seconds)
         return 0
     if is_outage(last_pass, now, settings):
-        # Expired leases are extended as well, counted from their expiry. Otherwise, on a machine
-        # that is always too busy, leases of dead workers would be extended forever.
+        # Each lease is extended from its expiry time, even if it has expired. If leases were
+        # extended from now, a machine that is always overloaded would extend the leases of dead
+        # workers forever.
         async with context.central.transaction() as tx:
             await dispatch.postpone_all(tx, seconds=math.ceil(missed))
             await _excuse_workers(tx, last_pass, now, 2 * settings.heartbeat_seconds)
@@ -62,16 +63,18 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
 
 
 async def _excuse_workers(tx: Tx, began: datetime, now: datetime, seconds: int) -> None:
-    """Counts no worker as lost for some seconds, because none could send heartbeats during the
-    outage.
+    """Records the outage, and counts no worker as lost for some seconds, because workers couldn't
+    send heartbeats during the outage.
     """
     await job_context.recover_until(tx, now + timedelta(seconds=seconds))
     await job_context.note_outage(tx, began, now)
 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:
-    """Ends one lease. If that fails, it is retried when the sweep's own lease has expired."""
-    with errors_logged(f"expired dispatch {row.id} waits"):
+    """Ends a lease and returns whether that succeeded. After a failure, it is retried when the
+    sweep's own lease has expired.
+    """
+    with errors_logged(f"the lease of dispatch {row.id} has expired but could not be ended"):
         await _end_or_requeue(context, row)
         return True
     return False
@@ -86,7 +89,7 @@ async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
     if row.lease_token is None:
         return
     async with context.central.transaction() as tx:
-        back = await dispatch.requeue(
+        requeued = await dispatch.requeue(
             tx,
             row.id,
             row.lease_token,
@@ -94,12 +97,12 @@ async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
             now=context.clock(),
             settings=context.settings,
         )
-    if back.status == DispatchStatus.LEASED:
-        await _fail_exhausted(context, back, job)
+    if requeued.status == DispatchStatus.LEASED:
+        await _fail_exhausted(context, requeued, job)
         return
-    context.queue.arrived([back])
+    context.queue.arrived([requeued])
     if job.lease_token:
-        await requeue_job(context, back, job.lease_token)
+        await requeue_job(context, requeued, job.lease_token)
 
 
 async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
@@ -117,11 +120,12 @@ async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
     await flush(context, pool, [ended], outbox_ids)
 
 
+# Rows per page.
 PAGE = 2000
-# Younger rows are skipped, because they may not have reached the other database yet.
+# Minimum age of rows that are compared. Younger rows may not have reached the other database yet.
 MIN_AGE = timedelta(seconds=30)
 LEASED, QUEUED, POOL = "leased", "queued", "pool"
-Keys: TypeAlias = tuple[UUID, UUID]  # a job's tenant id and its own id
+Keys: TypeAlias = tuple[UUID, UUID]  # a job's tenant id and job id
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Repairs:
     dispatches_made: int = 0
     pools_skipped: int = 0
     rows_read: int = 0
-    next: str | None = None  # the cursor to continue at; None means that everything was read
+    next: str | None = None  # the cursor of the next pass, or None if all rows were read
 
     def __add__(self, other: "Repairs") -> "Repairs":
         return Repairs(
@@ -143,7 +147,9 @@ class Repairs:
 
 @dataclass(frozen=True)
 class ReconcileCursor:
-    """The position of a pass: leased dispatches first, then queued ones, then jobs by pool."""
+    """The position of a pass, which reads leased dispatches first, then queued dispatches, and then
+    the jobs of each pool.
+    """
 
     stage: str = LEASED
     pool: str = ""
@@ -162,7 +168,9 @@ def parse_cursor(text: str) -> ReconcileCursor:
             return ReconcileCursor(QUEUED, after=_share(*after) if after else ())
         return ReconcileCursor(POOL, str(pool), tuple(map(UUID, after)))
     except (ValueError, TypeError, AttributeError):
-        raise InvalidInput("after must be the next of an earlier response", field="after") from None
+        raise InvalidInput(
+            "after must be the next cursor of an earlier response", field="after"
+        ) from None
 
 
 def _share(
@@ -176,7 +184,9 @@ def _share(
 async def reconcile(
     context: JobContext, *, after: str | None = None, rows_max: int | None = None
 ) -> Repairs:
-    """Compares about `rows_max` rows, starting where the last pass ended. None means no limit."""
+    """Compares about `rows_max` rows, starting at the cursor `after`. If `rows_max` is None,
+    compares all rows.
+    """
     place: ReconcileCursor | None = parse_cursor(after) if after else ReconcileCursor()
     repairs = Repairs()
     while place is not None:
@@ -204,12 +214,12 @@ async def _page_at(
                 else ReconcileCursor(QUEUED)
             )
         else:
-            rows, going_on = await dispatch.queued_after(
+            rows, following = await dispatch.queued_after(
                 tx, place.after or None, before=before, limit=PAGE
             )
             on = (
-                ReconcileCursor(QUEUED, after=tuple(going_on))
-                if going_on
+                ReconcileCursor(QUEUED, after=tuple(following))
+                if following
                 else _pool_after(context, "")
             )
     ended = await _end_orphans(context, rows)
@@ -224,10 +234,12 @@ def _pool_after(context: JobContext, name: str) -> ReconcileCursor | None:
 async def _pool_page(
     context: JobContext, place: ReconcileCursor
 ) -> tuple[Repairs, ReconcileCursor | None]:
-    """Compares a page of a pool. A pool that is down or was removed doesn't stop the others."""
+    """Compares a page of a pool's jobs. A pool that is down or was removed doesn't stop the
+    pass.
+    """
     name = place.pool
     following = _pool_after(context, name)
-    with errors_logged(f"pool {name} is left out"):
+    with errors_logged(f"the jobs of pool {name} could not be compared"):
         keys, repairs = await _compare_jobs(context, context.pools[name], place.after)
         is_full = len(keys) == PAGE
         return repairs, ReconcileCursor(POOL, name, keys[-1]) if is_full else following
@@ -235,20 +247,20 @@ async def _pool_page(
 
 
 async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> int:
-    """Ends dispatches whose job has ended or was deleted."""
+    """Ends dispatches whose jobs have ended or were deleted. Returns their number."""
     ended = 0
     for pool, part in (await _by_pool(context, rows)).items():
-        with errors_logged(f"{len(part)} dispatches are left as they are"):
-            known = await _job_statuses(context, pool, part)
+        with errors_logged(f"{len(part)} dispatches could not be compared"):
+            statuses = await _job_statuses(context, pool, part)
             for row in part:
-                ended += await _guarded(row.id, _end_if_orphaned, context, row, known)
+                ended += await _guarded(row.id, _end_if_orphaned, context, row, statuses)
     return ended
 
 
 async def _by_pool(
     context: JobContext, rows: Sequence[ActiveDispatch]
 ) -> dict[str | None, list[ActiveDispatch]]:
-    """Groups dispatches by pool. The key is None for tenants that no longer exist."""
+    """Groups dispatches by pool. Dispatches of tenants that no longer exist have the key None."""
     parts: dict[str | None, list[ActiveDispatch]] = defaultdict(list)
     for row in rows:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
@@ -265,16 +277,17 @@ async def _job_statuses(
 
 
 async def _end_if_orphaned(
-    context: JobContext, row: ActiveDispatch, known: dict[Keys, JobStatus]
+    context: JobContext, row: ActiveDispatch, statuses: dict[Keys, JobStatus]
 ) -> bool:
-    status = known.get((row.tenant_id, row.job_id))
+    status = statuses.get((row.tenant_id, row.job_id))
     if status is not None and (status.is_active or row.cancel_requested):
-        return False  # the worker of a job to be cancelled learns of it with its next heartbeat
+        # The worker is notified of a cancellation by the response to its next heartbeat.
+        return False
     job = None if status is None else await _job(context, row.tenant_id, row.job_id)
     if job and job.status.is_active:
         return False
     await end_dispatch(context, row, job)
-    finding = f"job is {job.status}" if job else "job is gone"
+    finding = f"job is {job.status}" if job else "job no longer exists"
     await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=finding)
     return True
 
@@ -284,17 +297,21 @@ async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None
         return await store.get(tx, tenant_id, job_id)
 
 
-async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: object) -> bool:
-    """Logs an exception and continues, so that one row doesn't stop the others."""
-    with errors_logged(f"{name} is left as it is"):
-        return await act(*given)
+async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *args: object) -> bool:
+    """Calls `act`, and logs an exception instead of raising it, so that one row doesn't stop the
+    others.
+    """
+    with errors_logged(f"{name} could not be repaired"):
+        return await act(*args)
     return False
 
 
 async def _compare_jobs(
     context: JobContext, pool: Database, after: tuple[Any, ...]
 ) -> tuple[list[Keys], Repairs]:
-    """Adds missing dispatches of active jobs, and fails jobs whose dispatch has ended."""
+    """Adds the missing dispatches of active jobs, and fails active jobs whose dispatch has
+    ended.
+    """
     before = context.clock() - MIN_AGE
     place = (after[0], after[1]) if after else None
     async with pool.read() as tx:
@@ -308,9 +325,9 @@ async def _compare_jobs(
     return keys, Repairs(dispatches_made=added, rows_read=len(keys))
 
 
-async def _make_dispatches(context: JobContext, pool: Database, forgotten: Sequence[Keys]) -> int:
+async def _make_dispatches(context: JobContext, pool: Database, missing: Sequence[Keys]) -> int:
     ids_of: dict[UUID, list[UUID]] = defaultdict(list)
-    for tenant_id, job_id in forgotten:
+    for tenant_id, job_id in missing:
         ids_of[tenant_id].append(job_id)
     added = 0
     for tenant_id, job_ids in ids_of.items():
@@ -318,7 +335,7 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
             jobs = await store.get_many(tx, tenant_id, job_ids)
         await sync_dispatches(context, jobs)
         for job in jobs:
-            finding = "an active job without a dispatch"
+            finding = "active job had no dispatch"
             await context.audit("sweep", "reconcile", f"job:{job.id}", tenant_id, found=finding)
         added += len(jobs)
     return added
@@ -327,8 +344,8 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
 async def _fail_with_its_dispatch(
     context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
 ) -> bool:
-    """Fails a job whose dispatch has ended first. Only an operator or a restored backup can cause
-    that.
+    """Fails a job whose dispatch ended before the job did. Only an operator or a restored backup
+    can cause this.
     """
     async with context.central.read() as tx:
         row: Dispatch | None = await dispatch.of_job(tx, tenant_id, job_id)
@@ -341,6 +358,8 @@ async def _fail_with_its_dispatch(
         )
     if failed:
         await flush(context, pool, [failed], outbox_ids)
-        found = f"job was active while its dispatch is {row.status}"
-        await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=found)
+        finding = f"job was active although its dispatch is {row.status}"
+        await context.audit(
+            "sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=finding
+        )
     return failed is not None

@@ -1,8 +1,8 @@
-"""Makes all changes to job rows. Every function uses the caller's transaction with the tenant's
-database and never commits.
+"""Changes job rows. All functions use the caller's transaction on the tenant's database and never
+commit.
 
-Each change that the central database must follow adds an outbox row in the same transaction.
-`outbox` delivers it, at once or in a sweep.
+A change that also affects the central database adds an outbox row in the same transaction. The
+`outbox` module delivers it.
 """
 
 import asyncio
@@ -52,12 +52,10 @@ _WEBHOOK_EVENTS = {
 
 
 async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
-    """Attaches media and adds events. The caller reserves the tokens of all submitted jobs
-    together.
-    """
+    """Attaches new jobs to their media items and adds status events. The caller reserves tokens."""
     for job in jobs:
         await attach_media(tx, job)
-    # Jobs without a user belong to operators, and nobody follows their events.
+    # Jobs without a user belong to operators, who don't follow job events.
     await events.add_events(tx, [status_event(job) for job in jobs if job.asked.user_id], now=now)
 
 
@@ -84,11 +82,12 @@ async def after_end(
     new_id: NewId,
     now: datetime,
 ) -> list[int]:
-    """Settles an ended job and returns the outbox ids. The ledger's keys prevent a second
-    settlement.
+    """Settles an ended job and returns the ids of the new outbox rows. The ledger's unique keys
+    prevent a second settlement.
 
-    Inserts are sent together. `files` are the job's outputs, and become the user's. `run_seconds`
-    is the duration of a metered run that must be paid for. None means that it did not run.
+    All inserts are sent together. `files` are the job's outputs, which now belong to the user.
+    `run_seconds` is the duration of a metered run that must be paid for. None means that nothing
+    must be paid for the run.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
@@ -118,7 +117,9 @@ async def after_end(
 
 
 async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime) -> None:
-    """Makes the settlements that a single insert can't make: refunds and metered jobs."""
+    """Makes the settlements that need more than an insert: refunds and the payment of metered
+    jobs.
+    """
     if not job.reserved_tokens:
         return
     is_done = job.status == JobStatus.COMPLETED
@@ -133,10 +134,12 @@ async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime)
 
 
 def _end_of(job: Job) -> EndOfJob:
-    """Returns the webhook event. A prompt's event also contains the id that its client knows."""
+    """Returns the webhook event of an ended job. The event of a gateway prompt also contains the
+    client's prompt id.
+    """
     data = job.asked.gateway or {}
-    known = {"prompt_id": data["prompt_id"]} if "prompt_id" in data else {}
-    payload = {**event_data(job), **known}
+    prompt_id = {"prompt_id": data["prompt_id"]} if "prompt_id" in data else {}
+    payload = {**event_data(job), **prompt_id}
     return EndOfJob(job.id, _WEBHOOK_EVENTS[job.status], payload, data.get("webhook_url"))
 
 
@@ -159,7 +162,9 @@ def _output_events(job: Job) -> Iterator[NewJobEvent]:
 
 
 def event_data(job: Job) -> Mapping[str, Any]:
-    """Returns a job's data for customers. It never includes the prompt or the raw error."""
+    """Returns the data of a job that customers may see. It never includes the prompt or the raw
+    error.
+    """
     return {
         "job_id": str(job.id),
         "status": job.shown_status,
@@ -175,14 +180,14 @@ RETRY_SECONDS = 10
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """Returns jobs of the media item, the newest first."""
+    """Returns the latest jobs of a media item, the newest first."""
     return await store.list_of_media(tx, tenant_id, media_id, limit=limit)
 
 
 async def waiting_by_id(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> dict[UUID, WaitingJob]:
-    """Returns the existing jobs by id, without their prompts."""
+    """Returns the jobs that exist by their ids, without their prompts."""
     jobs = await store_followed.waiting_by_id(tx, tenant_id, list(job_ids))
     return {job.id: job for job in jobs}
 
@@ -193,14 +198,14 @@ async def reserved_tokens(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Returns the number of the user's active jobs, without held ones."""
+    """Returns the number of the user's active jobs. Held jobs don't count."""
     return (await store.count_active(tx, tenant_id, user_id, most=0))[0]
 
 
 async def search(
     tx: Tx, tenant_id: UUID, user_id: UUID, text: str, *, effect_ids: Collection[UUID], limit: int
 ) -> list[WaitingJob]:
-    """Finds the user's newest jobs of effects by the first digits of an id or by effect."""
+    """Finds the user's newest jobs for effects, by effect or by the first digits of the job id."""
     return await store_followed.search(
         tx, tenant_id, user_id, between=ids_beginning(text), effect_ids=effect_ids, limit=limit
     )
@@ -214,22 +219,20 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Returns the existing jobs by id."""
+    """Returns the jobs that exist by their ids."""
     return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
 
 
 async def get_in_parts(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> AsyncIterator[list[Job]]:
-    """Yields the jobs in parts that are small enough to be decoded at once. Other tasks run between
-    the parts.
+    """Yields the jobs in parts that are small enough to be decoded without a pause. Other tasks can
+    run between the parts.
     """
     async for part in store.get_in_parts(tx, tenant_id, job_ids):
-        await asyncio.sleep(
-            0
-        )  # after the documents were decoded, and after the caller has used them
+        await asyncio.sleep(0)  # lets other tasks run after the documents were decoded
         yield part
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets other tasks run after the caller has processed them
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
@@ -240,25 +243,25 @@ async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
 async def submit(
     tx: Tx,
     tenant_id: UUID,
-    asked: Mapping[UUID, JobSpec],
+    requested: Mapping[UUID, JobSpec],
     *,
     now: datetime,
     active_max: ActiveJobLimits | None = None,
 ) -> tuple[list[Job], list[int]]:
-    """Adds jobs. Returns the new ones and their outbox ids. Known ids change nothing.
+    """Adds jobs. Returns the new jobs and their outbox ids. Ids of existing jobs are ignored.
 
-    Too few tokens, too many active jobs or busy media fail the whole transaction. Jobs of batches
-    and runs are held instead, until other jobs of their user have ended.
+    The whole transaction fails if there are too few tokens or too many active jobs, or if a media
+    item is busy. Excess jobs of batches and runs are held instead.
     """
-    user_id = _payer(asked)
+    user_id = _payer(requested)
     if user_id:
-        # The wallet is locked before jobs are counted, so that two concurrent submits can't both
-        # take the last place.
+        # The wallet is locked before jobs are counted, so that two concurrent submissions can't
+        # both use the last free place.
         await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
         if active_max:
-            asked = await _hold_excess(tx, tenant_id, user_id, asked, active_max)
+            requested = await _hold_excess(tx, tenant_id, user_id, requested, active_max)
     added: list[Job] = []
-    pairs = list(asked.items())
+    pairs = list(requested.items())
     for start in range(0, len(pairs), ROWS_PER_STATEMENT_MAX):
         part = dict(pairs[start : start + ROWS_PER_STATEMENT_MAX])
         added += await store.add(tx, tenant_id, part, now=now)
@@ -275,50 +278,57 @@ async def submit(
 async def add_reused(
     tx: Tx,
     tenant_id: UUID,
-    taken: Mapping[UUID, tuple[JobSpec, Job]],
+    reused: Mapping[UUID, tuple[JobSpec, Job]],
     *,
     new_id: NewId,
     now: datetime,
 ) -> list[Job]:
-    """Adds jobs as completed, each with the result of another job, free of charge. Known ids change
-    nothing.
+    """Adds jobs as completed, each with the result of another job, free of charge. Ids of existing
+    jobs are ignored.
 
-    Media, events and webhooks are updated as for any other job. No worker runs the job, so it
-    doesn't enter the queue.
+    Media items, events and webhooks are updated as for any other job. The jobs don't enter the
+    queue, because no worker runs them.
     """
     free = {
         job_id: replace(
-            asked, price_tokens=0, fingerprint=None, reused_from=source.id, is_held=False
+            spec, price_tokens=0, fingerprint=None, reused_from=source.id, is_held=False
         )
-        for job_id, (asked, source) in taken.items()
+        for job_id, (spec, source) in reused.items()
     }
     added = await store.add(tx, tenant_id, free, now=now)
     await after_submit(tx, added, now=now)
     done: list[Job] = []
     for job in added:
-        ended = await store.complete_reused(tx, job, taken[job.id][1], now=now)
+        ended = await store.complete_reused(tx, job, reused[job.id][1], now=now)
         if ended:
             await after_end(tx, ended, (), new_id=new_id, now=now)
             done.append(replace(ended.job, asked=job.asked))
     return done
 
 
-def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
-    """Whether it is one job of a user outside of batches and runs, which `submit_one` supports."""
-    one = next(iter(asked.values()))
+def is_single(new_jobs: Mapping[UUID, JobSpec]) -> bool:
+    """Whether there is just one job, which belongs to a user but not to a batch or run, and can't
+    reuse a result. Only such a job can be added with `submit_one`.
+    """
+    one = next(iter(new_jobs.values()))
     is_part = one.is_held or _may_be_held(one) or one.fingerprint is not None
-    return len(asked) == 1 and one.user_id is not None and not is_part
+    return len(new_jobs) == 1 and one.user_id is not None and not is_part
 
 
 async def submit_one(
-    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits, *, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    new_jobs: Mapping[UUID, JobSpec],
+    most: ActiveJobLimits,
+    *,
+    now: datetime,
 ) -> tuple[list[Job], list[int]] | None:
-    """Does the same as `submit` for a single job, in one statement, if there is no obstacle.
+    """Adds a single job like `submit`, but in one statement.
 
-    Otherwise, writes nothing and returns None. `submit` then does it step by step, or raises the
-    error.
+    If that fails for any reason, writes nothing and returns None. The caller then calls `submit`,
+    which adds the job step by step or raises the error.
     """
-    ((job_id, one),) = asked.items()
+    ((job_id, one),) = new_jobs.items()
     job = added_job(tenant_id, job_id, one, now)
     new = NewJobRows(new_job_row(tenant_id, job_id, one, now), status_event(job)._asdict())
     outbox_id = await store_statements.add_single(tx, new, most)
@@ -328,30 +338,30 @@ async def submit_one(
     return [job], [outbox_id]
 
 
-def _payer(asked: Mapping[UUID, JobSpec]) -> UUID | None:
-    users = {spec.user_id for spec in asked.values()}
+def _payer(new_jobs: Mapping[UUID, JobSpec]) -> UUID | None:
+    users = {spec.user_id for spec in new_jobs.values()}
     if len(users) > 1:
-        raise InvalidInput("jobs of several users can't be submitted at once")
+        raise InvalidInput("jobs of several users can't be submitted together")
     user_id = next(iter(users), None)
-    if user_id is None and any(spec.price_tokens for spec in asked.values()):
-        raise InvalidInput("a job that costs tokens needs a user who pays", field="user_id")
+    if user_id is None and any(spec.price_tokens for spec in new_jobs.values()):
+        raise InvalidInput("user_id is required for a job that costs tokens", field="user_id")
     return user_id
 
 
-def _may_be_held(asked: JobSpec) -> bool:
-    """Whether the job belongs to a batch or run, and so may be held."""
-    return asked.batch_id is not None or asked.run_id is not None
+def _may_be_held(spec: JobSpec) -> bool:
+    """Whether the job belongs to a batch or run. Only such jobs may be held."""
+    return spec.batch_id is not None or spec.run_id is not None
 
 
 async def _hold_excess(
-    tx: Tx, tenant_id: UUID, user_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits
+    tx: Tx, tenant_id: UUID, user_id: UUID, requested: Mapping[UUID, JobSpec], most: ActiveJobLimits
 ) -> Mapping[UUID, JobSpec]:
-    """Holds the jobs that exceed the limit. The first ones enter the queue."""
-    if not any(map(_may_be_held, asked.values())):
-        return asked
+    """Holds the jobs that exceed the limit. The jobs before them enter the queue."""
+    if not any(map(_may_be_held, requested.values())):
+        return requested
     room = await active_room(tx, tenant_id, user_id, most)
     specs: dict[UUID, JobSpec] = {}
-    for job_id, spec in asked.items():
+    for job_id, spec in requested.items():
         is_held = spec.is_held or (_may_be_held(spec) and room <= 0)
         room -= not is_held
         specs[job_id] = replace(spec, is_held=is_held)
@@ -359,7 +369,9 @@ async def _hold_excess(
 
 
 async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLimits) -> int:
-    """Returns how many more jobs may be active. The number is negative if there are too many."""
+    """Returns how many more jobs may become active. The number is negative if too many are
+    active.
+    """
     of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
     return min(most.of_user - of_user, most.of_tenant - of_tenant)
 
@@ -376,7 +388,7 @@ async def _check_active(
     ):
         if active > limit:
             raise TooManyActive(
-                f"at most {limit} jobs of a {whose} may be active",
+                f"a {whose} may have at most {limit} active jobs",
                 retry_after_seconds=RETRY_SECONDS,
                 active=active - len(added),
             )
@@ -385,7 +397,9 @@ async def _check_active(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """Returns (outbox id, tenant, run, job) of ended jobs that their runs have not processed yet."""
+    """Returns (outbox id, tenant, run, job) of ended jobs that haven't been processed by their runs
+    yet.
+    """
     return await store.outbox_of_runs(tx, kind, now=now, limit=limit, after=after)
 
 
@@ -398,8 +412,8 @@ async def delete_outbox(tx: Tx, outbox_ids: Sequence[int]) -> None:
 
 
 async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
-    """Starts the job. Returns None if it has ended, doesn't exist or has a newer lease. Uses one
-    statement on PostgreSQL.
+    """Starts the job. Returns None if the job doesn't exist, has ended or has a newer lease. Uses a
+    single statement on PostgreSQL.
     """
     if lease.is_prefetched:
         return await store.start(tx, lease, begun_at=None)
@@ -412,7 +426,9 @@ async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
-    """Marks a prefetched job as running. Returns None if it already was."""
+    """Marks a prefetched job as running. Returns None if it was already running or the lease is no
+    longer held.
+    """
     begun = await store.begin(tx, tenant_id, job_id, token, now=now)
     if begun:
         await after_status_change(tx, begun, now=now)
@@ -437,10 +453,10 @@ async def complete_at_once(
     files: Sequence[File],
     now: datetime,
 ) -> FinishedJob | None:
-    """Does the same as `complete` in one statement on PostgreSQL.
+    """Completes a job like `complete`, but in one statement. For PostgreSQL only.
 
-    If there is an obstacle, writes nothing and returns None. `complete` then does it step by step,
-    or raises the error.
+    If that fails for any reason, writes nothing and returns None. The caller then calls `complete`,
+    which works step by step or raises the error.
     """
     done = await store_statements.complete(tx, tenant_id, job_id, token, values, files, now=now)
     return FinishedJob(done.job, [done.outbox_id], done.has_held) if done else None
@@ -457,9 +473,10 @@ async def complete(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Completes the job. A repeated request returns no outbox ids, and its files are not added.
+    """Completes the job. A repeated request adds no files and returns no outbox ids.
 
-    A metered job pays for the `run_seconds` in `values`. The rest of its reservation is refunded.
+    A metered job is charged for the `run_seconds` in `values`, and the rest of its reservation is
+    refunded.
     """
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
@@ -479,8 +496,7 @@ async def fail(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Fails the job. With `run_seconds`, a metered job pays for them: it was stopped at its limit, or
-    one of its own nodes raised an error."""
+    """Fails the job. A metered job is charged for `run_seconds`, if set."""
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed:
         return await _finish(tx, failed, run_seconds=run_seconds, new_id=new_id, now=now)
@@ -497,8 +513,8 @@ async def refuse(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Fails a prompt whose client reads the reason in the response to its submission. No webhook or
-    history entry reports the failure.
+    """Fails a prompt whose client still waits for the response to its submission. The response
+    contains the reason, so no webhook or history entry reports the failure.
     """
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed is None:
@@ -510,8 +526,8 @@ async def refuse(
 
 
 async def is_awaited(tx: Tx, job: Job) -> bool:
-    """Whether the prompt's client waits for the backend's decision. Locks the job, so that the
-    client waits until the transaction ends.
+    """Whether the prompt's client is waiting for the backend to accept or refuse the prompt. Locks
+    the job, so that the client keeps waiting until the transaction ends.
     """
     if job.asked.user_id is None or not (job.asked.gateway or {}).get(AWAITS_BACKEND):
         return False
@@ -522,8 +538,8 @@ async def is_awaited(tx: Tx, job: Job) -> bool:
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:
-    """Records that the client no longer waits for the backend, so that the prompt's end is reported
-    as usual.
+    """Records that the client no longer waits for the backend, so that the end of the prompt is
+    reported as usual.
     """
     await store_prompts.stop_awaiting(tx, job)
 
@@ -544,8 +560,8 @@ async def _finish(
 async def _finished_before(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
 ) -> FinishedJob:
-    """Handles a repeated request. `has_held` is True, because the first request may have been
-    interrupted before it admitted held jobs.
+    """Returns the job for a repeated request. `has_held` is True, because the first request may
+    have been interrupted before it admitted held jobs.
     """
     return FinishedJob(
         await _require_repeated(tx, tenant_id, job_id, token, status), [], has_held=True
@@ -553,8 +569,8 @@ async def _finished_before(
 
 
 async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
-    """Sets the job to queued, so that it waits for another lease. The caller requeues the dispatch.
-    If that is interrupted, the lease expires.
+    """Sets the job to queued. The caller requeues the dispatch. If it is interrupted, the lease
+    expires.
     """
     waiting = await store.requeue(tx, tenant_id, job_id, token)
     if waiting:
@@ -566,7 +582,9 @@ async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: da
 async def _require_repeated(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
 ) -> Job:
-    """Accepts a repeated request with the same token and status; raises LeaseLost for anything else."""
+    """Returns the job for a repeated request with the same token and status. Raises LeaseLost for
+    any other request.
+    """
     job = await store.get(tx, tenant_id, job_id)
     if job is None or job.lease_token != token or job.status != status:
         raise LeaseLost("the lease is no longer held, so nothing was changed")
@@ -582,10 +600,10 @@ async def cancel(
     new_id: NewId,
     now: datetime,
 ) -> tuple[Job, list[int]]:
-    """Cancels an active job. A job that has ended is returned unchanged.
+    """Cancels an active job. Returns an ended job unchanged.
 
-    A metered job pays for the seconds that it ran: `run_seconds` if the worker measured them, and
-    otherwise the seconds since its start.
+    A metered job is charged for the seconds that it ran: `run_seconds` if the worker measured them,
+    and otherwise the seconds since it started.
     """
     state = await _lock_run(tx, tenant_id, job_id)
     if run_seconds is None:
@@ -601,7 +619,7 @@ async def cancel(
 
 
 async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime) -> float | None:
-    """Returns how long a metered job has been running in seconds, or None if it isn't metered or
+    """Returns the seconds for which a metered job has been running, or None if it isn't metered or
     isn't running.
 
     The row is locked first, so that the job can't be requeued before it ends.
@@ -617,8 +635,8 @@ async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime)
 
 
 async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None:
-    """Locks a gateway prompt in the same order as all other code: first its user's log, then its
-    row. Returns its state before the end, or None for any other job.
+    """Locks the run of a gateway prompt and returns its logged state. Returns None for other jobs.
+    As in all other code, the user's run log is locked before the job's row.
     """
     job = await store.get(tx, tenant_id, job_id)
     if job is None or job.asked.gateway is None or job.asked.user_id is None:
@@ -627,8 +645,8 @@ async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None
 
 
 async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime) -> None:
-    """Logs the end of a run whose end no worker has reported, for clients of the gateway. The run
-    was cancelled by an operator, or failed because its worker was lost.
+    """Logs the end of a gateway run for its clients if no worker has reported it, because the run
+    was cancelled or its worker was lost.
     """
     data, user_id = job.asked.gateway, job.asked.user_id
     if data is None or user_id is None or job.started_at is None:
@@ -651,7 +669,9 @@ async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime
 async def force_fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
-    """Fails an active job regardless of its lease. Returns None if it has ended in the meantime."""
+    """Fails an active job regardless of its lease. Returns None instead of the job if it has
+    already ended.
+    """
     state = await _lock_run(tx, tenant_id, job_id)
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
@@ -665,41 +685,42 @@ PROMPTS_LISTED_MAX = 10_000
 
 
 async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
-    """Returns the prompt, or None if it doesn't exist or its client has removed it from the
+    """Returns a gateway prompt, or None if it doesn't exist or its client has removed it from the
     history.
     """
     return await store_prompts.find_prompt(tx, tenant_id, user_id, job_id)
 
 
 async def started_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
-    """Returns a user's gateway prompts that have started and not ended, in the order of submission."""
+    """Returns a user's running gateway prompts in the order of submission."""
     ids = await store_prompts.started_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
     jobs_by_id = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
     return [jobs_by_id[job_id] for job_id in ids if job_id in jobs_by_id]
 
 
 async def is_needed_by_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> bool:
-    """Checks whether an active prompt of the user has the file as an input."""
+    """Checks whether an active prompt of the user uses the file as an input."""
     return file_id in await store_prompts.files_of_active_prompts(
         tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX
     )
 
 
 async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[tuple[UUID, bool]]:
-    """Returns a user's queued and running gateway prompts in the order of submission, and whether
-    each is running.
+    """Returns the ids of a user's active gateway prompts in the order of submission, each with
+    whether it is running.
     """
     return await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-# few, because the database parses each prompt's whole document to read its name
+# Prompts per query. The limit is low, because the database parses each prompt's entire document to
+# read its id.
 NAMES_AT_ONCE_MAX = 4
 
 
 async def prompt_names(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
-    """Returns the numbers and ids of prompts by job, without their content."""
+    """Returns the number and the client's prompt id of each prompt by job id."""
     names: dict[UUID, tuple[float, str]] = {}
     for start in range(0, len(job_ids), NAMES_AT_ONCE_MAX):
         part = job_ids[start : start + NAMES_AT_ONCE_MAX]
@@ -709,20 +730,20 @@ async def prompt_names(
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
-    """Returns a user's ended gateway prompts, the last one first."""
+    """Returns the ids of a user's ended gateway prompts, the last to end first."""
     return await store_prompts.ended_prompt_ids(tx, tenant_id, user_id, limit=limit)
 
 
 async def last_ended_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[EndedPrompt]:
-    """Returns the user's last ended prompts, the last to end first."""
+    """Returns the user's last ended gateway prompts, the last to end first."""
     prompts = await store_prompts.last_ended(tx, tenant_id, user_id, limit=limit)
     return sorted(prompts, key=lambda prompt: prompt.ended_at, reverse=True)
 
 
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
-    """Whether the prompt has ended. Returns False if this user has no such prompt or has removed it
+    """Whether the prompt has ended. Returns False if the user has no such prompt or has removed it
     from the history.
     """
     return await store_prompts.is_prompt_ended(tx, tenant_id, user_id, job_id)
@@ -737,8 +758,8 @@ async def list_prompts(
     before: tuple[datetime, UUID] | None = None,
     limit: int,
 ) -> list[Job]:
-    """Returns a user's gateway prompts, the newest first. `before` is the position of the previous
-    page's last one.
+    """Returns a page of a user's gateway prompts, the newest first. `before` is the position of the
+    last prompt on the previous page.
     """
     ids = await store_prompts.list_prompt_ids(
         tx, tenant_id, user_id, statuses=statuses, before=before, limit=limit
@@ -748,15 +769,15 @@ async def list_prompts(
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:
-    """Returns the number of the user's queued prompts that were submitted before this one."""
+    """Returns the number of the user's queued prompts that were submitted before this prompt."""
     return await store_prompts.count_prompts_ahead(tx, job)
 
 
 async def is_key_used(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, since: datetime
 ) -> bool:
-    """Checks whether an idempotency key has been used since then. A key that was last used earlier
-    is released.
+    """Checks whether an idempotency key has been used since a point in time. Releases a key that
+    was only used before it.
     """
     job = await store.by_idempotency_key(tx, tenant_id, user_id, idempotency_key)
     if job is not None and job.submitted_at < since:
@@ -772,5 +793,5 @@ async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes ended prompts from their user's history. None means all of them."""
+    """Removes ended prompts from their user's history. None means all of the user's prompts."""
     await store_prompts.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

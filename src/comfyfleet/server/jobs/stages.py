@@ -1,5 +1,5 @@
-"""A job as a waiting page shows it: its four stages, and its progress estimated from the effect's
-history. Pure.
+"""Computes the state of a job for the page on which a user waits for it: its four stages, and its
+progress as estimated from earlier runs of the effect. Pure.
 """
 
 from datetime import datetime
@@ -9,17 +9,18 @@ from uuid import UUID
 from comfyfleet.api.jobs import JobStage, JobStatus, StageName, StageState
 from comfyfleet.server.jobs.model import Job
 
-# From this percentage on, the worker fetches and uploads the outputs.
+# Progress in percent from which the last stage begins: the worker then fetches and uploads the
+# outputs.
 FINISHING_PERCENT = 99.5
-# The share of a run's typical duration that the last stage takes.
+# The fraction of a run's typical duration that the last stage takes.
 FINISHING_SHARE = 0.05
-# The estimated progress of a run that takes longer than usual stops at this percentage, until there
-# is real progress.
+# Upper limit in percent for estimated progress. A run that takes longer than usual stays at this
+# value until its backend reports progress.
 EXPECTED_PERCENT_MAX = 95.0
 
 
 class WaitingJob(NamedTuple):
-    """The columns of a job that are shown to, or change for, a user who waits for it."""
+    """The columns of a job that matter to a user who is waiting for it."""
 
     id: UUID
     tenant_id: UUID
@@ -36,8 +37,8 @@ class WaitingJob(NamedTuple):
 
     @property
     def shown_status(self) -> JobStatus:
-        """The status for display. A prefetched job that its worker has not begun is shown as
-        queued.
+        """The status that users see. A prefetched job is shown as queued until its worker starts
+        it.
         """
         is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
         return JobStatus.QUEUED if is_prefetched else self.status
@@ -62,8 +63,8 @@ def stage_of(job: WaitingJob, percent: float | None) -> StageName | None:
 def stages_of(
     job: WaitingJob, percent: float | None, typical_seconds: float | None
 ) -> tuple[JobStage, ...]:
-    """Returns the four stages. For a job that failed or was cancelled, the stages that it reached
-    are done.
+    """Returns the four stages of a job. If the job failed or was cancelled, only the stages that it
+    had completed are done.
     """
     names, reached = list(StageName), _reached(job, percent)
     current = stage_of(job, percent)
@@ -78,7 +79,7 @@ def stages_of(
 
 
 def expected_percent(job: WaitingJob, typical_seconds: float | None, now: datetime) -> float | None:
-    """Returns the progress in percent that the run has if it takes as long as usual."""
+    """Estimates the progress in percent, assuming that the run takes as long as usual."""
     if job.shown_status != JobStatus.PROCESSING or not typical_seconds or job.started_at is None:
         return None
     elapsed = max(0.0, (now - job.started_at).total_seconds())
@@ -88,8 +89,8 @@ def expected_percent(job: WaitingJob, typical_seconds: float | None, now: dateti
 def seconds_left(
     job: WaitingJob | Job, typical_seconds: float | None, now: datetime
 ) -> float | None:
-    """Estimates the remaining time in seconds. None means unknown, which includes runs that take
-    longer than usual.
+    """Estimates the remaining time in seconds. Returns None if it is unknown, for example because
+    the run takes longer than usual.
     """
     if typical_seconds is None or not job.status.is_active:
         return None
@@ -99,7 +100,9 @@ def seconds_left(
 
 
 def _reached(job: WaitingJob, percent: float | None) -> int:
-    """Returns the index of the last stage that the job reached."""
+    """Returns the index of the last stage that the job reached. If the job is completed, returns
+    the number of stages.
+    """
     names = list(StageName)
     current = stage_of(job, percent)
     if current is not None:

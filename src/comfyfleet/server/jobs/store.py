@@ -1,5 +1,5 @@
-"""The SQL of jobs, batches and the outbox. Rows are looked up with their tenant, except by sweeps
-and operators' queries.
+"""SQL for jobs, batches and the outbox. Queries include the tenant, except for those of sweeps and
+operators.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -76,23 +76,23 @@ from comfyfleet.server.notifications.model import EventKind
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.run_log import store as run_log_store
 
-ATTEMPTS_MAX = 200
-# Active jobs are counted up to this number beyond the limit, because a refusal reports how many
-# there are.
+ATTEMPTS_MAX = 200  # attempts of a job that are listed
+# Active jobs are counted up to this many above the limit, so that a refusal can report their
+# number.
 COUNTED_BEYOND_MAX = 1000
-# Columns that are written after the submit, and so are not part of the insert.
+# Columns that are only written after the submission and are not part of the insert.
 _LATER = {*STATE_COLUMNS, "prompt_removed_at", "hidden_at"} - {"id", "tenant_id", "submitted_at"}
-INSERTED_COLUMNS = tuple(each.name for each in ai_jobs.c if each.name not in _LATER)
+INSERTED_COLUMNS = tuple(column.name for column in ai_jobs.c if column.name not in _LATER)
 _ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
 
 
 async def add(
-    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], *, now: datetime
+    tx: Tx, tenant_id: UUID, specs: Mapping[UUID, JobSpec], *, now: datetime
 ) -> list[Job]:
-    """Adds jobs and returns the new ones. Jobs with a known id or idempotency key are left out."""
-    rows = [new_job_row(tenant_id, job_id, spec, now) for job_id, spec in asked.items()]
+    """Adds jobs and returns the new ones. Skips jobs whose id or idempotency key already exists."""
+    rows = [new_job_row(tenant_id, job_id, spec, now) for job_id, spec in specs.items()]
     added = [row["id"] for row in await _ADD.add(tx, rows)]
-    return [added_job(tenant_id, job_id, asked[job_id], now) for job_id in added]
+    return [added_job(tenant_id, job_id, specs[job_id], now) for job_id in added]
 
 
 def _one(tenant_id: Any, job_id: Any) -> tuple[Any, Any]:
@@ -121,14 +121,14 @@ _LOCK = PreparedForIds(
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
-    """Returns the existing jobs, ordered by id."""
+    """Returns the jobs that exist, ordered by id."""
     if not job_ids:
         return []
     rows = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
     return sorted((job_from_row(row) for row in rows), key=lambda job: job.id)
 
 
-# Limits of a part, because its JSON is decoded without interruption.
+# Limits of a part, whose JSON is decoded without a pause.
 READ_BYTES_MAX, READ_JOBS_MAX = 1024**2, 20
 _STORED_BYTES = func.octet_length(cast(ai_jobs.c.prompt, Text)) + func.coalesce(
     func.octet_length(cast(ai_jobs.c.gateway, Text)), 0
@@ -142,7 +142,7 @@ _BYTES = PreparedForIds(
 async def get_in_parts(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> AsyncIterator[list[Job]]:
-    """Yields the jobs in parts that are small enough to be decoded at once."""
+    """Yields the jobs in parts that are small enough to be decoded without a pause."""
     for start in range(0, len(job_ids), READ_JOBS_MAX):
         for part in await _small_parts(tx, tenant_id, job_ids[start : start + READ_JOBS_MAX]):
             yield await get_many(tx, tenant_id, part)
@@ -150,7 +150,7 @@ async def get_in_parts(
 
 async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[list[UUID]]:
     if is_sqlite(tx) or len(job_ids) == 1:
-        return [[each] for each in job_ids]  # SQLite reads one row per statement
+        return [[job_id] for job_id in job_ids]  # SQLite reads one row per statement
     rows = await _BYTES.of(tx, job_ids, {"of_tenant": tenant_id})
     bytes_of = {row["id"]: row["bytes"] for row in rows}
     parts: list[list[UUID]] = []
@@ -165,7 +165,7 @@ async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """Locks rows in the order of their ids to prevent deadlocks. SQLite has only one writer."""
+    """Locks rows in the order of their ids to prevent deadlocks. Does nothing on SQLite."""
     if job_ids and not is_sqlite(tx):
         await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
 
@@ -188,7 +188,7 @@ async def by_idempotency_key(
 
 
 async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
-    """Returns the statuses of the existing jobs by tenant and id."""
+    """Returns the statuses of the jobs that exist, by tenant and id."""
     rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
             is_one_of(tx, ai_jobs.c.id, job_ids)
@@ -200,7 +200,7 @@ async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID]
 async def active_after(
     tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
 ) -> list[tuple[UUID, UUID]]:
-    """Returns a page of (tenant, id) of active jobs that were submitted before a moment."""
+    """Returns a page of (tenant, id) of active jobs that were submitted before a point in time."""
     query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
         text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
@@ -216,7 +216,7 @@ _ADD_ATTEMPT = PreparedInsert(
 
 
 async def add_attempts(tx: Tx, attempts: Iterable[JobAttempt]) -> None:
-    """Adds attempts. Known ones are not changed."""
+    """Adds attempts. Existing ones are not changed."""
     await _ADD_ATTEMPT.add(tx, [asdict(attempt) for attempt in attempts])
 
 
@@ -236,8 +236,8 @@ async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
-    """Removes the prompts of jobs that ended before then, the inputs that their attempts sent, and
-    their entries in the gateway's history. The jobs that ended first are handled first.
+    """Removes the prompts of jobs that ended before a point in time, the inputs that their attempts
+    sent, and their entries in the gateway's history. Starts with the jobs that ended first.
     """
     old = (
         select(ai_jobs.c.id)
@@ -258,8 +258,8 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
 
 def _counted(*mine: Any) -> Any:
     some = (
-        # The condition must match the index's text. With bound parameters, the planner wouldn't use
-        # the index.
+        # The text must match the index's condition. With bound parameters, the planner wouldn't use
+        # it.
         select(ai_jobs.c.id)
         .where(ai_jobs.c.tenant_id == bindparam("of_tenant"), text(IS_ACTIVE), ~ai_jobs.c.is_held)
         .where(*mine)
@@ -270,8 +270,8 @@ def _counted(*mine: Any) -> Any:
 
 
 def active_counts() -> Select[Any]:
-    """Builds the query that counts the active jobs of the user and of the tenant, without held ones
-    and up to a limit.
+    """Builds the query that counts the active jobs of a user and of the tenant, up to a limit. Held
+    jobs don't count.
     """
     return select(
         _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
@@ -309,7 +309,7 @@ async def list_page(
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """Returns jobs of the media item, the newest first."""
+    """Returns the latest jobs of a media item, the newest first."""
     rows = await tx.execute(
         select(ai_jobs)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
@@ -330,7 +330,7 @@ async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
 
 
 async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """Returns (tenant, user) of users that have held jobs."""
+    """Returns (tenant, user) of users who have held jobs."""
     rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
         .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
@@ -352,7 +352,7 @@ async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list
 
 
 async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, int]:
-    """Counts the queued and running jobs of each of a user's batches."""
+    """Counts the queued and running jobs of a user by batch."""
     rows = await tx.execute(
         select(ai_jobs.c.batch_id, func.count())
         .where(
@@ -383,7 +383,7 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
 
 
 class EndedJob(NamedTuple):
-    """A job that has just ended, and facts about its user that were read in the same statement."""
+    """A job that has just ended, and properties of its user that the same statement has read."""
 
     job: Job
     has_webhooks: bool
@@ -423,9 +423,7 @@ async def _first_job(tx: Tx, statement: PreparedStatement, values: Mapping[str, 
 
 
 def status_event_data(job: CTE, status: JobStatus) -> ColumnElement[Any]:
-    """Builds the data of a status event in SQL. It equals `service.event_data` of a job with this
-    status.
-    """
+    """Builds the data of a status event in SQL. Must match `service.event_data`."""
     fields = {
         "job_id": job.c.id,
         "status": status.value,
@@ -470,7 +468,7 @@ _START = PreparedStatement(lambda tx: _START_UPDATE)
 
 
 def _build_start_with_event() -> Any:
-    """Builds the start and its event as one statement for PostgreSQL."""
+    """Builds one PostgreSQL statement that starts a job and adds the event."""
     started = _START_UPDATE.cte("started")
     event = select(
         started.c.tenant_id,
@@ -490,9 +488,11 @@ _START_WITH_EVENT = PreparedStatement(lambda tx: _build_start_with_event())
 async def start(
     tx: Tx, lease: DispatchLease, *, begun_at: datetime | None, with_event: bool = False
 ) -> Job | None:
-    """Starts the job if it is active and this lease is newer than its previous ones, or the same.
+    """Starts the job if it is active and has no newer lease. A repeated start with the same lease
+    is accepted.
 
-    With `with_event`, on PostgreSQL only, the same statement adds the event if the job has a user.
+    With `with_event`, which requires PostgreSQL, the same statement adds the event if the job has a
+    user.
     """
     values = {
         "by_token": lease.token,
@@ -512,7 +512,7 @@ _BEGIN = PreparedStatement(
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
-    """Sets the start time. Returns None if it was set before or the lease is no longer held."""
+    """Sets the start time. Returns None if it was already set or the lease is no longer held."""
     return await _first_job(tx, _BEGIN, _params(tenant_id, job_id, of_token=token, at_now=now))
 
 
@@ -524,15 +524,15 @@ _COMPLETE_UPDATE = _LEASED_JOB.values(
     output_file_id=bindparam("to_file"),
     result_metadata=bindparam("with_result"),
 )
-# Large columns that a completion doesn't read, with the values that replace them.
+# Large columns that a completion doesn't read, with placeholder values.
 _UNREAD: Mapping[str, Any] = {"prompt": {}, "properties": {}, "assets": ()}
-_READ = [each for each in ai_jobs.c if each.name not in {*_UNREAD, "result_metadata"}]
+_READ = [column for column in ai_jobs.c if column.name not in {*_UNREAD, "result_metadata"}]
 _COMPLETE = PreparedStatement(lambda tx: _COMPLETE_UPDATE.returning(*_READ, *_USER_FACTS))
 
 
 def completion_update() -> ReturningUpdate[Any]:
-    """Builds the update of a job that isn't metered and whose user has no webhooks, as part of a
-    larger statement on PostgreSQL.
+    """Builds the update that completes a job, as part of a larger PostgreSQL statement. Only
+    matches a job that isn't metered and whose user has no webhooks.
     """
     has_webhooks, has_held = _USER_FACTS
     price = func.json_extract_path_text(ai_jobs.c.gateway, PRICE_PER_SECOND)
@@ -657,7 +657,7 @@ _END_ACTIVE = PreparedStatement(
 async def end_active(
     tx: Tx, tenant_id: UUID, job_id: UUID, status: JobStatus, why: Failure | None, *, now: datetime
 ) -> EndedJob | None:
-    """Ends an active job regardless of its lease, for its owner, an operator or a sweep."""
+    """Ends an active job regardless of its lease. Used for cancellations and sweeps."""
     error = {
         "ended_as": status,
         "with_message": why.message if why else None,
@@ -675,17 +675,17 @@ _DELETE_OUTBOX = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).w
 
 
 async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
-    """Adds an outbox row for each job, so that the central queue follows its change."""
+    """Adds an outbox row for each job, so that its change is delivered to the central queue."""
     return [row["id"] for row in await _ADD_OUTBOX.add(tx, [_outbox_row(job, now) for job in jobs])]
 
 
 def outbox_insert(job: Job, *, now: datetime) -> StatementCall:
-    """Returns the insert of one outbox row, to be sent together with other statements."""
+    """Returns the insert of a job's outbox row, to be sent together with other statements."""
     return _ADD_OUTBOX, _outbox_row(job, now)
 
 
 def outbox_insert_for_run(job: Job, *, now: datetime) -> StatementCall:
-    """Returns the insert of the outbox row that notifies the job's run of its end."""
+    """Returns the insert of the outbox row that notifies the job's run that the job has ended."""
     payload = {"run_id": str(job.asked.run_id), "status": job.status}
     return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": payload}
 
@@ -718,7 +718,7 @@ _OUTBOX_OF_RUNS = PreparedStatement(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """Returns a page of (outbox id, tenant, run, job) of ended jobs, the oldest first."""
+    """Returns a page of (outbox id, tenant, run, job) of ended jobs, the oldest rows first."""
     values = {"of_kind": kind, "due": now, "last": after, "most": limit}
     return [
         (outbox_id, tenant_id, UUID(payload["run_id"]), job_id)
@@ -750,7 +750,7 @@ async def reschedule_outbox(tx: Tx, ids: Sequence[int], *, until: datetime) -> N
 
 
 async def add_batch(tx: Tx, batch: JobBatch) -> bool:
-    """Adds a batch. Returns False if a batch with that idempotency key exists."""
+    """Adds a batch. Returns False if a batch with the same idempotency key exists."""
     inserted = await tx.execute(insert_if_new(tx, batches, [asdict(batch)]).returning(batches.c.id))
     return inserted.first() is not None
 
@@ -769,14 +769,14 @@ async def batch_by_key(
 
 async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch | None:
     query = select(batches).where(_is_batch(tenant_id, user_id, batch_id))
-    found = (await tx.execute(query)).first()
-    return _batch_from_row(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _batch_from_row(row) if row else None
 
 
 async def cancel_batch(
     tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, now: datetime
 ) -> bool:
-    """Marks a batch as cancelled; False if there is none, or it was cancelled before."""
+    """Marks a batch as cancelled. Returns False if it doesn't exist or was already cancelled."""
     statement = (
         update(batches)
         .where(_is_batch(tenant_id, user_id, batch_id), batches.c.cancelled_at.is_(None))

@@ -1,4 +1,4 @@
-"""The SQL of jobs that users wait for. Prompts are not read, because these queries are repeated
+"""SQL for jobs that users are waiting for. Prompts are not read, because these queries run
 often.
 """
 
@@ -16,6 +16,7 @@ from comfyfleet.server.db.tenant_tables import IS_ACTIVE, ai_jobs
 from comfyfleet.server.jobs.model import JobStatus
 from comfyfleet.server.jobs.stages import WaitingJob
 
+# Number of the user's newest jobs that are searched.
 SEARCHED_MAX = 2000
 _WAITING_COLUMNS = [ai_jobs.c[name] for name in WaitingJob._fields]
 _BY_ID = PreparedForIds(
@@ -27,7 +28,7 @@ _BY_ID = PreparedForIds(
 
 
 async def waiting_by_id(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[WaitingJob]:
-    """Returns the existing jobs, without their prompts."""
+    """Returns the jobs that exist, without their prompts."""
     if not job_ids:
         return []
     return [_waiting_job(row) for row in await _BY_ID.of(tx, job_ids, {"of_tenant": tenant_id})]
@@ -36,7 +37,7 @@ async def waiting_by_id(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> lis
 async def waiting_of_media(
     tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int
 ) -> list[WaitingJob]:
-    """Returns jobs of the media item, the newest first."""
+    """Returns the latest jobs of a media item, the newest first."""
     query = (
         select(*_WAITING_COLUMNS)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
@@ -47,8 +48,8 @@ async def waiting_of_media(
 
 
 async def active_of_user(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[WaitingJob]:
-    """Returns the active jobs of a user's effects, the newest first. Jobs of runs and prompts are
-    shown elsewhere.
+    """Returns the user's active jobs for effects, the newest first. Jobs of runs and gateway
+    prompts are left out, because they are shown elsewhere.
     """
     query = (
         select(*_WAITING_COLUMNS)
@@ -62,7 +63,9 @@ async def active_of_user(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) 
 async def ended_since(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime, limit: int
 ) -> list[WaitingJob]:
-    """Returns those of the user's newest jobs that have ended since then."""
+    """Returns jobs that have ended since a point in time, from among the user's `limit` newest jobs
+    for effects.
+    """
     newest = (
         select(*_WAITING_COLUMNS)
         .where(*_of_effects(tenant_id, user_id))
@@ -90,8 +93,8 @@ async def search(
     effect_ids: Collection[UUID],
     limit: int,
 ) -> list[WaitingJob]:
-    """Returns the newest jobs within a range of ids or of these effects. Searches only the user's
-    newest jobs.
+    """Returns the user's jobs whose ids are in a range or that belong to one of the effects, the
+    newest first. Only searches the user's newest jobs.
     """
     newest = (
         select(*_WAITING_COLUMNS)

@@ -1,6 +1,4 @@
-"""The SQL of operators' job lists: jobs of all tenants of a pool, filtered, and counted up to a
-limit.
-"""
+"""SQL for operators' job lists: filters and counts the jobs of all tenants of a pool."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,18 +26,22 @@ from comfyfleet.server.jobs.model import (
 )
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
-# Error texts have no index, so at most this many of the newest jobs are searched for a page.
+# Number of the newest jobs that are searched for an error text, because error texts have no index.
 LOOKED_AT_MAX = 5_000
 # Jobs are counted up to this number.
 COUNTED_MAX = 10_000
 _COLUMNS = tuple(ai_jobs.c[name] for name in ListedJob._fields)
 
 
-async def list_newest(tx: Tx, wanted: JobFilter, *, before: Place | None, limit: int) -> JobsFound:
-    """Returns jobs of all tenants of the pool, for operators. Ignores `wanted.worker_id`."""
+async def list_newest(
+    tx: Tx, job_filter: JobFilter, *, before: Place | None, limit: int
+) -> JobsFound:
+    """Returns the newest jobs of all tenants of the pool that match the filter. Ignores the
+    filter's `worker_id`.
+    """
     parts = []
-    for part in _parts(tx, wanted):
-        query = select(*_COLUMNS).where(*_conditions(wanted), *map(text, part))
+    for part in _parts(tx, job_filter):
+        query = select(*_COLUMNS).where(*_conditions(job_filter), *map(text, part))
         if before:
             place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
             query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
@@ -47,7 +49,7 @@ async def list_newest(tx: Tx, wanted: JobFilter, *, before: Place | None, limit:
         if IS_ACTIVE in part:
             at = without_index(tx, ai_jobs.c.submitted_at)
         query = query.order_by(at.desc(), ai_jobs.c.id.desc())
-        parts.append(await _fetch(tx, query, wanted.error, limit))
+        parts.append(await _fetch(tx, query, job_filter.error, limit))
     return merge_found(parts, limit)
 
 
@@ -56,7 +58,7 @@ async def _fetch(tx: Tx, query: Select[Any], error: str | None, limit: int) -> J
         jobs = [_listed(row) for row in await tx.execute(query.limit(limit))]
         return JobsFound(jobs, jobs[-1].place if len(jobs) == limit else None)
     some = query.add_columns(ai_jobs.c.raw_error).limit(LOOKED_AT_MAX).subquery()
-    has_it = or_(*(some.c[name].icontains(error, autoescape=True) for name in ERRORS))
+    has_it = or_(*(some.c[name].icontains(error, autoescape=True) for name in _ERROR_COLUMNS))
     fitting = select(*(some.c[name] for name in ListedJob._fields)).where(has_it)
     newest = fitting.order_by(some.c.submitted_at.desc(), some.c.id.desc()).limit(limit)
     jobs = [_listed(row) for row in await tx.execute(newest)]
@@ -67,81 +69,83 @@ async def _fetch(tx: Tx, query: Select[Any], error: str | None, limit: int) -> J
     return JobsFound(jobs, None if end is None else (end[0], end[1]))
 
 
-ERRORS = ("error_message", "raw_error")
+_ERROR_COLUMNS = ("error_message", "raw_error")
 
 
 def _listed(row: Any) -> ListedJob:
     return ListedJob._make(row)._replace(status=JobStatus(row.status))
 
 
-def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+def _conditions(job_filter: JobFilter) -> list[ColumnElement[bool]]:
     columns: Mapping[str, Any] = {
-        "tenant_id": wanted.tenant_id,
-        "workflow_slug": wanted.workflow_slug,
-        "effect_id": wanted.effect_id,
+        "tenant_id": job_filter.tenant_id,
+        "workflow_slug": job_filter.workflow_slug,
+        "effect_id": job_filter.effect_id,
     }
     conditions = [ai_jobs.c[name] == value for name, value in columns.items() if value is not None]
-    if wanted.since:
-        conditions.append(ai_jobs.c.submitted_at >= wanted.since)
-    if wanted.until:
-        conditions.append(ai_jobs.c.submitted_at < wanted.until)
+    if job_filter.since:
+        conditions.append(ai_jobs.c.submitted_at >= job_filter.since)
+    if job_filter.until:
+        conditions.append(ai_jobs.c.submitted_at < job_filter.until)
     return conditions
 
 
-def _parts(tx: Tx, wanted: JobFilter) -> list[tuple[str, ...]]:
-    """Returns conditions that split the query into selects, each of which uses an index. Their text
-    must match the indexes' conditions.
+def _parts(tx: Tx, job_filter: JobFilter) -> list[tuple[str, ...]]:
+    """Returns the conditions of the selects into which a query is split, so that each can use an
+    index. Their text must match the conditions of the indexes.
     """
-    statuses = wanted.statuses
-    if wanted.error is not None and not statuses:
+    statuses = job_filter.statuses
+    if job_filter.error is not None and not statuses:
         statuses = (JobStatus.FAILED,)  # only failed jobs have errors
     if not statuses:
-        is_named = wanted.workflow_slug or wanted.effect_id
-        return [(IS_ACTIVE,), (_ended(wanted),)] if is_named else [()]
-    return [_part(tx, status, wanted) for status in dict.fromkeys(statuses)]
+        is_named = job_filter.workflow_slug or job_filter.effect_id
+        return [(IS_ACTIVE,), (_ended(job_filter),)] if is_named else [()]
+    return [_part(tx, status, job_filter) for status in dict.fromkeys(statuses)]
 
 
-def _ended(wanted: JobFilter) -> str:
-    return HAS_ENDED_EFFECT if wanted.effect_id else IS_ENDED
+def _ended(job_filter: JobFilter) -> str:
+    return HAS_ENDED_EFFECT if job_filter.effect_id else IS_ENDED
 
 
-def _part(tx: Tx, status: JobStatus, wanted: JobFilter) -> tuple[str, ...]:
+def _part(tx: Tx, status: JobStatus, job_filter: JobFilter) -> tuple[str, ...]:
     own = f"status = '{status.value}'"
     if status in ACTIVE:
         return own, IS_ACTIVE
     if status == JobStatus.COMPLETED:
-        return own, _ended(wanted)
-    # The status implies IS_RARE. SQLite needs both to use the index, but PostgreSQL would
-    # underestimate the number of rows.
-    return (own, HAS_RARE_EFFECT if wanted.effect_id else IS_RARE) if is_sqlite(tx) else (own,)
+        return own, _ended(job_filter)
+    # The status implies IS_RARE. SQLite needs both conditions to use the index, but PostgreSQL
+    # would then underestimate the number of rows.
+    return (own, HAS_RARE_EFFECT if job_filter.effect_id else IS_RARE) if is_sqlite(tx) else (own,)
 
 
-async def count_by_status(tx: Tx, wanted: JobFilter) -> dict[JobStatus, int]:
-    """Counts the pool's jobs of each status, up to COUNTED_MAX. Only filters by indexed columns."""
+async def count_by_status(tx: Tx, job_filter: JobFilter) -> dict[JobStatus, int]:
+    """Counts the pool's jobs by status, up to COUNTED_MAX for each. Only applies filters on indexed
+    columns.
+    """
     counts = {}
-    for status in wanted.statuses or tuple(JobStatus):
-        part = map(text, _part(tx, status, wanted))
-        some = select(ai_jobs.c.id).where(*_conditions(wanted), *part).limit(COUNTED_MAX)
+    for status in job_filter.statuses or tuple(JobStatus):
+        part = map(text, _part(tx, status, job_filter))
+        some = select(ai_jobs.c.id).where(*_conditions(job_filter), *part).limit(COUNTED_MAX)
         query = select(func.count()).select_from(some.subquery())
         counts[status] = int(await tx.scalar(query) or 0)
     return counts
 
 
 async def get_listed(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns the existing jobs."""
+    """Returns the jobs of a tenant that exist, by their ids."""
     is_own = without_index(tx, ai_jobs.c.tenant_id) == tenant_id
     query = select(*_COLUMNS).where(is_own, is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 
 
 async def find_listed(tx: Tx, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns the jobs that exist in the pool, of any tenant. For operators only."""
+    """Returns the jobs that exist in the pool, regardless of their tenant. For operators only."""
     query = select(*_COLUMNS).where(is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 
 
 async def with_error(tx: Tx, job_ids: Sequence[UUID], error: str) -> set[UUID]:
-    """Returns the jobs whose error contains this text."""
-    has_it = or_(*(ai_jobs.c[name].icontains(error, autoescape=True) for name in ERRORS))
+    """Returns the ids of the jobs whose error message contains the text."""
+    has_it = or_(*(ai_jobs.c[name].icontains(error, autoescape=True) for name in _ERROR_COLUMNS))
     query = select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), has_it)
     return set(await tx.scalars(query))

@@ -1,4 +1,4 @@
-"""The SQL of gateway prompts, which are looked up with their tenant and user, and of previews."""
+"""SQL for gateway prompts and previews. Prompts are looked up with their tenant and user."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from comfyfleet.server.jobs.model import (
     job_from_row,
 )
 
-# Ids per statement. Larger statements take too long to compile and bind.
+# Maximum number of ids per statement. Larger statements take too long to compile and bind.
 IDS_PER_STATEMENT = 1_000
 
 
@@ -47,7 +47,7 @@ def _of_gateway(tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
 
 
 async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
-    """Returns the prompt, or None if it doesn't exist or its client has removed it from the
+    """Returns a gateway prompt, or None if it doesn't exist or its client has removed it from the
     history.
     """
     row = (await tx.execute(_of_gateway(tenant_id, user_id).where(ai_jobs.c.id == job_id))).first()
@@ -104,8 +104,9 @@ _MOST = bindparam("most", type_=Integer)
 
 
 def _last_ended(tx: Tx) -> Select[Any]:
-    """Reads each status separately, so that the index scan skips waiting prompts. The client's id
-    comes from the run's record, because in the job it is part of a document that may be large.
+    """Selects the prompts of each final status separately, so that the index scans skip waiting
+    prompts. The client's id is read from the run log, because in the job's row it is part of a
+    document that may be large.
     """
     order = ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
     columns = ai_jobs.c.id, ai_jobs.c.model_key, ai_jobs.c.completed_at, ai_jobs.c.submitted_at
@@ -136,7 +137,7 @@ _LAST_ENDED = PreparedStatement(_last_ended)
 
 
 async def last_ended(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[EndedPrompt]:
-    """Returns the prompts that were submitted last and have ended, including those removed from the
+    """Returns the newest prompts that have ended, including those that were removed from the
     history.
     """
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
@@ -146,7 +147,9 @@ async def last_ended(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> l
 async def active_prompt_ids(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[tuple[UUID, bool]]:
-    """Returns active prompts in the order of submission, and whether each is running."""
+    """Returns the ids of active prompts in the order of submission, each with whether it is
+    running.
+    """
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
     return [
         (job_id, status == JobStatus.PROCESSING and bool(has_begun))
@@ -157,13 +160,13 @@ async def active_prompt_ids(
 async def names_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
-    """Returns the numbers and ids of prompts by job."""
+    """Returns the number and the client's prompt id of each prompt by job id."""
     rows = await _NAMES.of(tx, job_ids, {"of_tenant": tenant_id})
     return {row["id"]: (row["number"], row["prompt_id"]) for row in rows}
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
-    """Returns ended prompts, the last one first."""
+    """Returns the ids of ended prompts, ordered by their end, the latest first."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
     return [row[0] for row in await _ENDED_IDS.tuples(tx, values)]
 
@@ -176,13 +179,15 @@ _IS_PROMPT = PreparedStatement(
 
 
 async def is_prompt(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
-    """Whether the job came through the gateway."""
+    """Whether the job was submitted through the gateway."""
     rows = await _IS_PROMPT.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
     return any(row[0] for row in rows)
 
 
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
-    """Whether the prompt has ended. Returns False if it doesn't exist or its client has removed it."""
+    """Whether the prompt has ended. Returns False if it doesn't exist or was removed from the
+    history.
+    """
     values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id}
     return any(row[0] for row in await _IS_ENDED.tuples(tx, values))
 
@@ -209,7 +214,7 @@ async def list_prompt_ids(
     before: tuple[datetime, UUID] | None,
     limit: int,
 ) -> list[UUID]:
-    """Returns gateway prompts, the newest first."""
+    """Returns a page of the ids of gateway prompts, the newest first."""
     mine = _of_gateway(tenant_id, user_id).with_only_columns(ai_jobs.c.id)
     query = mine.where(ai_jobs.c.status.in_(statuses))
     place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
@@ -221,7 +226,7 @@ async def list_prompt_ids(
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:
-    """Counts the user's prompts that were submitted before this job and have not started either."""
+    """Counts the user's waiting prompts that were submitted before this one."""
     query = _of_gateway(job.tenant_id, job.asked.user_id).where(
         ai_jobs.c.completed_at.is_(None),
         ai_jobs.c.started_at.is_(None),
@@ -234,7 +239,7 @@ async def count_prompts_ahead(tx: Tx, job: Job) -> int:
 async def release_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, used_before: datetime
 ) -> None:
-    """Releases an idempotency key that was used before then."""
+    """Releases an idempotency key if it was used before a point in time."""
     old = update(ai_jobs).where(
         ai_jobs.c.tenant_id == tenant_id,
         ai_jobs.c.user_id == user_id,
@@ -247,7 +252,7 @@ async def release_key(
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes prompts from their client's history. None means all that have ended."""
+    """Removes ended prompts from their client's history. None means all of the user's prompts."""
     hidden = update(ai_jobs).where(
         ai_jobs.c.tenant_id == tenant_id,
         ai_jobs.c.user_id == user_id,
@@ -261,11 +266,13 @@ async def hide_prompts(
     for start in range(0, len(job_ids), IDS_PER_STATEMENT):
         part = job_ids[start : start + IDS_PER_STATEMENT]
         await tx.execute(hidden.where(is_one_of(tx, ai_jobs.c.id, part)).values(hidden_at=now))
-        await asyncio.sleep(0)  # SQLite's statements run in the event loop
+        await asyncio.sleep(0)  # lets other tasks run, because SQLite blocks the event loop
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:
-    """Records that an active prompt's client no longer waits for its backend."""
+    """Records that an active prompt's client no longer waits for the backend to accept or refuse
+    it.
+    """
     gateway = {**(job.asked.gateway or {}), AWAITS_BACKEND: False}
     waiting = update(ai_jobs).where(
         ai_jobs.c.tenant_id == job.tenant_id,
@@ -278,7 +285,7 @@ async def stop_awaiting(tx: Tx, job: Job) -> None:
 async def put_preview(
     tx: Tx, tenant_id: UUID, job_id: UUID, preview: Mapping[str, Any], *, now: datetime
 ) -> None:
-    """Stores the newest image of a running job, which replaces the previous one."""
+    """Stores the newest preview image of a running job and replaces the previous one."""
     row = {"job_id": job_id, "tenant_id": tenant_id, "preview": dict(preview), "shown_at": now}
     await tx.execute(upsert(tx, job_previews, row, key=("job_id",)))
 
@@ -300,7 +307,7 @@ async def remove_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
 
 
 async def prune_previews(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Removes previews of control planes that stopped before they could remove them."""
+    """Removes old previews that a stopped control plane could not remove."""
     old = select(job_previews.c.job_id).where(job_previews.c.shown_at < before).limit(limit)
     deleted = await tx.execute(
         delete(job_previews).where(job_previews.c.job_id.in_(old)).returning(job_previews.c.job_id)

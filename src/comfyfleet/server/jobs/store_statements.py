@@ -1,9 +1,9 @@
-"""Submits or completes a job in a single PostgreSQL statement, with all related rows.
+"""Submits or completes a job, with all related rows, in a single PostgreSQL statement.
 
-The submit takes no lock. It counts and reads a snapshot, and then changes the user's wallet only if
-nobody has changed or locked it since (`xmin` is the version of the row). All submits of a user
-change or lock the wallet, so no two of them can rely on the same count. The loser of a race writes
-nothing.
+The submission takes no locks. It counts the active jobs in a snapshot, and then changes the user's
+wallet only if the wallet was not changed or locked in the meantime (`xmin` is the version of the
+row). All submissions of a user change or lock the wallet, so two of them can't rely on the same
+count. The loser of a race writes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ _NOW = bindparam("job_submitted_at", type_=ai_jobs.c.submitted_at.type)
 
 
 class NewJobRows(NamedTuple):
-    """The row of a new job and the row of its first event."""
+    """The rows of a new job and of its first event."""
 
     job: Mapping[str, Any]
     event: Mapping[str, Any]
@@ -70,7 +70,9 @@ def _of_job(table: Table, name: str, column: str) -> ColumnElement[Any]:
 
 
 def _admitted() -> CTE:
-    """Selects the wallet's version if user and tenant have room and the job is new."""
+    """Selects the wallet's version if the user and the tenant may have more active jobs and the job
+    is new.
+    """
     active = active_counts().cte("active")
     mine = and_(
         ai_jobs.c.tenant_id == _parameter(ai_jobs, "job", "tenant_id"),
@@ -144,8 +146,8 @@ def _dispatch_outbox_insert(added: CTE) -> Insert:
 def _build_submit(_tx: Tx) -> Select[Any]:
     admitted = _admitted()
     one = token_transactions.c.job_id == _of_job(token_transactions, "id", "job_id")
-    # Free jobs update the wallet as well, because other submits of the user detect this one by its
-    # version.
+    # Free jobs update the wallet as well, because the user's other submissions detect this one by
+    # the wallet's version.
     debited = debit_statement(one).where(is_unchanged(admitted)).cte("taken")
     added = _added(debited)
     outbox_row = _dispatch_outbox_insert(added).returning(outbox.c.id).cte("outbox_row")
@@ -159,8 +161,8 @@ _ADD = PreparedStatement(_build_submit)
 async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | None:
     """Adds a job with all related rows and returns the outbox id.
 
-    Writes nothing and returns None if the job is known, too many jobs are active, the tokens don't
-    suffice, or another submit of the user came first.
+    Writes nothing and returns None if the job exists, too many jobs are active, there aren't enough
+    tokens, or another submission of the user came first.
     """
     values = {f"job_{name}": value for name, value in new.job.items()}
     values |= {f"event_{name}": value for name, value in new.event.items()}
@@ -179,10 +181,11 @@ async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | No
     return row["id"] if row else None
 
 
-# Each number of files needs a separate statement, which the database must plan.
+# Maximum number of files. Each number of files needs a separate statement, which the database must
+# plan.
 FILES_MAX = 8
 _OUTPUTS = bindparam("with_outputs", type_=job_events.c.data.type)
-_OF_JOB = ("user_id", "tenant_id")  # columns that a file shares with its job
+_OF_JOB = ("user_id", "tenant_id")  # columns whose values a file copies from its job
 
 
 class CompletedRows(NamedTuple):
@@ -192,12 +195,12 @@ class CompletedRows(NamedTuple):
 
 
 def _events_insert(done: CTE) -> Insert:
-    """Builds one INSERT for all events, so that their ids are in order."""
+    """Builds a single INSERT for all events, so that their ids have the right order."""
     kinds = (
         (EventKind.OUTPUTS, _OUTPUTS),
         (EventKind.STATUS, store.status_event_data(done, JobStatus.COMPLETED)),
     )
-    told = union_all(
+    new_events = union_all(
         *(
             select(
                 literal(place, Integer).label("place"),
@@ -210,7 +213,9 @@ def _events_insert(done: CTE) -> Insert:
         )
     ).subquery("told")
     columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
-    rows = select(*(told.c[name] for name in columns[:-1]), store.NOW).order_by(told.c.place)
+    rows = select(*(new_events.c[name] for name in columns[:-1]), store.NOW).order_by(
+        new_events.c.place
+    )
     return insert(job_events).from_select(columns, rows)
 
 
@@ -241,26 +246,26 @@ def _file_param(name: str, place: int) -> ColumnElement[Any]:
 
 def _build_complete(tx: Tx, file_count: int) -> Select[Any]:
     done = store.completion_update().cte("done")
-    told_run = func.jsonb_build_object(
+    run_payload = func.jsonb_build_object(
         "run_id", done.c.run_id, "status", JobStatus.COMPLETED.value, type_=outbox.c.payload.type
     )
     nothing = literal({}, outbox.c.payload.type)
     outbox_row = _outbox_insert(done, literal("dispatch", outbox.c.kind.type), nothing).returning(
         outbox.c.id
     )
-    left = outbox_row.cte("outbox_row")
+    dispatch_row = outbox_row.cte("outbox_row")
     others = [
         tenant_store.consumption(tx, done.c.tenant_id, done.c.id, store.NOW).cte("consumed"),
         media_store.end_job_update(done, store.status_event_data(done, JobStatus.COMPLETED)).cte(
             "media"
         ),
-        _outbox_insert(done, done.c.run_kind, told_run).cte("run_outbox_row"),
+        _outbox_insert(done, done.c.run_kind, run_payload).cte("run_outbox_row"),
         _events_insert(done).cte("events"),
         *(_file_insert(done, place).cte(f"file_{place}") for place in range(file_count)),
     ]
     return (
-        select(left.c.id.label("outbox_id"), *done.c)
-        .join_from(left, done, literal(True))
+        select(dispatch_row.c.id.label("outbox_id"), *done.c)
+        .join_from(dispatch_row, done, literal(True))
         .add_cte(*others)
     )
 
@@ -280,8 +285,8 @@ async def complete(
     *,
     now: datetime,
 ) -> CompletedRows | None:
-    """Completes a job. Writes nothing and returns None if the lease is not held, the job is
-    metered, the user has webhooks, or there are too many files.
+    """Completes a job and returns it. Writes nothing and returns None if the lease is no longer
+    held, the job is metered, its user has webhooks, or there are too many files.
     """
     if len(stored) > FILES_MAX:
         return None

@@ -1,5 +1,5 @@
-"""Submits jobs: turns a request into a spec, then into a row of the tenant's database, then into a
-dispatch of the central queue. Also cancels and retries jobs.
+"""Submits, cancels and retries jobs. A submission turns a request into a spec, adds a row to the
+tenant's database, and then adds a dispatch to the central queue.
 """
 
 import asyncio
@@ -59,26 +59,26 @@ from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Tenant
 
 JOBS_PER_SUBMIT_MAX = 1000
+# Seconds after which a client should retry if the queue is full.
 FULL_RETRY_SECONDS = 30
-# Some files of these types are animated, which the type doesn't reveal. Nodes that load videos
-# don't accept them.
+# Types of images that may be animated. Nodes that load videos don't accept them.
 MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
 _random = SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request for an effect, whose settings are filled in later, or for a workflow.
+    """A request to run an effect, whose settings are added later, or to run a workflow.
 
-    `files` are files of the tenant by property.
+    `files` contains ids of the tenant's files by property.
     """
 
     slug: str = ""
     version: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    locked: tuple[str, ...] = ()  # properties that only the effect may set
-    # accepted types of the primary input; empty means all types of its kind
+    locked: tuple[str, ...] = ()  # names of properties that only the effect may set
+    # Media types that the primary input accepts. Empty means all types of its kind.
     media_types: tuple[str, ...] = ()
     max_upload_bytes: int | None = None
     files: Mapping[str, UUID] = field(default_factory=dict)
@@ -95,15 +95,17 @@ class JobRequest:
 
     @property
     def request_hash(self) -> str | None:
-        """Returns the hash of the customer's input, or None without an idempotency key."""
+        """The hash of the customer's input, or None without an idempotency key."""
         if self.idempotency_key is None:
             return None
         parts = str(self.effect_id), dict(self.values), str(self.video_id)
-        return hash_request(*parts, {}, self.priority)  # includes {}, because all stored hashes do
+        return hash_request(*parts, {}, self.priority)  # the {} is part of all stored hashes
 
 
 class ResolvedWorkflow(NamedTuple):
-    """The workflow of a request, and the fleet whose node types are used to convert it to a prompt."""
+    """The workflow of a request, and the fleet whose node types are used to convert the workflow to
+    a prompt.
+    """
 
     workflow: RegisteredWorkflow
     version: WorkflowVersion
@@ -120,22 +122,25 @@ class EffectWorkflow(NamedTuple):
 class EffectSubmission(NamedTuple):
     job: Job
     is_new: bool
-    typical_seconds: float | None  # of the effect; None if the job was submitted earlier
+    # duration of the effect's typical job, or None if the job was submitted earlier
+    typical_seconds: float | None
 
 
 async def submit_effect(
     context: JobContext, tenant: Tenant, request: JobRequest
 ) -> EffectSubmission:
-    """Applies an effect for a customer. `tenant` has just been read with the caller's key."""
+    """Submits a job for a customer's request to run an effect. `tenant` was read together with the
+    caller's key.
+    """
     try:
         return await _submit_effect(context, tenant, request)
     except FleetError:
-        # A repeated request gets the first one's job, even if the effect has changed or the queue
-        # is full.
-        before = await find_repeated(context, tenant.id, request)
-        if before is None:
+        # A repeated request returns the job of the first one, even if the effect has changed or the
+        # queue is full now.
+        earlier_job = await find_repeated(context, tenant.id, request)
+        if earlier_job is None:
             raise
-        return EffectSubmission(before, False, None)
+        return EffectSubmission(earlier_job, False, None)
 
 
 async def _submit_effect(
@@ -158,9 +163,7 @@ async def resolve_effect(tx: Tx, effect_id: UUID | None) -> EffectWorkflow:
 async def resolve_request(
     context: JobContext, tenant_id: UUID, request: JobRequest, offered: EffectWorkflow
 ) -> JobSpec:
-    """Adds the effect's settings, and checks everything that can be checked before anything is
-    written.
-    """
+    """Adds the effect's settings to a request and checks it. Writes nothing."""
     offer, settings = offered.offer, offered.offer.effect.settings
     refuse_unknown(
         request.values,
@@ -188,13 +191,13 @@ async def resolve_request(
 async def _find_media(
     context: JobContext, tenant_id: UUID, offer: ResolvedEffect, request: JobRequest
 ) -> dict[str, UUID]:
-    """Returns the files of the requested media by property. Only the customer's own media are
-    found.
+    """Returns the ids of the requested media items' files by property. Only finds media items of
+    the customer.
     """
     if offer.takes is None and request.video_id:
-        raise InvalidInput("this effect takes no media", field="video_id")
+        raise InvalidInput("this effect doesn't use a media item", field="video_id")
     if offer.takes and request.video_id is None:
-        raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
+        raise InvalidInput(f"this effect requires a media item ({offer.takes})", field="video_id")
     file_ids: dict[str, UUID] = {}
     if not any(prop.is_media for prop in offer.version.properties):
         return file_ids
@@ -213,40 +216,42 @@ async def _find_media(
 
 
 async def _file_of(
-    tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID, taken_as: Property
+    tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID, prop: Property
 ) -> File:
-    field_ = "video_id" if taken_as.is_primary_input else taken_as.name
+    field_ = "video_id" if prop.is_primary_input else prop.name
     item = await media.get_media(tx, tenant_id, user_id, media_id)
     if item.original_file_id is None:
-        raise Refused("the media has expired", field=field_)
-    if item.kind != taken_as.type:
+        raise Refused("the media item has expired", field=field_)
+    if item.kind != prop.type:
         raise InvalidInput(
-            f"this effect takes {taken_as.type}, and the media is {item.kind}", field=field_
+            f"this effect requires {prop.type}, but the media item is {item.kind}", field=field_
         )
     return await media.get_file(tx, tenant_id, item.original_file_id)
 
 
-def _media_id(each: Property, value: Any) -> UUID:
+def _media_id(prop: Property, value: Any) -> UUID:
     try:
         return value if isinstance(value, UUID) else UUID(value)
     except (ValueError, TypeError, AttributeError):
         raise InvalidValue(
-            f"the property {each.name}: it must be the id of media", property=each.name
+            f"property {prop.name} must be the id of a media item", property=prop.name
         ) from None
 
 
 class WorkflowCache:
-    """Looks up each workflow once for requests that are made at the same moment."""
+    """Caches workflows for requests that are handled together, so that each workflow is only looked
+    up once.
+    """
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._found: dict[tuple[str, int | None, str], ResolvedWorkflow] = {}
+        self._workflows: dict[tuple[str, int | None, str], ResolvedWorkflow] = {}
 
     async def get(self, request: JobRequest) -> ResolvedWorkflow:
         key = request.slug, request.version, request.stage
-        if key not in self._found:
-            self._found[key] = await _find_workflow(self._context, request)
-        return self._found[key]
+        if key not in self._workflows:
+            self._workflows[key] = await _find_workflow(self._context, request)
+        return self._workflows[key]
 
 
 async def resolve(
@@ -256,17 +261,16 @@ async def resolve(
     *,
     known: ResolvedWorkflow | None = None,
 ) -> JobSpec:
-    """Checks a request and builds the prompt. Raises errors that contain the property's name.
-    Writes nothing.
+    """Checks a request and builds the prompt. Errors name the affected property. Writes nothing.
 
-    `known` is the workflow, if the caller has just read it.
+    `known` is the workflow, if the caller has already read it.
     """
     registered = known or await _find_workflow(context, request)
     workflow, version = registered.workflow, registered.version
     _refuse_locked(request)
     built = await _build_payload(context, registered, request)
-    wanted = {asset.name: asset for asset in built.assets}
-    inputs = await _require_files(context, tenant_id, request, wanted)
+    assets = {asset.name: asset for asset in built.assets}
+    inputs = await _require_files(context, tenant_id, request, assets)
     spec = JobSpec(
         workflow_id=workflow.id,
         workflow_slug=workflow.slug,
@@ -294,7 +298,7 @@ async def resolve(
 def _refuse_locked(request: JobRequest) -> None:
     for name in request.locked:
         if name in request.values or name in request.files:
-            raise InvalidInput(f"{name} is set by the effect", property=name)
+            raise InvalidInput(f"{name} is set by the effect and can't be changed", property=name)
 
 
 async def _find_workflow(context: JobContext, request: JobRequest) -> ResolvedWorkflow:
@@ -307,7 +311,7 @@ async def _find_workflow(context: JobContext, request: JobRequest) -> ResolvedWo
 def require_active(workflow: RegisteredWorkflow) -> None:
     if not workflow.is_active or workflow.is_open:
         raise WorkflowWithdrawn(
-            f"the workflow {workflow.slug} takes no jobs", field="workflow_slug"
+            f"workflow {workflow.slug} doesn't accept jobs", field="workflow_slug"
         )
 
 
@@ -321,9 +325,9 @@ async def resolve_workflow(
 
 
 async def _build_payload(
-    context: JobContext, found: ResolvedWorkflow, request: JobRequest
+    context: JobContext, registered: ResolvedWorkflow, request: JobRequest
 ) -> JobPayload:
-    version, fleet = found.version, found.fleet
+    version, fleet = registered.version, registered.fleet
     document = await context.caches.documents.get(
         version.document_key, lambda: catalog.read_document(context.store, version)
     )
@@ -338,32 +342,34 @@ async def _build_payload(
     prompt = context.caches.prompts.get(
         f"{version.workflow_id}/{version.version}/{of_fleet}",
         lambda chance: payload.build_marked_prompt(version, document, object_info, chance),
-        # As in ComfyUI's editor, each job gets a new choice of {a|b} and the current date for
-        # %date%.
+        # As in ComfyUI's editor, each job gets a new random choice for {a|b} and the current date
+        # for %date%.
         RandomSource(context.clock(), _random),
     )
     return payload.fill_payload(version, prompt, object_info, resolved)
 
 
 async def _require_files(
-    context: JobContext, tenant_id: UUID, request: JobRequest, wanted: Mapping[str, AssetRef]
+    context: JobContext, tenant_id: UUID, request: JobRequest, assets: Mapping[str, AssetRef]
 ) -> dict[str, File]:
-    """Returns the files. Requires that each is the user's, matches its property's kind and has been
-    uploaded.
+    """Returns the files of a request by property. Raises InvalidInput if a file doesn't belong to
+    the user, wasn't uploaded or has the wrong type.
 
-    The caller has looked up the files in `request.files`, but values may contain the id of any
-    file.
+    Files in `request.files` are already known to belong to the user, but values may contain the id
+    of any file.
     """
     pool = await context.pool_of(tenant_id)
     files_by_name: dict[str, File] = {}
-    for name, asset in wanted.items():
+    for name, asset in assets.items():
         try:
             async with pool.read() as tx:
                 file = await media.get_file(tx, tenant_id, asset.file_id)
             if name not in request.files:
                 _require_own(file, request.user_id)
         except NotFound:
-            raise InvalidInput(f"{name}: there is no file {asset.file_id}", property=name) from None
+            raise InvalidInput(
+                f"{name}: file {asset.file_id} was not found", property=name
+            ) from None
         try:
             file = await files.confirm_upload(context, pool, file)
         except files.REFUSALS as error:
@@ -379,72 +385,75 @@ def _check_kind(asset: AssetRef, file: File) -> None:
     kind = kind_of(file.mime_type)
     if kind is not None and kind != asset.kind:
         raise InvalidInput(
-            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}{_advice(asset, file)}",
+            f"{asset.name} requires {asset.kind}, "
+            f"but the file is {file.mime_type}{_advice(asset, file)}",
             property=asset.name,
         )
 
 
 def _advice(asset: AssetRef, file: File) -> str:
     is_maybe_animated = asset.kind == "video" and file.mime_type in MAYBE_ANIMATED
-    return (
-        "; an animated picture has to be converted to MP4 or WebM first"
-        if is_maybe_animated
-        else ""
-    )
+    return "; convert animated images to MP4 or WebM first" if is_maybe_animated else ""
 
 
 def _check_limits(request: JobRequest, file: File) -> None:
-    """Checks the effect's limits on its primary input."""
+    """Checks the effect's limits for its primary input."""
     if request.media_types and file.mime_type not in request.media_types:
         raise InvalidInput(
-            f"the effect takes {', '.join(request.media_types)}, not {file.mime_type}",
+            f"the effect accepts {', '.join(request.media_types)}, not {file.mime_type}",
             property=PRIMARY_INPUT,
         )
     most = request.max_upload_bytes
     if most is not None and (file.size or 0) > most:
         raise InvalidInput(
-            f"the effect takes at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
+            f"the effect accepts at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
         )
 
 
 def _require_own(file: File, user_id: UUID | None) -> None:
-    """Requires that the file is the user's. Operators have no user and may use any file."""
+    """Raises NotFound if the file doesn't belong to the user. Operators have no user and may use
+    any file.
+    """
     if user_id is not None and file.user_id != user_id:
-        raise NotFound(f"there is no file {file.id}")
+        raise NotFound(f"file {file.id} was not found")
 
 
 async def submit(
     context: JobContext,
     tenant_id: UUID,
-    asked: JobSpec,
+    spec: JobSpec,
     *,
     tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
-    """Returns the job, and whether it is new. The same idempotency key returns the same job.
+    """Submits a job. Returns it and whether it is new. A repeated request with the same idempotency
+    key returns the same job.
 
-    The key is not looked up first, because most keys are new. The database's unique index decides.
+    The key is not looked up first, because most keys are new. The database's unique index detects
+    repeated keys.
     """
-    added = await submit_many(context, tenant_id, {context.new_id(): asked}, tenant=tenant)
+    added = await submit_many(context, tenant_id, {context.new_id(): spec}, tenant=tenant)
     if added:
         return added[0], True
-    before = await find_repeated(context, tenant_id, asked)
-    if before is None:
-        raise InvalidInput("the job could not be added: its id is taken")
-    return before, False
+    earlier_job = await find_repeated(context, tenant_id, spec)
+    if earlier_job is None:
+        raise InvalidInput("the job could not be added because its id is already in use")
+    return earlier_job, False
 
 
 async def find_repeated(
-    context: JobContext, tenant_id: UUID, asked: JobRequest | JobSpec
+    context: JobContext, tenant_id: UUID, request: JobRequest | JobSpec
 ) -> Job | None:
-    """Finds the job of an earlier request with this idempotency key."""
-    if asked.idempotency_key is None:
+    """Returns the job of an earlier request with the same idempotency key, if any."""
+    if request.idempotency_key is None:
         return None
     async with context.tenant(tenant_id) as tx:
-        job = await store.by_idempotency_key(tx, tenant_id, asked.user_id, asked.idempotency_key)
+        job = await store.by_idempotency_key(
+            tx, tenant_id, request.user_id, request.idempotency_key
+        )
     if job is None:
         return None
-    require_same_request(job.asked, asked.request_hash)
-    # the first request may have been interrupted before its dispatch was added
+    require_same_request(job.asked, request.request_hash)
+    # The first request may have been interrupted before its dispatch was added.
     if job.status.is_active:
         await sync_dispatches(context, [job])
     return job
@@ -453,13 +462,13 @@ async def find_repeated(
 async def submit_many(
     context: JobContext,
     tenant_id: UUID,
-    asked: dict[UUID, JobSpec],
+    specs: dict[UUID, JobSpec],
     *,
     tenant: Tenant | None = None,
     active_max: ActiveJobLimits | None = None,
 ) -> Sequence[Job]:
-    """Submits jobs and returns the new ones. `active_max` replaces the configured limits."""
-    clamped = await check_admission(context, tenant_id, asked, tenant=tenant)
+    """Submits jobs and returns the new ones. `active_max` overrides the configured limits."""
+    clamped = await check_admission(context, tenant_id, specs, tenant=tenant)
     pool = await context.pool_of(tenant_id)
     most = active_max or context.active_max
     done = await _submit_single(context, pool, tenant_id, clamped, most)
@@ -474,67 +483,69 @@ async def _submit_single(
     context: JobContext,
     pool: Database,
     tenant_id: UUID,
-    asked: Mapping[UUID, JobSpec],
+    specs: Mapping[UUID, JobSpec],
     most: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]] | None:
-    """Submits a single job in one statement, without a transaction around it unless media must be
+    """Submits a single job in one statement. A transaction is only used if a media item must be
     attached.
 
-    Returns None on SQLite, for several jobs, and if there is an obstacle. The steps are then done
-    one by one.
+    Returns None on SQLite, for several jobs, and if the job can't be added this way. The caller
+    then submits step by step.
     """
-    if pool.is_sqlite or not service.is_single(asked):
+    if pool.is_sqlite or not service.is_single(specs):
         return None
-    has_media = any(spec.video_id for spec in asked.values())
+    has_media = any(spec.video_id for spec in specs.values())
     async with pool.transaction() if has_media else pool.execute_one() as tx:
-        return await service.submit_one(tx, tenant_id, asked, most, now=context.clock())
+        return await service.submit_one(tx, tenant_id, specs, most, now=context.clock())
 
 
 async def _submit_step_by_step(
     context: JobContext,
     pool: Database,
     tenant_id: UUID,
-    asked: Mapping[UUID, JobSpec],
+    specs: Mapping[UUID, JobSpec],
     most: ActiveJobLimits,
     tenant: Tenant | None,
 ) -> tuple[list[Job], list[int]]:
     """Submits jobs in several statements. The caller's `flush` waits until the tenant's commit is
-    on the disk.
+    on disk.
     """
-    if not reuse.asks_for_reuse(asked):
+    if not reuse.asks_for_reuse(specs):
         async with pool.transaction(persists=False) as tx:
-            return await service.submit(tx, tenant_id, asked, now=context.clock(), active_max=most)
+            return await service.submit(tx, tenant_id, specs, now=context.clock(), active_max=most)
     kept_since = await reuse.files_kept_since(context, tenant_id, tenant=tenant)
     async with pool.transaction(persists=False) as tx:
         return await reuse.submit(
-            context, tx, tenant_id, asked, kept_since=kept_since, active_max=most
+            context, tx, tenant_id, specs, kept_since=kept_since, active_max=most
         )
 
 
 async def check_admission(
     context: JobContext,
     tenant_id: UUID,
-    asked: dict[UUID, JobSpec],
+    specs: dict[UUID, JobSpec],
     *,
     tenant: Tenant | None = None,
 ) -> dict[UUID, JobSpec]:
-    """Refuses jobs that exceed the queue's limits. Clamps the priorities of the others to the
-    tenant's range.
+    """Raises an error if the jobs exceed the queue's limits. Otherwise, returns them with their
+    priorities clamped to the tenant's range.
 
-    `tenant` is given if the caller has just read it.
+    `tenant` is the tenant, if the caller has already read it.
     """
-    if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
-        raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
+    if not 0 < len(specs) <= JOBS_PER_SUBMIT_MAX:
+        raise InvalidInput(
+            f"submit from 1 to {JOBS_PER_SUBMIT_MAX} jobs per request, not {len(specs)}"
+        )
     if tenant is None:
         async with context.central.read() as tx:
             tenant = await tenants.require_kept(tx, tenant_id)
-    await _refuse_if_full(context, tenant, len(asked))
-    return {job_id: _clamp_priority(spec, tenant) for job_id, spec in asked.items()}
+    await _refuse_if_full(context, tenant, len(specs))
+    return {job_id: _clamp_priority(spec, tenant) for job_id, spec in specs.items()}
 
 
-def _clamp_priority(asked: JobSpec, tenant: Tenant) -> JobSpec:
-    priority = min(max(asked.priority, tenant.min_priority), tenant.max_priority)
-    return asked if priority == asked.priority else replace(asked, priority=priority)
+def _clamp_priority(spec: JobSpec, tenant: Tenant) -> JobSpec:
+    priority = min(max(spec.priority, tenant.min_priority), tenant.max_priority)
+    return spec if priority == spec.priority else replace(spec, priority=priority)
 
 
 async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> None:
@@ -548,7 +559,7 @@ async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> Non
             whose, more, most, count=count, now=context.clock()
         ):
             raise QueueFull(
-                f"the queue {owner} is full: at most {most} jobs may wait",
+                f"the queue {owner} is full; it can hold at most {most} waiting jobs",
                 retry_after_seconds=FULL_RETRY_SECONDS,
             )
 
@@ -558,17 +569,19 @@ async def _queued_count(context: JobContext, whose: UUID | None) -> int:
         return await dispatch.count_queued(tx, whose)
 
 
-async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
-    """Returns why no worker can run a job that was just submitted. The answer is cached for a few
-    seconds for similar jobs.
+async def cached_shortage(context: JobContext, spec: JobSpec) -> Shortage | None:
+    """Returns the reason why no worker can run a job that was just submitted, or None. The result
+    is cached for a few seconds for similar jobs.
     """
-    bound = asked.backend_affinity
-    key = (asked.lane, asked.workflow_version, asked.model_set, bound)
+    bound = spec.backend_affinity
+    key = (spec.lane, spec.workflow_version, spec.model_set, bound)
 
     async def read() -> Shortage | None:
         async with context.central.read() as tx:
-            wanted = await requirements_of_job(tx, asked.lane, asked.needs, asked.workflow_version)
-            return find_shortage(await read_availability(tx, context, wanted), bound)
+            requirements = await requirements_of_job(
+                tx, spec.lane, spec.needs, spec.workflow_version
+            )
+            return find_shortage(await read_availability(tx, context, requirements), bound)
 
     return await context.caches.shortages.get(key, read, now=context.clock())
 
@@ -587,11 +600,10 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 async def take_back_prompts(
     context: JobContext, owner: tuple[UUID, UUID], job_ids: Sequence[UUID], *, is_clear: bool
 ) -> int:
-    """Cancels a user's queued gateway prompts and removes them from the history. Returns their
-    number.
+    """Cancels a user's queued gateway prompts and removes them from the history. Returns the number
+    of cancelled prompts.
 
-    The messages for sockets are logged in the same transaction. They are the same that ComfyUI
-    sends.
+    The same messages that ComfyUI sends to its sockets are logged in the same transaction.
     """
     pool, now = await context.pool_of(owner[0]), context.clock()
     cancelled: list[Job] = []
@@ -611,7 +623,7 @@ async def take_back_prompts(
         if cancelled:
             await service.hide_prompts(tx, *owner, [job.id for job in cancelled], now=now)
             remaining = await service.active_prompt_ids(tx, *owner)
-            # ComfyUI sends the message twice when the last prompt is deleted.
+            # ComfyUI sends the message twice when the last queued prompt is deleted.
             is_last = not is_clear and all(is_running for _, is_running in remaining)
             first = cancelled[0]
             prompt_id = (first.asked.gateway or {}).get("prompt_id", "")
@@ -624,8 +636,8 @@ async def take_back_prompts(
 
 
 async def interrupt_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> bool:
-    """Requests that the worker stops the run. The job continues until the worker has reported how
-    it ended. Returns False if no worker holds the job.
+    """Requests that the worker stops the run. The job stays active until the worker has reported
+    how the run ended. Returns False if no worker holds the job.
     """
     async with context.central.transaction() as tx:
         row = await dispatch.of_job(tx, tenant_id, job_id)
@@ -642,11 +654,13 @@ async def get_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
-    """Submits the same prompt and files again. A second call returns the same retry."""
+    """Submits a failed or cancelled job's prompt and files again as a new job. A second call
+    returns the same new job.
+    """
     ended = await get_job(context, tenant_id, job_id)
     if ended.status not in (JobStatus.FAILED, JobStatus.CANCELLED):
         raise Conflict(
-            f"only a job that failed or was cancelled can be retried, not one that is {ended.status}"
+            f"only failed or cancelled jobs can be retried, and this job is {ended.status}"
         )
     new_id = retry_job_id(ended)
     added = await submit_many(context, tenant_id, {new_id: retry_spec(ended)})
@@ -654,16 +668,16 @@ async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 def retry_job_id(ended: Job) -> UUID:
-    """Derives the retry's id from the job's id, so that a job is retried only once."""
+    """Derives the id of the retry from the job's id, so that a job is retried only once."""
     return uuid5(ended.id, "retry")
 
 
 def retry_spec(ended: Job) -> JobSpec:
-    """Returns a spec with the same prompt and files, outside of any batch or run, because those
-    have already counted the old job.
+    """Returns a spec with the job's prompt and files for its retry. The retry doesn't belong to the
+    job's batch or run, because those have already counted the job.
     """
     if not ended.asked.prompt:
-        raise Refused("the job's prompt was deleted after its retention time: submit a new job")
+        raise Refused("the job's prompt was deleted after its retention time; submit a new job")
     return replace(
         ended.asked,
         retry_of=ended.id,

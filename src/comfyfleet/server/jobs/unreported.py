@@ -1,7 +1,7 @@
 """Finds the output of a worker that reports a result without naming its files.
 
-Such a worker uploads one file to the `output_url` that came with its job. The control plane then reads size and
-type from the object store.
+Such a worker uploads one file to the `output_url` of its job. The control plane then reads the
+file's size and type from the object store.
 """
 
 from uuid import UUID
@@ -23,33 +23,35 @@ PNG_OUTPUT = WantedOutput(name="output.png", content_type="image/png")
 UNKNOWN_TYPE = "application/octet-stream"
 
 
-def guess_output(asked: JobSpec) -> WantedOutput:
-    """Guesses the upload slot of the output, which saves a worker one request: most prompts save a
-    PNG.
+def guess_output(spec: JobSpec) -> WantedOutput:
+    """Guesses the name and type of the job's output, so that the worker gets the upload URL without
+    another request. Most prompts save a PNG file.
     """
-    named = {asked.output_node_id} if asked.output_node_id else asked.prompt.keys()
-    saves = any(asked.prompt.get(each, {}).get("class_type") == "SaveImage" for each in named)
+    node_ids = {spec.output_node_id} if spec.output_node_id else spec.prompt.keys()
+    saves = any(
+        spec.prompt.get(node_id, {}).get("class_type") == "SaveImage" for node_id in node_ids
+    )
     return PNG_OUTPUT if saves else DEFAULT_OUTPUT
 
 
 async def with_unreported_output(
     context: JobContext, pool: Database, row: Dispatch, message: Complete
 ) -> Complete:
-    """Returns the report with the file at the lease's own output key, if the report names no file.
+    """Returns the report. If it names no file, the file that was uploaded to the lease's output URL
+    is added.
 
-    Raises OutputMissing if there is neither a file nor a value and the workflow requires one. Nothing is changed
-    then, so that the worker can upload the file and repeat its report.
+    Raises OutputMissing if there is neither a file nor a value and the workflow requires an output.
+    Nothing is changed in that case, so the worker can upload the file and repeat its report.
     """
     if message.outputs:
         return message
     async with pool.read() as tx:
         has_messages = bool(message.events) or message.history is not None
         if has_messages and await store_prompts.is_prompt(tx, row.tenant_id, row.job_id):
-            return (
-                message  # a worker that sends a prompt's messages names the files that it uploaded
-            )
+            # A worker that reports a prompt's messages also names the files that it uploaded.
+            return message
         job = await store.get(tx, row.tenant_id, row.job_id)
-    # A requeued job keeps the token of its last lease. Completing it fails with LeaseLost.
+    # A requeued job keeps the token of its last lease. Its completion will fail with LeaseLost.
     if job is None or job.status != JobStatus.PROCESSING or job.lease_token != message.lease_token:
         return message
     output = await _find_output(context, job, message.lease_token)
@@ -61,8 +63,8 @@ async def with_unreported_output(
 
 
 async def _find_output(context: JobContext, job: Job, token: UUID) -> DeliveredOutput | None:
-    wanted = guess_output(job.asked)
-    key = _key(job, token, wanted)
+    output_slot = guess_output(job.asked)
+    key = _key(job, token, output_slot)
     facts = await context.store.head(key)
     if facts is None or not facts.size:
         return None
@@ -72,7 +74,7 @@ async def _find_output(context: JobContext, job: Job, token: UUID) -> DeliveredO
         return None
     media_type = sniff_type(start) or UNKNOWN_TYPE
     return DeliveredOutput(
-        name=wanted.name,
+        name=output_slot.name,
         filename=f"output{ENDINGS.get(media_type, '')}",
         size=facts.size,
         content_type=media_type,
@@ -80,8 +82,8 @@ async def _find_output(context: JobContext, job: Job, token: UUID) -> DeliveredO
     )
 
 
-def _key(job: Job, token: UUID, wanted: WantedOutput) -> str:
-    return output_key(job.tenant_id, job.id, output_folder_of(token, job.id), wanted.name)
+def _key(job: Job, token: UUID, output: WantedOutput) -> str:
+    return output_key(job.tenant_id, job.id, output_folder_of(token, job.id), output.name)
 
 
 async def _is_output_required(context: JobContext, job: Job) -> bool:
@@ -93,15 +95,15 @@ async def _is_output_required(context: JobContext, job: Job) -> bool:
 
 
 async def _missing(context: JobContext, job: Job, token: UUID) -> OutputMissing:
-    wanted = guess_output(job.asked)
+    output = guess_output(job.asked)
     put = await context.store.url_to_put(
-        _key(job, token, wanted),
-        content_type=wanted.content_type,
+        _key(job, token, output),
+        content_type=output.content_type,
         seconds=context.settings.url_seconds,
     )
     return OutputMissing(
-        "the report names no output and no value, and nothing was uploaded to the job's output_url; "
-        "PUT the file there and send the report again",
+        "the report contains no output and no value, and no file was uploaded to the job's "
+        "output_url; PUT the file to that URL and send the report again",
         output_url=put.url,
         output_headers=dict(put.headers),
     )

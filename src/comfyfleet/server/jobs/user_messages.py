@@ -1,9 +1,9 @@
-"""Converts backend errors into messages that a customer may read. The raw text is stored for
+"""Converts backend errors to messages that customers may read. The original text is stored for
 operators.
 
-A backend's text is shown to a customer only if it consists of plain words and numbers. It must not
-contain names of files, hosts, models, workers or programs. All other errors become one of our own
-sentences.
+A backend's message is shown to customers only if it consists of plain words and numbers, without
+names of files, hosts, models, workers or programs. All other errors are replaced by one of the
+sentences below.
 """
 
 import json
@@ -16,33 +16,33 @@ from comfyfleet.server.jobs.model import Failure
 
 MESSAGE_CHARACTERS_MAX = 300
 RAW_CHARACTERS_MAX = 50_000
-# Characters of a text that are searched, because the regular expressions below are slow on long
-# texts.
+# Maximum number of characters that are searched, because the regular expressions below are slow on
+# long texts.
 READ_CHARACTERS_MAX = 4_000
 JSON_DEPTH_MAX = 6
 JSON_VALUES_MAX = 1_000
-JSON_OBJECTS_MAX = 20  # JSON objects that are tried in one text
+JSON_OBJECTS_MAX = 20  # positions in a text that are tried as the start of a JSON object
 UNKNOWN = "Processing failed."
 UNAVAILABLE = "This is not available at the moment."
 OUT_OF_MEMORY = "Out of memory."
 TOO_LONG = "It took too long."
 _DECODER = json.JSONDecoder()
 _FIELDS = ("exception_message", "error_message")
-# `RuntimeError: …`, `torch.OutOfMemoryError: …`, `"message": "…"`, `error: …`
+# Match `RuntimeError: …`, `torch.OutOfMemoryError: …`, `"message": "…"` and `error: …`.
 _ERROR_LINES = (
     re.compile(
-        r"^(?:[A-Za-z_][\w.]{0,99}\.)?[A-Z]\w{0,99}(?:Error|Exception|Failure):[ \t]*(?P<said>\S.*)$",
+        r"^(?:[A-Za-z_][\w.]{0,99}\.)?[A-Z]\w{0,99}(?:Error|Exception|Failure):[ \t]*(?P<message>\S.*)$",
         re.M,
     ),
     re.compile(
-        r"""["'](?:exception_message|error_message|message)["']\s?:\s?["'](?P<said>[^"'\n]+)"""
+        r"""["'](?:exception_message|error_message|message)["']\s?:\s?["'](?P<message>[^"'\n]+)"""
     ),
-    re.compile(r"^error\s?:[ \t]*(?P<said>\S.*)$", re.I | re.M),
+    re.compile(r"^error\s?:[ \t]*(?P<message>\S.*)$", re.I | re.M),
 )
-# Lines of a traceback and lines without words mean nothing to a customer.
+# Matches traceback lines and lines without words, which don't help customers.
 _NOISE = re.compile(r"Traceback \(most recent call last\)|File \"|at \S+ \(|\W*$")
-# A model or node type that the backend lacks. Only the operator can fix it, and the message
-# contains the operator's names.
+# Matches errors about a model or node type that the backend lacks. Only the operator can fix them,
+# and their messages contain internal names.
 _LACKING = re.compile(
     r"value.not.in.list|missing_node_type|failed.validation|is not installed"
     r"|does not exist|model .{0,100}not found|\.(?:safetensors|ckpt|gguf|pth?|bin)\b",
@@ -78,21 +78,23 @@ def to_user_message(error: str | Mapping[str, Any]) -> Failure:
 
 
 def to_plain_sentence(text: str) -> str:
-    """Returns a sentence for customers, or UNKNOWN if the text contains anything but plain words."""
+    """Returns a sentence that may be shown to customers. Text that contains anything but plain
+    words is replaced by UNKNOWN or another fixed sentence.
+    """
     return _sentence(text, text[:READ_CHARACTERS_MAX])
 
 
 def redact(text: str) -> str:
-    """Replaces everything except plain words and numbers, such as paths, hosts, names and code,
-    with an ellipsis.
+    """Replaces everything except plain words and numbers with an ellipsis. This removes paths,
+    hosts, names and code.
     """
     words = _QUOTED_PATH.sub(_HIDDEN, _short(text[:READ_CHARACTERS_MAX])).split()
     shown = [word if word in _DASHES or _WORD.fullmatch(word) else _HIDDEN for word in words]
     return _REPEATED.sub(_HIDDEN, " ".join(shown))
 
 
-def _sentence(said: str, raw: str) -> str:
-    line = _short(said[:READ_CHARACTERS_MAX])
+def _sentence(message: str, raw: str) -> str:
+    line = _short(message[:READ_CHARACTERS_MAX])
     if line and _is_plain(line) and not _LACKING.search(line):
         return line
     return next(
@@ -105,7 +107,9 @@ def _is_plain(line: str) -> bool:
 
 
 def _head_and_tail(raw: str) -> str:
-    """Returns the start and the end, because a traceback names the error at its end."""
+    """Returns the start and the end of a long text, because a traceback names the error at its
+    end.
+    """
     if len(raw) <= READ_CHARACTERS_MAX:
         return raw
     half = READ_CHARACTERS_MAX // 2
@@ -125,7 +129,7 @@ def _document(error: str | Mapping[str, Any]) -> Any:
 
 
 def _message_inside(text: str) -> str | None:
-    """Returns the message of the first JSON object in the text that has one."""
+    """Returns the message of the first JSON object in the text that contains one."""
     for brace in islice(re.finditer(r"\{", text), JSON_OBJECTS_MAX):
         try:
             document, _ = _DECODER.raw_decode(text, brace.start())
@@ -137,7 +141,7 @@ def _message_inside(text: str) -> str | None:
 
 
 def _message_in(document: Any) -> str | None:
-    """Returns the message from the first field that has one, the outermost first."""
+    """Returns the first message in a JSON document. The outermost fields are searched first."""
     for field in _FIELDS:
         for message in _values(document, field):
             return message
@@ -145,14 +149,16 @@ def _message_in(document: Any) -> str | None:
 
 
 def _values(document: Any, field: str) -> Iterator[str]:
-    """Yields values of a field, the outermost first, within limits of depth and width."""
+    """Yields the values of a field in a JSON document, the outermost first. Limits the depth and
+    the number of values.
+    """
     level = [document]
     for _ in range(JSON_DEPTH_MAX):
-        for each in level:
-            text = each.get(field) if isinstance(each, Mapping) else None
+        for value in level:
+            text = value.get(field) if isinstance(value, Mapping) else None
             if isinstance(text, str) and text.strip():
                 yield text.strip()
-        level = [inner for each in level for inner in _inside(each)][:JSON_VALUES_MAX]
+        level = [inner for value in level for inner in _inside(value)][:JSON_VALUES_MAX]
 
 
 def _inside(value: Any) -> list[Any]:
@@ -165,7 +171,7 @@ def _matched(raw: str) -> str | None:
     for shape in _ERROR_LINES:
         match = shape.search(raw)
         if match:
-            return match["said"].strip()
+            return match["message"].strip()
     return None
 
 

@@ -171,6 +171,6 @@ async def test_an_animated_picture_is_no_video_and_what_to_do_is_said(
     refused = await fleet_setup.admin.post("/api/admin/jobs", json=body)
     assert refused.status_code == 422
     assert refused.json()["error"]["message"] == (
-        f"input takes video, and the file is image/{ending}; "
-        "an animated picture has to be converted to MP4 or WebM first"
+        f"input requires video, but the file is image/{ending}; "
+        "convert animated images to MP4 or WebM first"
     )
