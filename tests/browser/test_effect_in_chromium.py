@@ -90,7 +90,7 @@ def test_a_file_is_shown_at_once_uploaded_and_applied(
     expect(page.get_by_text("This field is required.")).to_be_visible()
     expect(page.locator(".effect-pay").get_by_text("Check the highlighted fields.")).to_be_visible()
     page.get_by_label("Prefix").fill("made")
-    expect(page.get_by_text("Balance: 240, after this: 238.")).to_be_visible()
+    expect(page.get_by_text("Balance: 240, 238 after this job.")).to_be_visible()
     page.get_by_role("slider", name="Steps").press("ArrowRight")
     page.get_by_role("radio", name="green").check()
     page.get_by_label("Colour").fill("#ff8000")

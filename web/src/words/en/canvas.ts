@@ -22,7 +22,7 @@ export const words = {
   open: (name: string) => `Open ${name}`,
   more: (name: string) => `More for ${name}`,
   older: "Show older",
-  // The bar
+  // The toolbar
   unnamed: "New graph",
   nameOf: "Graph name",
   notSaved: "not saved",
@@ -85,7 +85,7 @@ export const words = {
     condition: "Passes its input on through one of two ports",
     fanout: "Sends one value to several nodes, or splits a list",
     merge: "Combines several values",
-    value: "Creates values from other values with templates",
+    value: "Builds values from templates",
     switch: "Passes its input on through the first matching case",
     approve: "Lets a person approve, reject or select items",
     map: "Runs once for each item of a list",
@@ -109,10 +109,10 @@ export const words = {
   parts: (count: number) => `split into ${count}`,
   copies: (count: number) => `same value to ${count}`,
   of: (done: number, all: number) => `${done} of ${all}`,
-  hidden: (count: number) => `${count} more, select to show`,
+  hidden: (count: number) => `Select to show ${count} more`,
   unknownOffer: "No longer available",
   approveMessage: "Does this look right?",
-  // Nodes that decide
+  // Fields of the nodes that choose, repeat, score or ask
   insertValue: "Insert a value…",
   insertInto: (label: string) => `Insert a value into ${label}`,
   templatePlaceholder: "{{ input.name }}, {{ caption.output.text }}",
@@ -123,7 +123,7 @@ export const words = {
   valueName: "Name",
   valueOf: (name: string) => `Value of ${name}`,
   addValue: "Add value",
-  switchHint: "The input leaves through the first case whose condition is true, or else through default.",
+  switchHint: "The input goes to the first case whose condition is true, or otherwise to the default port.",
   way: (number: number) => `Case ${number}`,
   when: (name: string) => `Condition for ${name}`,
   addWay: "Add case",
@@ -187,7 +187,7 @@ export const words = {
   required: "Required",
   default: "Default",
   condition: "Condition",
-  conditionHint: "If it is true, the input leaves through the upper port, otherwise through the lower one.",
+  conditionHint: "If the condition is true, the input goes to the upper port, otherwise to the lower one.",
   conditionFields: "Fields of the input",
   insert: (text: string) => `Insert ${text}`,
   mode: "Mode",
@@ -242,7 +242,7 @@ export const words = {
   taken: (number: number) => `Version ${number} is restored. Save it to create a new version.`,
   gone: "removed",
   added: "added",
-  // Running
+  // The dialog that starts a run
   runTitle: (name: string) => `Run ${name}?`,
   runText: "The price of each job is reserved when it starts. Failed jobs are refunded.",
   inputsNone: "This graph has no inputs.",
@@ -371,7 +371,7 @@ export const words = {
   noValues: "These values are too large to show.",
   notThere: "The graph was deleted, so its nodes are shown without connections.",
   expired: "The retention period is over. Inputs, outputs and records were deleted.",
-  // Runs
+  // The list of runs
   runsTitle: "Graph runs",
   runsOf: (name: string) => `Runs of ${name}`,
   runsNone: "No runs yet",
@@ -380,7 +380,7 @@ export const words = {
   toRuns: "All graph runs",
   noGraph: "Graph not found",
   noRun: "Run not found",
-  notThereText: "It may have been deleted, belong to someone else, or the address may be wrong.",
+  notThereText: "It may have been deleted, it may belong to someone else, or the address may be wrong.",
   filter: "Filter runs",
   filters: {
     all: "All",
@@ -391,7 +391,7 @@ export const words = {
   },
   graphNamed: (name: string, version: number) => `${name}, version ${version}`,
   noneOfThese: "No runs match this filter.",
-  // Keys
+  // Keyboard shortcuts
   keysTitle: "Keyboard shortcuts",
   keyRows: [
     ["A", "Add a node"],

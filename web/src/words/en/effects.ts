@@ -21,7 +21,7 @@ export const words = {
   noneText: "An effect is a workflow with a price, a title and examples, which customers can see and use.",
   noneFits: "No matching effects",
   dropFirst: "Add a workflow first",
-  // One
+  // The effect editor
   oneTitle: (title: string) => `Effect ${title}`,
   notFound: "Effect not found",
   all: "All effects",
@@ -58,7 +58,7 @@ export const words = {
   reuse: "Reuse identical results for free",
   values: "Values",
   valuesText: "Initial values of the form that customers see.",
-  noValues: "This workflow doesn't expose any values that could be set here.",
+  noValues: "This workflow has no properties to set.",
   lock: "Locked",
   lockHint: "Customers can't see or change locked values.",
   asWorkflow: (value: string) => `Workflow default: ${value}`,

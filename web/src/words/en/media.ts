@@ -7,7 +7,7 @@ export const words = {
   kind: "Type",
   kinds: { all: "All types", image: "Images", video: "Videos", audio: "Audio" },
   find: "Find by name",
-  marks: "to mark the item under the pointer",
+  marks: "mark the item under the pointer",
   mark: (name: string) => `Mark ${name}`,
   unmark: (name: string) => `Unmark ${name}`,
   marked: "Marked",
