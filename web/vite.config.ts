@@ -2,12 +2,12 @@ import { fileURLToPath } from "node:url"
 import react from "@vitejs/plugin-react"
 import { defineConfig } from "vite"
 
-// The control plane that `npm run dev` passes calls on to.
-const plane = process.env.COMFYFLEET_URL ?? "http://127.0.0.1:8000"
-const passedOn = ["/api", "/objects", "/auth", "/editor", "/docs", "/openapi.json", "/healthz", "/readyz"]
+// The control plane to which `npm run dev` forwards calls.
+const controlPlane = process.env.COMFYFLEET_URL ?? "http://127.0.0.1:8000"
+const forwarded = ["/api", "/objects", "/auth", "/editor", "/docs", "/openapi.json", "/healthz", "/readyz"]
 
 export default defineConfig(({ command }) => ({
-  // Pages are at the root; their files have a folder of their own, which no other route has.
+  // Pages are at the root. Their assets are in a separate folder that no route uses.
   base: command === "build" ? "/web/" : "/",
   plugins: [react()],
   resolve: { alias: { "@": fileURLToPath(new URL("./src", import.meta.url)) } },
@@ -16,11 +16,12 @@ export default defineConfig(({ command }) => ({
     emptyOutDir: true,
     assetsDir: "assets",
     manifest: "manifest.json",
-    // Fonts and pictures stay files: the content policy allows no data: address for fonts.
+    // Fonts and images stay separate files, because the content security policy doesn't allow data:
+    // URLs for fonts.
     assetsInlineLimit: 0,
     target: "es2022",
     modulePreload: { polyfill: false },
     reportCompressedSize: false,
   },
-  server: { proxy: Object.fromEntries(passedOn.map((path) => [path, { target: plane }])) },
+  server: { proxy: Object.fromEntries(forwarded.map((path) => [path, { target: controlPlane }])) },
 }))

@@ -1,4 +1,5 @@
-// Writes a .gz and a .br beside every file that gets smaller by it: the control plane only sends them.
+// Writes a .gz and a .br file next to every file that compresses well. The control plane serves these files and
+// never compresses anything itself.
 import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs"
 import { extname, join } from "node:path"
 import { brotliCompressSync, constants, gzipSync } from "node:zlib"
@@ -16,12 +17,12 @@ function filesOf(place) {
 for (const path of filesOf(folder)) {
   if (!kinds.has(extname(path))) continue
   const bytes = readFileSync(path)
-  const made = {
+  const compressed = {
     ".gz": gzipSync(bytes, { level: 9 }),
     ".br": brotliCompressSync(bytes, {
       params: { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_SIZE_HINT]: bytes.length },
     }),
   }
-  for (const [ending, smaller] of Object.entries(made))
+  for (const [ending, smaller] of Object.entries(compressed))
     if (smaller.length < bytes.length * 0.95) writeFileSync(path + ending, smaller)
 }

@@ -1,4 +1,4 @@
-// Fails where the first page loads more than 100 KB of script (gzip). Prints what each page adds.
+// Fails if the first page loads more than 100 KB of script (gzip). Prints the size that each page adds.
 import { readFileSync } from "node:fs"
 import { join } from "node:path"
 import { gzipSync } from "node:zlib"
@@ -14,13 +14,13 @@ function sizeOf(file) {
   return sizes.get(file)
 }
 
-/** The scripts that one module needs before it can run. */
-function scriptsOf(key, found = new Set()) {
+/** Returns the scripts that a module needs before it can run. */
+function scriptsOf(key, scripts = new Set()) {
   const chunk = manifest[key]
-  if (!chunk || found.has(chunk.file)) return found
-  found.add(chunk.file)
-  for (const each of chunk.imports ?? []) scriptsOf(each, found)
-  return found
+  if (!chunk || scripts.has(chunk.file)) return scripts
+  scripts.add(chunk.file)
+  for (const imported of chunk.imports ?? []) scriptsOf(imported, scripts)
+  return scripts
 }
 
 const total = (files) => [...files].reduce((sum, file) => sum + sizeOf(file), 0)
@@ -36,6 +36,6 @@ print(`${kb(total(entry))} KB  entry`)
 print(`${kb(total(first))} KB  first page: entry and catalogue (at most ${ENTRY_BYTES_MAX / 1000})`)
 for (const [key, bytes] of lines) print(`${kb(bytes)} KB  + ${key}`)
 if (total(first) > ENTRY_BYTES_MAX) {
-  print("The first page is too large: load what it does not need later.")
+  print("The first page is too large: load the parts that it doesn't need later.")
   process.exitCode = 1
 }

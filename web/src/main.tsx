@@ -12,12 +12,12 @@ import { watchShortcut } from "./app/paletteState"
 import { loadPage } from "./app/preload"
 import { startTheme } from "./app/theme"
 
-// Beside the session, which is asked for when the app is drawn.
+// The page's code loads in parallel with the session, which is requested on the first render.
 loadPage(window.location.pathname)
 startTheme()
 watchVisibility()
 watchShortcut()
-// A session that has ended is noticed by whatever is called next.
+// The next API call reveals that the session has ended.
 onSignedOut(() => cache.invalidate(SESSION))
 
 const root = document.getElementById("root")

@@ -1,4 +1,4 @@
-/** Parts that a customer's pages share: the account's event stream, and effects by id. */
+/** Hooks that customers' pages share: the account's event stream, and effects by id. */
 
 import { useMemo } from "react"
 import { cache } from "./cache"
@@ -6,9 +6,9 @@ import { useEvents } from "./events"
 import { useQuery } from "./query"
 import type { EffectAnswer, FollowedJob, PublicEffects } from "./schema"
 
-/** Reports the user's jobs whenever one changes. The balance in the top bar is updated
- * automatically. `onWallet` is also called when the stream starts, so that changes between the
- * page's first read and that moment aren't missed. */
+/** Calls `onJob` whenever one of the user's jobs changes, and updates the balance in the top bar.
+ * `onWallet` is also called when the stream starts, so that changes since the page's first read
+ * aren't missed. */
 export function useAccountEvents(onJob?: (job: FollowedJob) => unknown, onWallet?: () => void): void {
   useEvents<FollowedJob & { balance?: number }>("/api/account/events", (data, { event }) => {
     if (event === "job") onJob?.(data)
@@ -26,5 +26,5 @@ export function useEffectsById(isWanted = true): ReadonlyMap<string, EffectAnswe
     query: { limit: 100 },
     freshSeconds: 60,
   })
-  return useMemo(() => new Map(effects.data?.effects.map((each) => [each.id, each])), [effects.data])
+  return useMemo(() => new Map(effects.data?.effects.map((effect) => [effect.id, effect])), [effects.data])
 }

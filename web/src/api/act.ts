@@ -1,20 +1,20 @@
-/** Runs changes for components, one at a time. An error remains until the next attempt. */
+/** Runs a component's changes one at a time. An error is kept until the next attempt. */
 
 import { useCallback, useRef, useState } from "react"
 import { type ApiError, asApiError } from "./errors"
 
-export interface Act<Given extends unknown[], Result> {
-  /** Returns undefined after a failure, which is in `error`, or if an earlier call is still
-   * running. */
-  readonly run: (...given: Given) => Promise<Result | undefined>
+export interface Act<Args extends unknown[], Result> {
+  /** Returns undefined if an earlier call is still running, or if the call fails. `error` then
+   * contains the failure. */
+  readonly run: (...args: Args) => Promise<Result | undefined>
   readonly isRunning: boolean
   readonly error: ApiError | null
   readonly forget: () => void
 }
 
-export function useAct<Given extends unknown[], Result>(
-  act: (...given: Given) => Promise<Result>,
-): Act<Given, Result> {
+export function useAct<Args extends unknown[], Result>(
+  act: (...args: Args) => Promise<Result>,
+): Act<Args, Result> {
   const [state, setState] = useState<{ isRunning: boolean; error: ApiError | null }>({
     isRunning: false,
     error: null,
@@ -22,12 +22,12 @@ export function useAct<Given extends unknown[], Result>(
   const latest = useRef(act)
   latest.current = act
   const running = useRef(false)
-  const run = useCallback(async (...given: Given) => {
+  const run = useCallback(async (...args: Args) => {
     if (running.current) return undefined
     running.current = true
     setState({ isRunning: true, error: null })
     try {
-      const result = await latest.current(...given)
+      const result = await latest.current(...args)
       setState({ isRunning: false, error: null })
       return result
     } catch (thrown) {

@@ -8,7 +8,7 @@ afterEach(() => {
 
 const nothing = () => undefined
 
-test("old data stays while new data is on its way, and after a failure", async () => {
+test("old data remains while new data is loading and after a failure", async () => {
   vi.useFakeTimers()
   const cache = new Cache()
   let fails = false
@@ -26,7 +26,7 @@ test("old data stays while new data is on its way, and after a failure", async (
   expect(cache.entry("/a").error).toBeNull()
 })
 
-test("what can't be helped by waiting is not read again", async () => {
+test("permanent errors are not retried", async () => {
   vi.useFakeTimers()
   const read = vi.fn(() => Promise.reject(new ApiError("not_found", "", 404)))
   new Cache().watch("/a", read, nothing)
@@ -34,7 +34,7 @@ test("what can't be helped by waiting is not read again", async () => {
   expect(read).toHaveBeenCalledTimes(1)
 })
 
-test("two who look at the same are served by one read", async () => {
+test("two listeners of the same key share one read", async () => {
   const cache = new Cache()
   const read = vi.fn(() => Promise.resolve(1))
   cache.watch("/a", read, nothing)
@@ -43,7 +43,7 @@ test("two who look at the same are served by one read", async () => {
   expect(read).toHaveBeenCalledTimes(1)
 })
 
-test("fresh data is not read again; invalid data is, where somebody looks at it", async () => {
+test("fresh data is not read again, but invalidated data with listeners is", async () => {
   const cache = new Cache()
   const read = vi.fn(() => Promise.resolve(1))
   const leave = cache.watch("/a?x=1", read, nothing, 60)
@@ -58,7 +58,7 @@ test("fresh data is not read again; invalid data is, where somebody looks at it"
   expect(read).toHaveBeenCalledTimes(2)
 })
 
-test("nothing is told to those who have left", async () => {
+test("removed listeners are not notified", async () => {
   const cache = new Cache()
   const listener = vi.fn()
   let answer: (value: string) => void = nothing
@@ -71,17 +71,17 @@ test("nothing is told to those who have left", async () => {
   expect(cache.entry("/a").data).toBeUndefined()
 })
 
-test("it is bounded", async () => {
+test("the number of entries is limited", async () => {
   const cache = new Cache()
   for (let index = 0; index < 500; index += 1)
     cache.watch(`/${index}`, () => Promise.resolve(index), nothing)()
-  const kept = Array.from({ length: 500 }, (_, index) => index).filter((each) =>
-    (cache as unknown as { slots: Map<string, unknown> }).slots.has(`/${each}`),
+  const cached = Array.from({ length: 500 }, (_, index) => index).filter((index) =>
+    (cache as unknown as { slots: Map<string, unknown> }).slots.has(`/${index}`),
   )
-  expect(kept.length).toBeLessThanOrEqual(200)
+  expect(cached.length).toBeLessThanOrEqual(200)
 })
 
-test("what was read beforehand is taken by the first who looks", async () => {
+test("primed data is used by the first listener", async () => {
   const cache = new Cache()
   const read = vi.fn(() => Promise.resolve(1))
   await cache.prime("/a", read)
@@ -91,7 +91,7 @@ test("what was read beforehand is taken by the first who looks", async () => {
   expect(read).toHaveBeenCalledTimes(2)
 })
 
-test("what could not be read beforehand is not tried again until somebody looks", async () => {
+test("a failed prime is not retried until there is a listener", async () => {
   vi.useFakeTimers()
   const cache = new Cache()
   const read = vi.fn(() => Promise.reject(new ApiError("unavailable", "", 503)))

@@ -1,4 +1,4 @@
-/** Caches the latest data by address. Old data remains available while new data is being read. */
+/** Caches the latest data by address. Old data stays available while new data is loading. */
 
 import { type ApiError, asApiError } from "./errors"
 
@@ -24,7 +24,7 @@ interface Slot {
   listeners: Set<() => void>
   failures: number
   retry: ReturnType<typeof setTimeout> | null
-  /** Until this time, data that was read ahead doesn't need to be read again. */
+  /** Data that was read ahead counts as fresh until this time, from performance.now(). */
   primedUntil: number
 }
 
@@ -85,8 +85,8 @@ export class Cache {
     }
   }
 
-  /** Reads all keys with the prefix again if they have listeners. The others are read when they
-   * get one. */
+  /** Marks all keys with the prefix as outdated. Keys with listeners are read again immediately,
+   * the others when they get a listener. */
   invalidate(prefix: string): void {
     for (const [key, slot] of this.slots) {
       if (!key.startsWith(prefix)) continue
@@ -95,7 +95,7 @@ export class Cache {
     }
   }
 
-  /** Stores data from another source: an event or the answer to a change. */
+  /** Stores data from another source, such as an event or the response to a change. */
   set<T>(key: string, change: (data: T | undefined) => T | undefined): void {
     const slot = this.slot(key)
     const data = change(slot.entry.data as T | undefined)
@@ -107,14 +107,14 @@ export class Cache {
     for (const [key, slot] of this.slots) if (slot.listeners.size > 0) void this.reload(key)
   }
 
-  /** Adds a listener for clearing the cache, so that data stored elsewhere is removed before
-   * another user signs in. */
+  /** Adds a listener that is called when the cache is cleared, so that data stored elsewhere is
+   * removed before another user signs in. */
   onClear(listener: () => void): void {
     this.whenCleared.add(listener)
   }
 
   clear(): void {
-    for (const each of this.whenCleared) each()
+    for (const listener of this.whenCleared) listener()
     for (const [key, slot] of this.slots) {
       this.stop(slot)
       this.put(slot, EMPTY)
@@ -123,9 +123,9 @@ export class Cache {
   }
 
   private retryLater(key: string, slot: Slot, error: ApiError): void {
-    const usual = BACKOFF_SECONDS[Math.min(slot.failures, BACKOFF_SECONDS.length - 1)] ?? 30
+    const delay = BACKOFF_SECONDS[Math.min(slot.failures, BACKOFF_SECONDS.length - 1)] ?? 30
     slot.failures += 1
-    const seconds = Math.max(error.retryAfterSeconds ?? 0, usual)
+    const seconds = Math.max(error.retryAfterSeconds ?? 0, delay)
     slot.retry = setTimeout(() => void this.reload(key), seconds * 1000)
   }
 
@@ -148,7 +148,7 @@ export class Cache {
 
   private put(slot: Slot, entry: Entry): void {
     slot.entry = entry
-    for (const each of slot.listeners) each()
+    for (const listener of slot.listeners) listener()
   }
 
   private stop(slot: Slot): void {

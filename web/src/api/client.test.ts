@@ -19,7 +19,7 @@ function answers(...given: (() => Response)[]) {
 const refusal =
   (status: number, code: string, headers: Record<string, string> = {}) =>
   () =>
-    Response.json({ error: { code, message: "told", details: { field: "size" } } }, { status, headers })
+    Response.json({ error: { code, message: "reported", details: { field: "size" } } }, { status, headers })
 
 test("empty values are left out of the query, lists are repeated", () => {
   expect(pathOf("/api/a", { q: "x y", tag: ["1", "2"], none: null, empty: "", zero: 0 })).toBe(
@@ -43,7 +43,7 @@ test.each([
   expect(fetched).not.toHaveBeenCalled()
 })
 
-test("names with dots, and dots in a query, are asked for", () => {
+test("names with dots and queries with dots are requested", () => {
   for (const path of ["/api/a/v1.2", "/api/a/...", "/api/a/.b", "/api/a?q=/../&b=%5C", "/api/a/%5C..%5C"])
     expect(ownPath(path)).toBe(path)
 })
@@ -55,17 +55,17 @@ test("an error has the API's code, message and details", async () => {
   expect(thrown).toMatchObject({
     status: 422,
     code: "invalid_input",
-    message: "told",
+    message: "reported",
     details: { field: "size" },
   })
 })
 
-test("no answer is an error, too", async () => {
+test("a missing response is an error", async () => {
   vi.stubGlobal("fetch", () => Promise.reject(new TypeError("network")))
   await expect(api.get("/api/a")).rejects.toMatchObject({ code: "offline", isTemporary: true })
 })
 
-test("changes carry the token of the session, reads do not", async () => {
+test("changes send the session's token, reads do not", async () => {
   const fetched = answers(() => Response.json({}))
   setCsrf("secret")
   await api.get("/api/a")
@@ -76,7 +76,7 @@ test("changes carry the token of the session, reads do not", async () => {
   expect(sent).toEqual([undefined, "secret"])
 })
 
-test("a read waits as long as it is told, a change never repeats itself", async () => {
+test("a read waits for the Retry-After time, and a change is never retried", async () => {
   vi.useFakeTimers()
   const fetched = answers(refusal(429, "too_many_calls", { "retry-after": "2" }), () =>
     Response.json({ a: 1 }),
@@ -91,13 +91,13 @@ test("a read waits as long as it is told, a change never repeats itself", async 
   expect(again).toHaveBeenCalledTimes(1)
 })
 
-test("what is down is told at once, however soon it may be back", async () => {
+test("an unavailable service is reported immediately, even with a short Retry-After", async () => {
   const fetched = answers(refusal(503, "unavailable", { "retry-after": "5" }))
   await expect(api.get("/api/a")).rejects.toMatchObject({ code: "unavailable", retryAfterSeconds: 5 })
   expect(fetched).toHaveBeenCalledTimes(1)
 })
 
-test("whoever is signed out is told so, but not by the question who is signed in", async () => {
+test("a 401 signals the sign-out, except for the session request itself", async () => {
   const noticed = vi.fn()
   const stop = onSignedOut(noticed)
   answers(refusal(401, "unauthenticated"))
@@ -108,7 +108,7 @@ test("whoever is signed out is told so, but not by the question who is signed in
   stop()
 })
 
-test("a file is sent as it is", async () => {
+test("a file is sent unchanged", async () => {
   const fetched = answers(() => Response.json({}))
   const file = new Blob(["bytes"], { type: "image/png" })
   await api.put("/api/a", file)

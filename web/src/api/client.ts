@@ -24,7 +24,7 @@ export function setCsrf(token: string | null): void {
   csrf = token
 }
 
-/** Adds a listener that is called when an answer shows that the session has ended. */
+/** Adds a listener that is called when a response shows that the session has ended. */
 export function onSignedOut(listener: () => void): () => void {
   whenSignedOut.add(listener)
   return () => whenSignedOut.delete(listener)
@@ -32,28 +32,29 @@ export function onSignedOut(listener: () => void): () => void {
 
 /** Appends the query to a path. Empty values are left out, and lists become repeated parameters. */
 export function pathOf(path: string, query?: Query): string {
-  const given = new URLSearchParams()
+  const params = new URLSearchParams()
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value === null || value === undefined || value === "") continue
-    if (typeof value === "object") for (const each of value) given.append(name, each)
-    else given.set(name, String(value))
+    if (typeof value === "object") for (const item of value) params.append(name, item)
+    else params.set(name, String(value))
   }
-  const text = given.toString()
+  const text = params.toString()
   return text ? `${path}?${text}` : path
 }
 
-/** Browsers remove these characters, or resolve these segments, before they send a request. */
+/** Matches characters that browsers remove from a path, and dot segments that they resolve, before
+ * they send a request. */
 const LEADS_ELSEWHERE = /[\\\t\n\r]|\/(?:\.|%2e){1,2}(?=\/|$)/i
 
-/** Returns the path unless it would lead to a different one. Ids come from addresses, which may
- * come from an untrusted link. */
+/** Returns the path, or throws if the browser would request a different one. Paths contain ids
+ * from the page's address, which may come from an untrusted link. */
 export function ownPath(path: string): string {
   if (LEADS_ELSEWHERE.test(path.replace(/[?#].*/s, "")))
     throw new ApiError("not_found", "there is no such address", 404)
   return path
 }
 
-/** Sends a file as it is, and everything else as JSON. */
+/** Sends files unchanged and all other bodies as JSON. */
 async function call<T>(method: string, path: string, body: unknown, options: CallOptions = {}): Promise<T> {
   const headers: Record<string, string> = { accept: "application/json", ...options.headers }
   const isFile = body instanceof Blob
@@ -63,15 +64,16 @@ async function call<T>(method: string, path: string, body: unknown, options: Cal
   if (options.idempotencyKey) headers["idempotency-key"] = options.idempotencyKey
   const request: RequestInit = { method, headers, credentials: "same-origin", signal: options.signal ?? null }
   if (body !== undefined) request.body = isFile ? body : JSON.stringify(body)
-  for (let tried = 0; ; tried += 1) {
+  for (let retries = 0; ; retries += 1) {
     try {
       return await once<T>(pathOf(path, options.query), request)
     } catch (thrown) {
       if (options.signal?.aborted) throw thrown
       const error = asApiError(thrown)
       const wait = error.retryAfterSeconds
-      // Retries only rate-limited calls. Other failures are shown at once, and read again later.
-      const mayWait = method === "GET" && error.status === 429 && tried < RETRIES_MAX
+      // Retries only rate-limited calls. Other failures are shown immediately and retried later by
+      // the cache.
+      const mayWait = method === "GET" && error.status === 429 && retries < RETRIES_MAX
       if (!mayWait || wait === null || wait > RETRY_SECONDS_MAX) throw error
       await new Promise((done) => setTimeout(done, wait * 1000))
     }
@@ -81,7 +83,8 @@ async function call<T>(method: string, path: string, body: unknown, options: Cal
 async function once<T>(address: string, request: RequestInit): Promise<T> {
   const response = await fetch(ownPath(address), request)
   if (!response.ok) {
-    if (response.status === 401 && !address.startsWith(SESSION)) for (const each of whenSignedOut) each()
+    if (response.status === 401 && !address.startsWith(SESSION))
+      for (const listener of whenSignedOut) listener()
     throw await errorOf(response)
   }
   if (response.status === 204 || response.headers.get("content-length") === "0") return undefined as T

@@ -1,9 +1,9 @@
-/** Whether the server can be reached, for the notice below the top bar. */
+/** Tracks lost connections to the server for the notice below the top bar. */
 
 import { useSyncExternalStore } from "react"
 
 export interface Lost {
-  /** When it is tried again, as Date.now() counts. */
+  /** The time of the next attempt, from Date.now(). */
   readonly retryAt: number
 }
 
@@ -16,14 +16,14 @@ export class Connection {
 
   lost(name: string, seconds: number, retry: Retry): void {
     this.broken.set(name, { retryAt: Date.now() + seconds * 1000, retry })
-    this.tell()
+    this.notify()
   }
 
   back(name: string): void {
-    if (this.broken.delete(name)) this.tell()
+    if (this.broken.delete(name)) this.notify()
   }
 
-  /** Tries everything again at once. */
+  /** Reconnects everything immediately. */
   now(): void {
     for (const { retry } of [...this.broken.values()]) retry()
   }
@@ -35,10 +35,10 @@ export class Connection {
     return () => this.listeners.delete(listener)
   }
 
-  private tell(): void {
-    const moments = [...this.broken.values()].map((each) => each.retryAt)
+  private notify(): void {
+    const moments = [...this.broken.values()].map(({ retryAt }) => retryAt)
     this.current = moments.length > 0 ? { retryAt: Math.min(...moments) } : null
-    for (const each of this.listeners) each()
+    for (const listener of this.listeners) listener()
   }
 }
 
@@ -53,7 +53,7 @@ function onNetwork(listener: () => void): () => void {
   }
 }
 
-/** Whether the reader's machine has a network, as far as the browser knows. */
+/** Returns whether the browser reports a network connection. */
 export function useOnline(): boolean {
   return useSyncExternalStore(onNetwork, () => navigator.onLine)
 }

@@ -1,4 +1,4 @@
-/** Errors of a call: the API's own errors, and calls without an answer. */
+/** The error of a failed call: one that the API returned, or a call without a response. */
 
 export type Details = Record<string, unknown>
 
@@ -53,23 +53,23 @@ export function offline(): ApiError {
 }
 
 export async function errorOf(response: Response): Promise<ApiError> {
-  const told = await response.json().catch(() => null)
-  const error = (told as { error?: { code?: unknown; message?: unknown; details?: Details } } | null)?.error
+  const body = await response.json().catch(() => null)
+  const error = (body as { error?: { code?: unknown; message?: unknown; details?: Details } } | null)?.error
   const code = typeof error?.code === "string" ? error.code : `http_${response.status}`
   const message = typeof error?.message === "string" ? error.message : response.statusText
   return new ApiError(code, message, response.status, error?.details ?? {}, retryAfterOf(response))
 }
 
 export function retryAfterOf(response: Response): number | null {
-  const told = response.headers.get("retry-after")
-  if (told === null) return null
-  const seconds = Number(told)
+  const header = response.headers.get("retry-after")
+  if (header === null) return null
+  const seconds = Number(header)
   if (Number.isFinite(seconds)) return Math.max(0, seconds)
-  const moment = Date.parse(told)
+  const moment = Date.parse(header)
   return Number.isNaN(moment) ? null : Math.max(0, (moment - Date.now()) / 1000)
 }
 
-/** Converts anything thrown to an error that can be shown. */
+/** Converts any thrown value to an error that can be shown. */
 export function asApiError(thrown: unknown): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof TypeError) return offline()

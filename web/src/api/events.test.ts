@@ -10,11 +10,11 @@ afterEach(() => {
 function parse(...pieces: string[]): ServerEvent[] {
   const found: ServerEvent[] = []
   const parser = new EventParser((event) => found.push(event))
-  for (const each of pieces) parser.push(each)
+  for (const piece of pieces) parser.push(piece)
   return found
 }
 
-test("an event may come in pieces, wherever they are cut", () => {
+test("an event may arrive in pieces that are cut anywhere", () => {
   const text = 'id: 7\nevent: progress\ndata: {"percent": 4}\n\n: still there\n\ndata: a\ndata: b\n\n'
   const expected = [
     { event: "progress", data: '{"percent": 4}', id: "7" },
@@ -28,7 +28,7 @@ test("lines may end with carriage returns", () => {
   expect(parse("data: x\r", "\n\r\n")).toEqual([{ event: "message", data: "x", id: "" }])
 })
 
-test("what is not ended is no event", () => {
+test("an incomplete event is not emitted", () => {
   expect(parse("data: x\n")).toEqual([])
 })
 
@@ -42,7 +42,7 @@ function streamOf(text: string, thenHangs: boolean): Response {
   return new Response(body, { status: 200 })
 }
 
-test("a lost connection is told, and goes on after the last event", async () => {
+test("a lost connection is reported and resumes after the last event", async () => {
   vi.useFakeTimers()
   const asked: (string | undefined)[] = []
   const answers = [
@@ -77,7 +77,7 @@ test("listeners of one address share one connection", async () => {
   for (const stop of stops) stop()
 })
 
-test("a refusal is not tried again", async () => {
+test("a rejected connection is not retried", async () => {
   vi.useFakeTimers()
   const refused = vi.fn(() =>
     Promise.resolve(Response.json({ error: { code: "not_found", message: "" } }, { status: 404 })),

@@ -24,7 +24,7 @@ const SILENCE_MS_MAX = 45_000
 const HIDDEN_MS_MAX = 60_000
 const LINE_CHARACTERS_MAX = 4_000_000
 
-/** Parses the stream as it arrives. */
+/** Parses a stream of server-sent events as it arrives. */
 export class EventParser {
   private rest = ""
   private event = ""
@@ -105,7 +105,7 @@ class Stream {
     connection.back(this.path)
     const parser = new EventParser((event) => {
       this.lastId = event.id
-      for (const each of this.handlers) each(event)
+      for (const handler of this.handlers) handler(event)
     })
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader()
     for (;;) {
@@ -116,14 +116,14 @@ class Stream {
     }
   }
 
-  private reopen(of: AbortController, error?: ReturnType<typeof asApiError>): void {
-    if (of.signal.aborted || this.abort !== of) return
+  private reopen(abort: AbortController, error?: ReturnType<typeof asApiError>): void {
+    if (abort.signal.aborted || this.abort !== abort) return
     if (error && !error.isTemporary) {
       connection.back(this.path)
       return
     }
-    const usual = BACKOFF_SECONDS[Math.min(this.failures, BACKOFF_SECONDS.length - 1)] ?? 30
-    const seconds = Math.max(error?.retryAfterSeconds ?? 0, usual)
+    const delay = BACKOFF_SECONDS[Math.min(this.failures, BACKOFF_SECONDS.length - 1)] ?? 30
+    const seconds = Math.max(error?.retryAfterSeconds ?? 0, delay)
     this.failures += 1
     // A server may close a stream from time to time, so only a second failure is reported.
     if (error || this.failures > 1) connection.lost(this.path, seconds, () => this.open())
@@ -142,19 +142,19 @@ export function listen(path: string, handler: Handler): () => void {
     streams.set(path, stream)
     stream.open()
   }
-  const found = stream
-  found.handlers.add(handler)
+  const open = stream
+  open.handlers.add(handler)
   return () => {
-    found.handlers.delete(handler)
-    if (found.handlers.size > 0 || streams.get(path) !== found) return
-    found.close()
+    open.handlers.delete(handler)
+    if (open.handlers.size > 0 || streams.get(path) !== open) return
+    open.close()
     streams.delete(path)
     connection.back(path)
   }
 }
 
-/** Passes an address's events to the component while it is mounted; null means no address. Data
- * is parsed as JSON. */
+/** Passes the events of a path to the component while it is mounted. Data is parsed as JSON. Does
+ * nothing if the path is null. */
 export function useEvents<T = unknown>(
   path: string | null,
   handle: (data: T, event: ServerEvent) => void,

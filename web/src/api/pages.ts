@@ -1,4 +1,4 @@
-/** Lists with several pages: the first page is refreshed, and older pages are appended to it. */
+/** Reads lists page by page. The first page is refreshed, and older pages are appended to it. */
 
 import { useMemo, useState } from "react"
 import { type Act, useAct } from "./act"
@@ -12,7 +12,7 @@ export interface PageAnswer {
 }
 
 interface Older<Row> {
-  /** Identifies the list. */
+  /** The key of the list's first page. */
   of: string
   rows: readonly Row[]
   next: PageAnswer["next"]
@@ -26,21 +26,21 @@ export interface Pages<Row, Answer> {
   more: Act<[], void>
 }
 
-/** Puts new rows first and earlier rows after them. */
+/** Returns the new rows, followed by the earlier rows that aren't among them. */
 export function merged<Row>(
   fresh: readonly Row[],
   before: readonly Row[],
   keyOf: (row: Row) => unknown,
 ): Row[] {
-  const known = new Set(fresh.map(keyOf))
-  return [...fresh, ...before.filter((each) => !known.has(keyOf(each)))]
+  const freshKeys = new Set(fresh.map(keyOf))
+  return [...fresh, ...before.filter((row) => !freshKeys.has(keyOf(row)))]
 }
 
-/** Checks whether earlier rows continue where the fresh ones end. Otherwise some rows between
- * them were never read. */
+/** Checks whether the two lists overlap. If they don't, rows between them may never have been
+ * read. */
 export function touches<Row extends { id: unknown }>(fresh: readonly Row[], before: readonly Row[]): boolean {
-  const known = new Set(before.map((each) => each.id))
-  return fresh.some((each) => known.has(each.id))
+  const ids = new Set(before.map((row) => row.id))
+  return fresh.some((row) => ids.has(row.id))
 }
 
 export function usePages<Row extends { id: string | number }, Answer extends PageAnswer>(
@@ -50,23 +50,23 @@ export function usePages<Row extends { id: string | number }, Answer extends Pag
   cursor: "before" | "after" = "before",
 ): Pages<Row, Answer> {
   const first = useQuery<Answer>(path, { query })
-  const [kept, setKept] = useState<Older<Row> | null>(null)
-  const given = kept && kept.of === first.key ? kept : null
+  const [stored, setStored] = useState<Older<Row> | null>(null)
+  const loaded = stored && stored.of === first.key ? stored : null
   // biome-ignore lint/correctness/useExhaustiveDependencies: rowsOf only picks a field of the answer
   const older = useMemo(
-    () => (given && first.data && touches(rowsOf(first.data), given.rows) ? given : null),
-    [first.data, given],
+    () => (loaded && first.data && touches(rowsOf(first.data), loaded.rows) ? loaded : null),
+    [first.data, loaded],
   )
   // biome-ignore lint/correctness/useExhaustiveDependencies: as above
   const rows = useMemo(
-    () => first.data && merged(rowsOf(first.data), older?.rows ?? [], (each) => each.id),
+    () => first.data && merged(rowsOf(first.data), older?.rows ?? [], (row) => row.id),
     [first.data, older],
   )
   const next = older ? older.next : (first.data?.next ?? null)
   const more = useAct(async () => {
     if (!path || !first.key || next === null || !rows) return
     const answer = await api.get<Answer>(pathOf(path, { ...query, [cursor]: next }))
-    setKept({ of: first.key, rows: merged(rows, rowsOf(answer), (each) => each.id), next: answer.next })
+    setStored({ of: first.key, rows: merged(rows, rowsOf(answer), (row) => row.id), next: answer.next })
   })
   return { first, rows, hasMore: next !== null, more }
 }

@@ -6,7 +6,7 @@ import { cache, type Entry, type Read } from "./cache"
 import { api, pathOf, type Query } from "./client"
 
 export interface QueryResult<T> extends Entry<T> {
-  /** The key in the cache, which is the address. */
+  /** The key in the cache: the path with its query. */
   readonly key: string | null
   /** True if there is nothing to show yet, neither data nor an error. */
   readonly isFirstLoad: boolean
@@ -15,25 +15,25 @@ export interface QueryResult<T> extends Entry<T> {
 
 export interface QueryOptions<T> {
   query?: Query
-  /** Data that is younger than this is shown without another read. */
+  /** Data younger than this many seconds is shown without another read. */
   freshSeconds?: number
-  /** Replaces the GET request to the path. */
+  /** Reads the data instead of a GET request to the path. */
   read?: Read<T>
 }
 
 const NOTHING: Entry<never> = { data: undefined, error: null, isLoading: false, readAt: 0 }
 
-/** Reads a path; null means that there is nothing to read yet. Old data remains during another
- * read and after an error. */
+/** Reads a path, or nothing if it is null. Old data remains during another read and after an
+ * error. */
 export function useQuery<T>(path: string | null, options: QueryOptions<T> = {}): QueryResult<T> {
   const key = path === null ? null : pathOf(path, options.query)
-  const given = useRef(options)
-  given.current = options
+  const latest = useRef(options)
+  latest.current = options
   const subscribe = useCallback(
     (listener: () => void) => {
       if (key === null) return () => undefined
-      const read: Read<T> = (signal) => given.current.read?.(signal) ?? api.get<T>(key, { signal })
-      return cache.watch(key, read, listener, given.current.freshSeconds)
+      const read: Read<T> = (signal) => latest.current.read?.(signal) ?? api.get<T>(key, { signal })
+      return cache.watch(key, read, listener, latest.current.freshSeconds)
     },
     [key],
   )

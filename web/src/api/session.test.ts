@@ -1,7 +1,7 @@
 import { expect, it } from "vitest"
 import { includesRole } from "./session"
 
-it("counts an owner as an operator, and a customer as nobody", () => {
+it("gives owners the operator's permissions and customers none", () => {
   expect(includesRole("owner", "operator")).toBe(true)
   expect(includesRole("operator", "owner")).toBe(false)
   expect(includesRole("viewer", "operator")).toBe(false)

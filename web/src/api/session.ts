@@ -31,7 +31,7 @@ export interface Session {
   ways: SignInWays
 }
 
-export const NOBODY: Session = {
+export const SIGNED_OUT: Session = {
   signed_in: false,
   kind: null,
   kinds: [],
@@ -48,15 +48,15 @@ export const NOBODY: Session = {
 
 async function read(signal: AbortSignal): Promise<Session> {
   try {
-    return kept(await api.get<Session>(SESSION, { signal }))
+    return withCsrf(await api.get<Session>(SESSION, { signal }))
   } catch (thrown) {
     const { status } = asApiError(thrown)
-    if (status === 401 || status === 404) return kept(NOBODY)
+    if (status === 401 || status === 404) return withCsrf(SIGNED_OUT)
     throw thrown
   }
 }
 
-function kept(session: Session): Session {
+function withCsrf(session: Session): Session {
   setCsrf(session.csrf)
   return session
 }
@@ -66,38 +66,39 @@ export function useSession(): QueryResult<Session> {
 }
 
 export async function signIn(key: string): Promise<Session> {
-  return begun(await api.post<Session>(SESSION, { key }))
+  return startSession(await api.post<Session>(SESSION, { key }))
 }
 
 /** Signs in with the one-time secret in the address that `comfyfleet up` prints. */
 export async function signInHere(secret: string): Promise<Session> {
-  return begun(await api.post<Session>(`${SESSION}/local`, { secret }))
+  return startSession(await api.post<Session>(`${SESSION}/local`, { secret }))
 }
 
-function begun(session: Session): Session {
+function startSession(session: Session): Session {
   cache.clear()
-  cache.set<Session>(SESSION, () => kept(session))
+  cache.set<Session>(SESSION, () => withCsrf(session))
   cache.invalidate("/api/")
   return session
 }
 
-const whenOut = new Set<() => void>()
+const whenSignedOut = new Set<() => void>()
 
 /** Adds a listener that is called when the user has signed out. */
 export function onSignOut(listener: () => void): void {
-  whenOut.add(listener)
+  whenSignedOut.add(listener)
 }
 
 /** Prefixes of the keys for unsaved graphs and forms. They are removed on sign-out, so that the
  * next user of this browser doesn't find them. */
-const DRAWN = "comfyfleet.graph-"
-const TYPED = "comfyfleet.effect-"
+const GRAPH_PREFIX = "comfyfleet.graph-"
+const FORM_PREFIX = "comfyfleet.effect-"
 
 function forgetDrafts(): void {
   try {
-    for (const each of Object.keys(localStorage)) if (each.startsWith(DRAWN)) localStorage.removeItem(each)
-    for (const each of Object.keys(sessionStorage))
-      if (each.startsWith(TYPED)) sessionStorage.removeItem(each)
+    for (const key of Object.keys(localStorage))
+      if (key.startsWith(GRAPH_PREFIX)) localStorage.removeItem(key)
+    for (const key of Object.keys(sessionStorage))
+      if (key.startsWith(FORM_PREFIX)) sessionStorage.removeItem(key)
   } catch {
     // Storage is unavailable, so nothing was stored.
   }
@@ -106,10 +107,10 @@ function forgetDrafts(): void {
 export async function signOut(): Promise<void> {
   await api.delete(SESSION)
   forgetDrafts()
-  for (const each of whenOut) each()
-  const { ways, public_catalogue } = cache.entry<Session>(SESSION).data ?? NOBODY
+  for (const listener of whenSignedOut) listener()
+  const { ways, public_catalogue } = cache.entry<Session>(SESSION).data ?? SIGNED_OUT
   cache.clear()
-  cache.set<Session>(SESSION, () => kept({ ...NOBODY, ways, public_catalogue }))
+  cache.set<Session>(SESSION, () => withCsrf({ ...SIGNED_OUT, ways, public_catalogue }))
 }
 
 /** Returns the path from which this user reads effects, or null if the session isn't known yet

@@ -51,12 +51,12 @@ function OnePage({ route }: { route: PageRoute }) {
 /** Returns the page's code, or null until it has loaded. React's `lazy` would wait another 300
  * ms once it has shown a fallback. */
 function usePage(route: PageRoute) {
-  const [found, setFound] = useState(route.module)
+  const [module, setModule] = useState(route.module)
   const [error, setError] = useState<unknown>(null)
   useEffect(() => {
     let isOver = false
     route.load().then(
-      (module) => !isOver && setFound(module),
+      (loaded) => !isOver && setModule(loaded),
       (thrown: unknown) => !isOver && setError(thrown),
     )
     return () => {
@@ -64,7 +64,7 @@ function usePage(route: PageRoute) {
     }
   }, [route])
   if (error) throw error
-  return found?.default
+  return module?.default
 }
 
 /** Starts the page's first requests before its code has loaded, if the user may see the page. */
@@ -81,7 +81,7 @@ function InShell({ shell, children }: { shell: Shell; children: ReactNode }) {
   return content
 }
 
-/** Each new page starts at the top, and keyboard and screen reader focus starts there as well. */
+/** Scrolls each new page to the top and moves the focus there. */
 function Content({ children }: { children: ReactNode }) {
   const [here] = useLocation()
   const content = useRef<HTMLElement>(null)

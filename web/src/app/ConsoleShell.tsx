@@ -18,7 +18,7 @@ interface Place {
   href: string
   label: string
   count?: keyof Counts
-  /** Shown instead of the count unless it is 0, because an operator must act. */
+  /** The count of items that need an operator. It replaces the other count unless it is 0. */
   need?: keyof Counts
 }
 
@@ -126,16 +126,16 @@ function Places({ here }: { here: string }) {
       {GROUPS.map((group) => (
         <div key={group.title ?? ""} className="places-group">
           {group.title && <h2>{group.title}</h2>}
-          {group.places.map((each) => {
-            const number = each.count && counts[each.count]
-            const needed = (each.need && counts[each.need]) || 0
+          {group.places.map((place) => {
+            const number = place.count && counts[place.count]
+            const needed = (place.need && counts[place.need]) || 0
             return (
               <Link
-                key={each.href}
-                href={each.href}
-                aria-current={isHere(each.href, here) ? "page" : undefined}
+                key={place.href}
+                href={place.href}
+                aria-current={isHere(place.href, here) ? "page" : undefined}
               >
-                <span>{each.label}</span>
+                <span>{place.label}</span>
                 {needed > 0 ? (
                   <Badge need>
                     {count(needed)}

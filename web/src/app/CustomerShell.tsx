@@ -21,7 +21,7 @@ const BOTTOM: readonly { href: string; label: string; icon: IconName }[] = [
   { href: "/account", label: words.nav.you, icon: "person" },
 ]
 
-/** The user's places besides effects and media, for the user menu and the user's page. */
+/** The user's pages besides effects and media, listed in the user menu and on the account page. */
 export const OWN_PLACES: readonly { key: PlaceKey; href: string; icon: IconName }[] = [
   { key: "results", href: "/results", icon: "wipe" },
   { key: "pipelines", href: "/pipelines", icon: "tree" },
@@ -53,7 +53,7 @@ export function CustomerShell({ children }: { children: ReactNode }) {
             </Link>
           ))}
         </nav>
-        {/* Shorter in the catalog, which has a search field of its own. */}
+        {/* Shorter in the catalog, which has its own search field. */}
         <button
           type="button"
           className={here === "/" ? "find find-short wide-only" : "find wide-only"}
@@ -120,7 +120,7 @@ export function PersonMenu({ session, upwards }: { session: Session | undefined;
   const name = nameOf(session)
   const isIn = (kind: "customer" | "operator") => session.kinds.includes(kind)
   const items: (MenuItem | false)[] = [
-    ...(isIn("customer") ? OWN_PLACES.map((each) => ({ ...each, label: words.nav[each.key] })) : []),
+    ...(isIn("customer") ? OWN_PLACES.map((place) => ({ ...place, label: words.nav[place.key] })) : []),
     isIn("operator") &&
       !here.startsWith("/console") && {
         key: "console",
@@ -146,12 +146,12 @@ export function PersonMenu({ session, upwards }: { session: Session | undefined;
 
 function themeItems(choice: string): MenuItem[] {
   const icons = { system: "machine", dark: "moon", light: "sun" } as const
-  return (["system", "dark", "light"] as const).map((each) => ({
-    key: `theme-${each}`,
-    label: words.theme[each],
-    icon: icons[each],
-    checked: choice === each,
-    run: () => chooseTheme(each),
+  return (["system", "dark", "light"] as const).map((theme) => ({
+    key: `theme-${theme}`,
+    label: words.theme[theme],
+    icon: icons[theme],
+    checked: choice === theme,
+    run: () => chooseTheme(theme),
   }))
 }
 

@@ -46,10 +46,10 @@ function Counts() {
 }
 
 function putNow({ queued, workers: { revoked: _out, ...workers } }: OverviewNow): void {
-  putConsoleCounts({ queued, workers: Object.values(workers).reduce((sum, each) => sum + each, 0) })
+  putConsoleCounts({ queued, workers: Object.values(workers).reduce((sum, number) => sum + number, 0) })
 }
 
 function putPending(alerts: readonly Alert[]): void {
-  const waiting = alerts.filter((each) => each.kind === "workers_pending")
-  putConsoleCounts({ pending: waiting.reduce((sum, each) => sum + each.count, 0) })
+  const waiting = alerts.filter((alert) => alert.kind === "workers_pending")
+  putConsoleCounts({ pending: waiting.reduce((sum, alert) => sum + alert.count, 0) })
 }

@@ -1,7 +1,7 @@
 import { Empty, Page } from "@/ui"
 import { words } from "@/words/en/common"
 
-/** In the place of a page that is not there yet. */
+/** Shown in place of a page that hasn't been built yet. */
 export function Soon() {
   return (
     <Page title={words.soon.title}>

@@ -16,9 +16,9 @@ export interface Counts {
 let counts: Counts = {}
 const listeners = new Set<() => void>()
 
-export function putConsoleCounts(known: Counts): void {
-  counts = { ...counts, ...known }
-  for (const each of listeners) each()
+export function putConsoleCounts(changed: Counts): void {
+  counts = { ...counts, ...changed }
+  for (const listener of listeners) listener()
 }
 
 export function useConsoleCounts(): Counts {

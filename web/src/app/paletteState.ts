@@ -1,4 +1,4 @@
-/** Whether the command palette is open. Ctrl-K or ⌘K opens it everywhere. */
+/** Holds whether the command palette is open. Ctrl-K or ⌘K opens and closes it on every page. */
 
 import { useSyncExternalStore } from "react"
 
@@ -7,7 +7,7 @@ const listeners = new Set<() => void>()
 
 function put(next: boolean): void {
   isOpen = next
-  for (const each of listeners) each()
+  for (const listener of listeners) listener()
 }
 
 export const openPalette = () => put(true)

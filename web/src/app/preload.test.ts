@@ -12,7 +12,7 @@ test("addresses lead to their pages", () => {
   expect(findRoute("/nowhere")).toBeUndefined()
 })
 
-test("large pages say what they read first", () => {
+test("large pages list their first requests", () => {
   const route = findRoute("/graph-runs/7")
   expect(route?.reads({ id: "7" })).toEqual([
     "/api/workflows",
@@ -23,7 +23,7 @@ test("large pages say what they read first", () => {
 
 test("a page is loaded when its link is pointed at", () => {
   const route = findRoute("/graphs/7")
-  if (!route) throw new Error("there is no such page")
+  if (!route) throw new Error("page not found")
   const load = vi.spyOn(route, "load").mockReturnValue(new Promise(() => undefined))
   document.body.innerHTML =
     '<a href="/graphs/7"><b>Seven</b></a><a href="https://example.com/graphs/7">other</a>'

@@ -5,22 +5,22 @@ import { type PageRoute, ROUTES } from "./routes"
 
 type Params = Record<string, string>
 
-/** Returns the route for an address, or undefined if there is none. */
+/** Returns the route that matches an address, or undefined if none does. */
 export function findRoute(path: string): PageRoute | undefined {
-  return ROUTES.find((each) => paramsOf(each.path, path) !== null)
+  return ROUTES.find((route) => paramsOf(route.path, path) !== null)
 }
 
 /** Matches an address against a pattern: `/graphs/:id` and `/graphs/7` give `{ id: "7" }`.
  * Returns null if they don't match. */
 export function paramsOf(pattern: string, path: string): Params | null {
-  const wanted = pattern.split("/")
-  const given = path.replace(/(.)\/$/, "$1").split("/")
-  if (wanted.length !== given.length) return null
+  const expected = pattern.split("/")
+  const actual = path.replace(/(.)\/$/, "$1").split("/")
+  if (expected.length !== actual.length) return null
   const params: Params = {}
-  for (const [at, part] of wanted.entries()) {
-    const found = given[at] ?? ""
-    if (part.startsWith(":") && found) params[part.slice(1)] = decoded(found)
-    else if (part.toLowerCase() !== found.toLowerCase()) return null
+  for (const [at, part] of expected.entries()) {
+    const segment = actual[at] ?? ""
+    if (part.startsWith(":") && segment) params[part.slice(1)] = decoded(segment)
+    else if (part.toLowerCase() !== segment.toLowerCase()) return null
   }
   return params
 }
@@ -44,8 +44,8 @@ export function loadPage(path: string): void {
 export function readFirst(path: string): void {
   const route = findRoute(path)
   const params = route && paramsOf(route.path, path)
-  for (const each of (params && route?.reads(params)) ?? [])
-    void cache.prime(each, (signal) => api.get(each, { signal }))
+  for (const address of (params && route?.reads(params)) ?? [])
+    void cache.prime(address, (signal) => api.get(address, { signal }))
 }
 
 /** Loads the code of pages when the user points at their links or reaches them by keyboard. */

@@ -10,7 +10,7 @@ export function graphPath(id: string): string {
 
 const EXECUTIONS_MAX = 1_000
 
-/** Returns the path of a run with the graph as it was run. */
+/** Returns the API path of a graph run, including the graph in the version that ran. */
 export function graphRunPath(id: string, hasGraph = true): string {
   const query = { urls: true, document: hasGraph || undefined, executions: EXECUTIONS_MAX }
   return pathOf(`/api/graph-runs/${encodeURIComponent(id)}`, query)

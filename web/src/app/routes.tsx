@@ -1,7 +1,8 @@
-/** Every page, its address and who may see it. Each is loaded when it is first opened.
+/** Lists all pages with their addresses and who may see them. A page is loaded when it is first
+ * opened.
  *
- * A new address must begin with a word that the control plane knows as a page: PAGES in
- * src/comfyfleet/server/http/web.
+ * The first segment of a new address must be in PAGES in src/comfyfleet/server/http/web, so that
+ * the control plane serves it.
  */
 
 import type { ComponentType } from "react"
@@ -17,7 +18,7 @@ export interface PageRoute {
   shell: Shell
   needs: Needs
   load: () => Promise<PageModule>
-  /** Null until its code is there. */
+  /** The page's code, or null until it has loaded. */
   module: PageModule | null
   /** The page's first requests. */
   reads: Reads
@@ -32,8 +33,8 @@ function page(
   load: () => Promise<PageModule>,
   reads: Reads = () => [],
 ): PageRoute {
-  const route: PageRoute = { path, shell, needs, reads, module: null, load: kept }
-  async function kept(): Promise<PageModule> {
+  const route: PageRoute = { path, shell, needs, reads, module: null, load: loadOnce }
+  async function loadOnce(): Promise<PageModule> {
     route.module ??= await load()
     return route.module
   }

@@ -1,4 +1,4 @@
-/** The color theme: dark or light, as set by the system unless the user has chosen one. */
+/** The color theme. It follows the system unless the user has chosen dark or light. */
 
 import { useSyncExternalStore } from "react"
 
@@ -16,7 +16,7 @@ const listeners = new Set<() => void>()
 const light = window.matchMedia("(prefers-color-scheme: light)")
 let theme = current()
 
-/** Reads a stored value. Without access to storage there is none. */
+/** Returns a stored value, or null if there is none or storage is unavailable. */
 function stored(key: string): string | null {
   try {
     return localStorage.getItem(key)
@@ -42,7 +42,7 @@ function current(chosen: string | null = stored(KEY)): Theme {
 function show(next: Theme): void {
   theme = next
   document.documentElement.dataset.theme = next.shown
-  for (const each of listeners) each()
+  for (const listener of listeners) listener()
 }
 
 export function chooseTheme(choice: Choice): void {
@@ -75,5 +75,6 @@ export function density(): Density {
 
 export function chooseDensity(chosen: Density): void {
   store(DENSITY_KEY, chosen)
-  for (const each of document.querySelectorAll<HTMLElement>("[data-density]")) each.dataset.density = chosen
+  for (const element of document.querySelectorAll<HTMLElement>("[data-density]"))
+    element.dataset.density = chosen
 }

@@ -1,4 +1,4 @@
-/** Ids and other long values: shortened in view, whole in the clipboard. */
+/** Shows ids and other long values in short form, and copies them in full. */
 
 import { useEffect, useState } from "react"
 import { words } from "@/words/en/common"
@@ -10,12 +10,13 @@ export async function copyText(text: string): Promise<boolean> {
     await navigator.clipboard.writeText(text)
     return true
   } catch {
-    return copyByHand(text)
+    return copyBySelection(text)
   }
 }
 
-/** Where the page was not loaded by https, browsers give no clipboard. */
-function copyByHand(text: string): boolean {
+/** Copies without the clipboard API, which browsers disable on pages that aren't loaded over
+ * HTTPS. */
+function copyBySelection(text: string): boolean {
   const box = document.createElement("textarea")
   box.value = text
   box.className = "unseen"
@@ -26,13 +27,14 @@ function copyByHand(text: string): boolean {
   return copied
 }
 
-const TOLD_MS = 2_000
+/** How long "Copied" is shown, in milliseconds. */
+const COPIED_MS = 2_000
 
 function useCopied(): [boolean, (text: string) => void] {
   const [at, setAt] = useState(0)
   useEffect(() => {
     if (!at) return undefined
-    const timer = setTimeout(() => setAt(0), TOLD_MS)
+    const timer = setTimeout(() => setAt(0), COPIED_MS)
     return () => clearTimeout(timer)
   }, [at])
   return [at > 0, (text) => void copyText(text).then((copied) => copied && setAt(Date.now()))]
@@ -83,11 +85,11 @@ export function CopyButton({
   )
 }
 
-/** A command or a snippet, ready to copy. */
+/** A command or code snippet with a copy button. */
 export function Code({ text, label }: { text: string; label: string }) {
   return (
     <div className="code">
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: long lines are scrolled by keys, too */}
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: keyboard users must be able to scroll long lines */}
       <pre tabIndex={0} aria-label={label}>
         <code>{text}</code>
       </pre>

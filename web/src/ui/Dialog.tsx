@@ -14,14 +14,14 @@ interface DialogProps {
   /** The buttons, with the main one last. */
   actions?: ReactNode
   wide?: boolean
-  /** True for a dialog that stays open for long: the browser's Back button closes it and stays
-   * on the page. */
+  /** True if the browser's Back button closes the dialog instead of leaving the page. Meant for
+   * dialogs that stay open for long. */
   backCloses?: boolean
 }
 
 let leaves: ReturnType<typeof setTimeout> | undefined
 
-/** Adds a history entry for as long as it is on. */
+/** Adds a history entry while `isOn` is true, and calls `onBack` when the user goes back. */
 function useBack(isOn: boolean, onBack: () => void): void {
   const latest = useRef(onBack)
   latest.current = onBack
@@ -81,7 +81,7 @@ export function Dialog({ open, onClose, title, children, actions, wide, backClos
 interface ConfirmProps {
   open: boolean
   onClose: () => void
-  /** The question. */
+  /** The question to confirm. */
   title: ReactNode
   children?: ReactNode
   /** Names the action, such as "Revoke this key". */

@@ -113,9 +113,9 @@ export function Select<V extends string>(props: SelectProps<V>) {
       {(ids) => (
         <div className="input input-select">
           <select {...rest} {...ids} value={value} onChange={(event) => onChange(event.target.value as V)}>
-            {options.map((each) => (
-              <option key={each.value} value={each.value}>
-                {each.label}
+            {options.map((option) => (
+              <option key={option.value} value={option.value}>
+                {option.label}
               </option>
             ))}
           </select>
@@ -160,16 +160,16 @@ export function Choices<V extends string>({ label, hideLabel, options, value, on
     <fieldset className="field choices">
       <legend className={hideLabel ? "unseen" : undefined}>{label}</legend>
       <div className="segments">
-        {options.map((each) => (
-          <label key={each.value}>
+        {options.map((option) => (
+          <label key={option.value}>
             <input
               type="radio"
               name={name}
-              value={each.value}
-              checked={each.value === value}
-              onChange={() => onChange(each.value)}
+              value={option.value}
+              checked={option.value === value}
+              onChange={() => onChange(option.value)}
             />
-            <span>{each.label}</span>
+            <span>{option.label}</span>
           </label>
         ))}
       </div>

@@ -1,10 +1,10 @@
-/** JSON as a tree that opens level by level; long lists are shown in parts. */
+/** Shows JSON as a tree that opens level by level. Long lists are shown in parts. */
 
 import { useState } from "react"
 import { words } from "@/words/en/common"
 import { CopyButton } from "./CopyId"
 
-const PART = 100
+const ENTRIES_PER_PART = 100
 const TEXT_CHARACTERS_MAX = 2_000
 
 export function JsonTree({ value, openLevels = 1 }: { value: unknown; openLevels?: number }) {
@@ -19,7 +19,7 @@ export function JsonTree({ value, openLevels = 1 }: { value: unknown; openLevels
 function Value({ value, openLevels }: { value: unknown; openLevels: number }) {
   if (Array.isArray(value))
     return (
-      <Branch entries={value.map((each, index) => [String(index), each])} kind="[]" openLevels={openLevels} />
+      <Branch entries={value.map((item, index) => [String(index), item])} kind="[]" openLevels={openLevels} />
     )
   if (value !== null && typeof value === "object")
     return <Branch entries={Object.entries(value)} kind="{}" openLevels={openLevels} />
@@ -50,7 +50,7 @@ interface BranchProps {
 
 function Branch({ entries, kind, openLevels }: BranchProps) {
   const [isOpen, setOpen] = useState(openLevels > 0)
-  const [shown, setShown] = useState(PART)
+  const [shown, setShown] = useState(ENTRIES_PER_PART)
   if (entries.length === 0) return <span className="json-leaf">{kind}</span>
   return (
     <details className="json-branch" open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
@@ -67,7 +67,7 @@ function Branch({ entries, kind, openLevels }: BranchProps) {
           ))}
           {entries.length > shown && (
             <li>
-              <button type="button" className="link" onClick={() => setShown(shown + PART)}>
+              <button type="button" className="link" onClick={() => setShown(shown + ENTRIES_PER_PART)}>
                 {words.showMore(entries.length - shown)}
               </button>
             </li>

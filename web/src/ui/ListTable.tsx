@@ -20,7 +20,7 @@ interface ListTableProps<Row> {
   columns: readonly ListColumn<Row>[]
   rows: readonly Row[]
   rowKey: (row: Row) => string | number
-  /** True for a row that is no longer valid, which is struck through. */
+  /** True for a row that is no longer valid, such as a revoked key. It is struck through. */
   isOver?: (row: Row) => boolean
   isCurrent?: (row: Row) => boolean
 }
@@ -30,9 +30,9 @@ export function ListTable<Row>({ label, columns, rows, rowKey, isOver, isCurrent
     <table className="list-table" aria-label={label}>
       <thead>
         <tr>
-          {columns.map((each) => (
-            <th key={each.key} scope="col" className={classOf(each)}>
-              {each.acts ? <span className="unseen">{each.title}</span> : each.title}
+          {columns.map((column) => (
+            <th key={column.key} scope="col" className={classOf(column)}>
+              {column.acts ? <span className="unseen">{column.title}</span> : column.title}
             </th>
           ))}
         </tr>
@@ -44,8 +44,8 @@ export function ListTable<Row>({ label, columns, rows, rowKey, isOver, isCurrent
             className={isOver?.(row) ? "is-over" : undefined}
             aria-current={isCurrent?.(row) || undefined}
           >
-            {columns.map((each) => (
-              <Cell key={each.key} column={each} row={row} />
+            {columns.map((column) => (
+              <Cell key={column.key} column={column} row={row} />
             ))}
           </tr>
         ))}

@@ -19,7 +19,7 @@ export interface MenuItem {
 interface MenuProps {
   label: string
   items: readonly (MenuItem | null | false)[]
-  /** Replaces the three dots. */
+  /** Replaces the icon with three dots. */
   children?: ReactNode
   icon?: IconName
   kind?: ButtonKind
@@ -52,14 +52,14 @@ export function Menu({ label, items, children, icon, kind = "ghost", size, class
       closeAndReturn()
     }
     if (event.key === "Tab") setOpen(false)
-    const found = [...(box.current?.querySelectorAll<HTMLElement>("[role^=menuitem]") ?? [])]
-    const at = found.indexOf(document.activeElement as HTMLElement)
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: found.length - 1 }[event.key]
+    const entries = [...(box.current?.querySelectorAll<HTMLElement>("[role^=menuitem]") ?? [])]
+    const at = entries.indexOf(document.activeElement as HTMLElement)
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: entries.length - 1 }[event.key]
     if (to === undefined) return
     event.preventDefault()
-    found[(to + found.length) % found.length]?.focus()
+    entries[(to + entries.length) % entries.length]?.focus()
   }
-  const shown = items.filter((each): each is MenuItem => Boolean(each))
+  const shown = items.filter((item): item is MenuItem => Boolean(item))
   return (
     // biome-ignore lint/a11y/noStaticElementInteractions: the list inside handles the keys
     <div className={className ? `menu ${className}` : "menu"} ref={box} onKeyDown={isOpen ? move : undefined}>
@@ -78,8 +78,8 @@ export function Menu({ label, items, children, icon, kind = "ghost", size, class
       </Button>
       {isOpen && (
         <div id={id} role="menu" className={upwards ? "menu-list menu-up" : "menu-list"} aria-label={label}>
-          {shown.map((each) => (
-            <Item key={each.key} item={each} close={closeAndReturn} />
+          {shown.map((item) => (
+            <Item key={item.key} item={item} close={closeAndReturn} />
           ))}
         </div>
       )}

@@ -11,7 +11,7 @@ export interface Series {
   /** One value per moment; null means no value. */
   values: readonly (number | null)[]
   dashed?: boolean
-  /** One of the four colors, by default chosen by position. */
+  /** One of the four colors. The default depends on the position of the series. */
   colour?: 1 | 2 | 3 | 4
 }
 
@@ -23,19 +23,19 @@ interface PlotProps {
   series: readonly Series[]
   height?: number
   format?: (value: number) => string
-  /** Draws a small line without axes, to go with other content. */
+  /** Draws a small chart without axes, for use inside a row. */
   spark?: boolean
   /** The value range, instead of 0 to slightly above the highest value. */
   range?: readonly [number, number]
   /** True for counts, which get no grid lines between whole numbers. */
   whole?: boolean
-  /** The length of the time axis before the last moment. By default the axis starts at the first
-   * moment. */
+  /** The length of the time axis in seconds, up to the last moment. By default the axis starts at
+   * the first moment. */
   spanSeconds?: number
 }
 
 const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) =>
-  [1, 2, 5].map((each) => each * 10 ** power),
+  [1, 2, 5].map((digit) => digit * 10 ** power),
 )
 
 export function Plot({
@@ -53,7 +53,7 @@ export function Plot({
   const plot = useRef<uPlot | null>(null)
   const theme = useTheme()
   const data = useRef<uPlot.AlignedData>([[]])
-  data.current = [[...moments], ...series.map((each) => [...each.values])]
+  data.current = [[...moments], ...series.map((line) => [...line.values])]
   const shape = JSON.stringify([
     series.map(({ label, dashed, colour }) => [label, dashed, colour]),
     height,
@@ -94,25 +94,26 @@ type Look = Required<Pick<PlotProps, "height" | "spark" | "whole">> & {
   spanSeconds: PlotProps["spanSeconds"]
 }
 
-/** Derives the time range from the data, because the library shows a whole day for a single
- * moment. */
+/** Returns a time range that ends at the last moment. Without it, the library shows a whole day
+ * for a single moment. */
 function spanBefore(plot: uPlot, max: number, seconds: number): [number, number] {
   const last = plot.data[0]?.at(-1) ?? max
   return [last - seconds, last]
 }
 
-/** Removes labels at the edges, which would be cut in half. */
+/** Removes labels that the right edge would cut off. */
 function withoutCut(plot: uPlot, moments: readonly number[], labels: readonly string[]): string[] {
   const width = plot.bbox.width / devicePixelRatio
   const half = (label: string) => (label.length * LETTER) / 2 - PADDING_RIGHT
   return labels.map((label, at) => (plot.valToPos(moments[at] ?? 0, "x") > width - half(label) ? "" : label))
 }
 
+// In pixels. LETTER is the approximate width of a label's character.
 const PADDING_RIGHT = 8
 const LETTER = 6.7
 const AXIS_PADDING = 14
 
-/** Marks the latest value with a dot. */
+/** Returns the index of the latest value, which is marked with a dot. */
 function lastPoint(plot: uPlot, index: number): number[] {
   const values = plot.data[index] ?? []
   for (let at = values.length - 1; at >= 0; at -= 1) if (values[at] != null) return [at]
@@ -154,27 +155,27 @@ function optionsOf(
             grid,
             space: 30,
             size: (_plot, labels) =>
-              AXIS_PADDING + LETTER * Math.max(3, ...(labels ?? []).map((each) => each.length)),
+              AXIS_PADDING + LETTER * Math.max(3, ...(labels ?? []).map((text) => text.length)),
             ...(whole ? { incrs: WHOLE_STEPS } : {}),
-            values: (_plot, splits) => splits.map((each) => format?.(each) ?? String(each)),
+            values: (_plot, splits) => splits.map((value) => format?.(value) ?? String(value)),
           },
         ],
     series: [
       {},
-      ...series.map((each, index) => {
-        const ink = colour(`--plot-${each.colour ?? (index % 4) + 1}`)
+      ...series.map((line, index) => {
+        const ink = colour(`--plot-${line.colour ?? (index % 4) + 1}`)
         return {
-          label: each.label,
+          label: line.label,
           stroke: ink,
           width: 1.5,
           // A step without finished jobs has no value, so the line continues to the next step with
           // one.
           spanGaps: true,
-          points: each.dashed
+          points: line.dashed
             ? { show: false }
             : { show: true, size: 6, width: 0, fill: ink, filter: lastPoint },
-          ...(each.dashed ? { dash: [4, 3] } : {}),
-          ...(index === 0 && !each.dashed ? { fill: `${ink}1a` } : {}),
+          ...(line.dashed ? { dash: [4, 3] } : {}),
+          ...(index === 0 && !line.dashed ? { fill: `${ink}1a` } : {}),
         }
       }),
     ],
@@ -189,5 +190,5 @@ const DAYS_SECONDS = 36 * 3600
 export function momentLabels(moments: readonly number[]): string[] {
   const span = (moments.at(-1) ?? 0) - (moments[0] ?? 0)
   const format = span > DAYS_SECONDS ? day : clock
-  return moments.map((each) => format.format(new Date(each * 1000)))
+  return moments.map((seconds) => format.format(new Date(seconds * 1000)))
 }

@@ -5,10 +5,10 @@ interface ProgressProps {
   value: number | null
   state?: "running" | "succeeded" | "failed" | "ink"
   /** True if the percentage is shown next to the bar. */
-  told?: boolean
+  withPercent?: boolean
 }
 
-export function Progress({ label, value, state = "running", told = false }: ProgressProps) {
+export function Progress({ label, value, state = "running", withPercent = false }: ProgressProps) {
   const part = value === null ? null : Math.max(0, Math.min(1, value))
   const text = part === null ? "" : `${Math.floor(part * 100)}%`
   return (
@@ -23,7 +23,7 @@ export function Progress({ label, value, state = "running", told = false }: Prog
       >
         <i style={{ width: part === null ? undefined : `${part * 100}%` }} />
       </div>
-      {told && <span className="progress-told mono">{text}</span>}
+      {withPercent && <span className="progress-percent mono">{text}</span>}
     </div>
   )
 }

@@ -1,5 +1,5 @@
-/** A table that renders only the visible rows, so that 100,000 rows cost as much as 30. Keys
- * while it has the focus: J and K or the arrows move, X or Space selects, Enter opens. */
+/** A table that renders only the visible rows, so that 100,000 rows cost as much as 30. While it
+ * has the focus, J and K or the arrow keys move, X or Space selects, and Enter opens. */
 
 import { useVirtualizer } from "@tanstack/react-virtual"
 import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from "react"
@@ -9,7 +9,7 @@ import { Skeleton } from "./Skeleton"
 export interface Column<Row> {
   key: string
   title: ReactNode
-  /** The column's track in the CSS grid: "120px", "minmax(0, 1fr)". */
+  /** The column's track in the CSS grid, such as "120px" or "minmax(0, 1fr)". */
   width: string
   cell: (row: Row) => ReactNode
   align?: "right"
@@ -28,13 +28,13 @@ interface TableProps<Row> {
   onOpen?: (row: Row) => void
   selected?: ReadonlySet<string>
   onSelect?: (selected: Set<string>) => void
-  /** The total number of rows. The last loaded row requests more through `onEnd`. */
+  /** The total number of rows. If more exist than are loaded, `onEnd` is called near the last one. */
   total?: number
   onEnd?: () => void
   empty?: ReactNode
   /** Called with the current row for other keys, such as R or P. */
   onKey?: (key: string, row: Row) => void
-  /** Fills the parent's height instead of growing to most of the window. */
+  /** Fills the parent's height instead of growing with the number of rows. */
   fill?: boolean
 }
 
@@ -95,7 +95,7 @@ export function Table<Row>(props: TableProps<Row>) {
     act()
   }
 
-  const template = [...(onSelect ? ["36px"] : []), ...columns.map((each) => each.width)].join(" ")
+  const template = [...(onSelect ? ["36px"] : []), ...columns.map((column) => column.width)].join(" ")
   const line = { gridTemplateColumns: template }
   if (rows && count === 0 && empty) return <>{empty}</>
   return (
@@ -108,7 +108,7 @@ export function Table<Row>(props: TableProps<Row>) {
       aria-busy={rows === undefined}
       aria-multiselectable={onSelect ? true : undefined}
       aria-activedescendant={
-        count > 0 && items.some((each) => each.index === current) ? `${id}-${current}` : undefined
+        count > 0 && items.some((item) => item.index === current) ? `${id}-${current}` : undefined
       }
       tabIndex={0}
       onKeyDown={handleKey}
@@ -155,13 +155,13 @@ export function Table<Row>(props: TableProps<Row>) {
                   </label>
                 </div>
               )}
-              {columns.map((each) => (
+              {columns.map((column) => (
                 <div
-                  key={each.key}
+                  key={column.key}
                   role="gridcell"
-                  className={each.align ? "table-cell is-right" : "table-cell"}
+                  className={column.align ? "table-cell is-right" : "table-cell"}
                 >
-                  {each.cell(row)}
+                  {column.cell(row)}
                 </div>
               ))}
             </div>
@@ -198,20 +198,22 @@ function Head<Row>({ columns, line, select }: HeadProps<Row>) {
             </label>
           </div>
         )}
-        {columns.map((each) => (
+        {columns.map((column) => (
           <div
-            key={each.key}
+            key={column.key}
             role="columnheader"
-            aria-sort={each.sort ?? undefined}
-            className={each.align ? "table-cell is-right" : "table-cell"}
+            aria-sort={column.sort ?? undefined}
+            className={column.align ? "table-cell is-right" : "table-cell"}
           >
-            {each.onSort ? (
-              <button type="button" className="table-sort" onClick={each.onSort}>
-                {each.title}
-                <span aria-hidden="true">{each.sort ? (each.sort === "ascending" ? " ↑" : " ↓") : ""}</span>
+            {column.onSort ? (
+              <button type="button" className="table-sort" onClick={column.onSort}>
+                {column.title}
+                <span aria-hidden="true">
+                  {column.sort ? (column.sort === "ascending" ? " ↑" : " ↓") : ""}
+                </span>
               </button>
             ) : (
-              each.title
+              column.title
             )}
           </div>
         ))}
@@ -234,12 +236,12 @@ function LoadingRows({ height }: { height: number }) {
 }
 
 /** Returns the row height that the style sheet defines for the current density. */
-function useRowHeight(of: { current: HTMLElement | null }): number {
+function useRowHeight(element: { current: HTMLElement | null }): number {
   const [height, setHeight] = useState(40)
   useEffect(() => {
-    if (!of.current) return
-    const told = Number.parseFloat(getComputedStyle(of.current).getPropertyValue("--row-h"))
-    if (told > 0) setHeight(told)
+    if (!element.current) return
+    const pixels = Number.parseFloat(getComputedStyle(element.current).getPropertyValue("--row-h"))
+    if (pixels > 0) setHeight(pixels)
   })
   return height
 }
@@ -254,5 +256,5 @@ function useColumns<Row>(columns: readonly Column<Row>[]): readonly Column<Row>[
     media.addEventListener("change", note)
     return () => media.removeEventListener("change", note)
   }, [])
-  return isNarrow ? columns.filter((each) => !each.wideOnly) : columns
+  return isNarrow ? columns.filter((column) => !column.wideOnly) : columns
 }

@@ -1,4 +1,4 @@
-/** Tabs for the parts of a page. With `name`, the selection is kept in the address as ?name=key. */
+/** Tabs for the parts of a page. The arrow keys move between them. */
 
 import { type KeyboardEvent, type ReactNode, useId } from "react"
 import { Badge } from "./Status"
@@ -24,7 +24,7 @@ export function Tabs<Key extends string>({ label, tabs, value, onChange, childre
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key]
     if (!step) return
     event.preventDefault()
-    const at = tabs.findIndex((each) => each.key === value)
+    const at = tabs.findIndex((tab) => tab.key === value)
     const next = tabs[(at + step + tabs.length) % tabs.length]
     if (!next) return
     onChange(next.key)
@@ -33,20 +33,20 @@ export function Tabs<Key extends string>({ label, tabs, value, onChange, childre
   return (
     <>
       <div className="tabs" role="tablist" aria-label={label} onKeyDown={move}>
-        {tabs.map((each) => (
+        {tabs.map((tab) => (
           <button
-            key={each.key}
-            id={`${id}-${each.key}`}
+            key={tab.key}
+            id={`${id}-${tab.key}`}
             type="button"
             role="tab"
             className="tab"
-            aria-selected={each.key === value}
+            aria-selected={tab.key === value}
             aria-controls={children === undefined ? undefined : `${id}-panel`}
-            tabIndex={each.key === value ? 0 : -1}
-            onClick={() => onChange(each.key)}
+            tabIndex={tab.key === value ? 0 : -1}
+            onClick={() => onChange(tab.key)}
           >
-            {each.title}
-            {each.count !== undefined && <Badge>{each.count.toLocaleString()}</Badge>}
+            {tab.title}
+            {tab.count !== undefined && <Badge>{tab.count.toLocaleString()}</Badge>}
           </button>
         ))}
       </div>

@@ -1,4 +1,4 @@
-/** Shows moments in the user's time zone: relative, with the exact time on hover. One timer
+/** Shows times relative to now, with the exact time in the user's time zone on hover. One timer
  * updates all of them. */
 
 import { useSyncExternalStore } from "react"
@@ -18,12 +18,12 @@ const UNITS: readonly [Intl.RelativeTimeFormatUnit, number][] = [
  * seven days expires in seven days and not in six. */
 export function relativeTime(moment: Date, now: Date): string {
   const seconds = Math.round((moment.getTime() - now.getTime()) / 1000)
-  const isToCome = seconds > 0
-  const [unit, size] = UNITS.find(([, size]) => (isToCome ? seconds / size > 0.95 : -seconds >= size)) ?? [
+  const isFuture = seconds > 0
+  const [unit, size] = UNITS.find(([, size]) => (isFuture ? seconds / size > 0.95 : -seconds >= size)) ?? [
     "second",
     1,
   ]
-  return relative.format(isToCome ? Math.round(seconds / size) : Math.trunc(seconds / size), unit)
+  return relative.format(isFuture ? Math.round(seconds / size) : Math.trunc(seconds / size), unit)
 }
 
 export function exactTime(moment: Date): string {
@@ -37,10 +37,11 @@ let timer: ReturnType<typeof setInterval> | null = null
 
 function subscribe(listener: () => void): () => void {
   listeners.add(listener)
-  if (timer === null) tick = Date.now() // the timer stood still while nothing was listening
+  // The tick is outdated, because the timer was stopped while there were no listeners.
+  if (timer === null) tick = Date.now()
   timer ??= setInterval(() => {
     tick = Date.now()
-    for (const each of listeners) each()
+    for (const listener of listeners) listener()
   }, TICK_MS)
   return () => {
     listeners.delete(listener)

@@ -1,4 +1,5 @@
-/** Short news at the bottom left: `toast({ title: "gpu-05 drains", act: { label: "Undo", run: undo } })`. */
+/** Short notifications at the bottom left, such as
+ * `toast({ title: "gpu-05 is draining", act: { label: "Undo", run: undo } })`. */
 
 import { type ReactNode, useEffect, useRef, useState, useSyncExternalStore } from "react"
 import { words } from "@/words/en/common"
@@ -24,17 +25,17 @@ const listeners = new Set<() => void>()
 
 function put(next: readonly Shown[]): void {
   shown = next
-  for (const each of listeners) each()
+  for (const listener of listeners) listener()
 }
 
-export function toast(news: Toast): number {
+export function toast(content: Toast): number {
   last += 1
-  put([...shown.slice(1 - TOASTS_MAX), { ...news, id: last }])
+  put([...shown.slice(1 - TOASTS_MAX), { ...content, id: last }])
   return last
 }
 
 export function closeToast(id: number): void {
-  put(shown.filter((each) => each.id !== id))
+  put(shown.filter((other) => other.id !== id))
 }
 
 function subscribe(listener: () => void): () => void {
@@ -43,17 +44,18 @@ function subscribe(listener: () => void): () => void {
 }
 
 export function Toasts() {
-  const news = useSyncExternalStore(subscribe, () => shown)
+  const toasts = useSyncExternalStore(subscribe, () => shown)
   return (
     <section className="toasts" aria-label={words.news} aria-live="polite">
-      {news.map((each) => (
-        <OneToast key={each.id} toast={each} />
+      {toasts.map((item) => (
+        <OneToast key={item.id} toast={item} />
       ))}
     </section>
   )
 }
 
-/** Goes after a while, but never while it is looked at; failures stay until they are closed. */
+/** Disappears after a few seconds, but not while it is hovered or focused. Failures stay until the
+ * user closes them. */
 function OneToast({ toast: { id, title, text, state = "succeeded", act } }: { toast: Shown }) {
   const [isHeld, setHeld] = useState(false)
   const stays = isHeld || state === "failed"

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest"
 import { count, tokens } from "./amounts"
 
-test("a zero has no sign, however it was computed", () => {
+test("a zero has no sign, even a negative zero", () => {
   const missing = 0 - 0
   expect(count(-missing)).toBe("0")
   expect(tokens(-missing)).not.toContain("-")

@@ -1,9 +1,10 @@
-/** Tokens, sizes, durations and counts, as people read them. */
+/** Formats tokens, sizes, durations and counts for display. */
 
 import { words } from "@/words/en/common"
 import { Icon } from "./Icon"
 
-const whole = new Intl.NumberFormat(undefined, { signDisplay: "negative" }) // no sign before a zero
+// Omits the minus sign of a negative zero.
+const whole = new Intl.NumberFormat(undefined, { signDisplay: "negative" })
 const short = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 })
 const SIZES = ["B", "KB", "MB", "GB", "TB"]
 
@@ -20,7 +21,7 @@ export function bytes(value: number): string {
   return `${short.format(value / 1000 ** power)} ${SIZES[power]}`
 }
 
-/** 0.4 s, 12 s, 1 min 20 s, 3 h 5 min. */
+/** Formats a duration, such as 0.4 s, 12 s, 1 min 20 s or 3 h 5 min. */
 export function duration(seconds: number): string {
   if (seconds < 10) return `${short.format(seconds)} s`
   if (seconds < 60) return `${Math.round(seconds)} s`
@@ -39,7 +40,8 @@ export function percent(part: number): string {
   return `${short.format(part)}%`
 }
 
-/** An amount of tokens; `sign`: with + or −, as in a list of transactions. */
+/** An amount of tokens. With `sign`, positive amounts get a plus sign, as in a list of
+ * transactions. */
 export function Tokens({
   value,
   sign = false,

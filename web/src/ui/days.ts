@@ -1,9 +1,9 @@
-/** Rows under their days, in the reader's zone. */
+/** Groups rows by day in the user's time zone. */
 
 import { words } from "@/words/en/common"
 
 export interface Day<Row> {
-  /** As 2026-11-16, in the reader's zone. */
+  /** The date in the user's time zone, such as 2026-11-16. */
   key: string
   rows: Row[]
 }
@@ -13,7 +13,7 @@ export function dayOf(moment: Date): string {
   return `${moment.getFullYear()}-${two(moment.getMonth() + 1)}-${two(moment.getDate())}`
 }
 
-/** Rows that come in order of time, under their days. */
+/** Groups rows that are in order of time by day. */
 export function byDay<Row>(rows: readonly Row[], at: (row: Row) => string): Day<Row>[] {
   const days: Day<Row>[] = []
   for (const row of rows) {
@@ -25,7 +25,7 @@ export function byDay<Row>(rows: readonly Row[], at: (row: Row) => string): Day<
   return days
 }
 
-/** Today, Yesterday, or the date. */
+/** Returns "Today", "Yesterday" or the date. */
 export function dayTitle(key: string, now = new Date()): string {
   const before = new Date(now.getFullYear(), now.getMonth(), now.getDate() - 1)
   if (key === dayOf(now)) return words.today

@@ -13,8 +13,8 @@ test.each([
   [120, "2 min"],
   [11_100, "3 h 5 min"],
   [200_000, "2 d 7 h"],
-])("%d seconds are told as %s", (seconds, told) => {
-  expect(duration(seconds)).toBe(told)
+])("%d seconds are shown as %s", (seconds, text) => {
+  expect(duration(seconds)).toBe(text)
 })
 
 test.each([
@@ -22,25 +22,25 @@ test.each([
   [999, "999 B"],
   [6_200_000, "6.2 MB"],
   [1e15, "1,000 TB"],
-])("%d bytes are told as %s", (size, told) => {
-  expect(bytes(size)).toBe(told)
+])("%d bytes are shown as %s", (size, text) => {
+  expect(bytes(size)).toBe(text)
 })
 
 test("one token is one token", () => {
   expect([tokens(1), tokens(12), tokens(0)]).toEqual(["1 token", "12 tokens", "0 tokens"])
 })
 
-test("moments are told in the largest unit that fits", () => {
+test("times are shown in the largest unit that fits", () => {
   const now = new Date("2031-05-01T12:00:00Z")
-  const told = (text: string) => relativeTime(new Date(text), now)
-  expect(told("2031-05-01T11:59:50Z")).toContain("10 sec")
-  expect(told("2031-05-01T10:00:01Z")).toContain("1 hr")
-  expect(told("2031-04-29T12:00:00Z")).toContain("2 days")
-  expect(told("2031-05-01T12:05:00Z")).toContain("in 5 min")
-  expect(told("2031-05-08T11:59:40Z")).toContain("in 7 days")
-  expect(told("2031-05-01T12:59:58Z")).toContain("in 1 hr")
-  expect(told("2031-05-02T11:59:50Z")).toBe("tomorrow")
-  expect(told("2031-04-24T12:00:10Z")).toContain("6 days ago")
+  const textAt = (moment: string) => relativeTime(new Date(moment), now)
+  expect(textAt("2031-05-01T11:59:50Z")).toContain("10 sec")
+  expect(textAt("2031-05-01T10:00:01Z")).toContain("1 hr")
+  expect(textAt("2031-04-29T12:00:00Z")).toContain("2 days")
+  expect(textAt("2031-05-01T12:05:00Z")).toContain("in 5 min")
+  expect(textAt("2031-05-08T11:59:40Z")).toContain("in 7 days")
+  expect(textAt("2031-05-01T12:59:58Z")).toContain("in 1 hr")
+  expect(textAt("2031-05-02T11:59:50Z")).toBe("tomorrow")
+  expect(textAt("2031-04-24T12:00:10Z")).toContain("6 days ago")
 })
 
 test("long ids are shortened", () => {
@@ -48,7 +48,7 @@ test("long ids are shortened", () => {
   expect(shortId("gpu-05")).toBe("gpu-05")
 })
 
-test("each status of the API is one of six states", () => {
+test("every status of the API has one of six states", () => {
   expect(["queued", "processing", "completed", "failed", "cancelled"].map(stateOf)).toEqual([
     "queued",
     "running",
@@ -58,7 +58,7 @@ test("each status of the API is one of six states", () => {
   ])
 })
 
-test("who was offline is told so when the network is back, too", () => {
+test("a user who was offline sees that message even when the network is back", () => {
   const own = new ApiError("offline", "", 0, { wasOnline: false })
   expect(messageOf(own, false)).toBe("You're offline.")
   expect(messageOf(own, true)).toBe("You were offline. Try again.")

@@ -226,7 +226,7 @@ function Running({ job }: { job: JobDetails }) {
   const { percent, node, step, steps } = job.progress ?? {}
   return (
     <Panel className="job-running">
-      <Progress label={words.progress} value={percent == null ? null : percent / 100} told />
+      <Progress label={words.progress} value={percent == null ? null : percent / 100} withPercent />
       <span className="mono">
         {[node != null && words.node(node), step != null && steps != null && words.step(step, steps)]
           .filter(Boolean)

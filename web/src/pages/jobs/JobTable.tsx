@@ -131,7 +131,7 @@ function Stands({ row }: { row: JobListed }) {
         <Progress
           label={words.progress(shortId(row.id))}
           value={row.percent === null ? null : row.percent / 100}
-          told
+          withPercent
         />
       </span>
     )

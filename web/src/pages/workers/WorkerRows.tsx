@@ -149,7 +149,7 @@ export function Now({ worker, condition }: { worker: WorkerSeen; condition: Cond
       <Progress
         label={words.progressOf(shortId(job.job_id))}
         value={job.percent === null ? null : job.percent / 100}
-        told
+        withPercent
       />
     </>
   )
@@ -177,7 +177,7 @@ function LoadSpark({ worker }: { worker: WorkerSeen }) {
     freshSeconds: READINGS_FRESH_SECONDS,
   })
   const { reload } = query
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reads again once the worker has sent a new report
   useEffect(() => {
     if (isSeen) reload()
   }, [worker.read_at])

@@ -195,7 +195,7 @@ function Outcome({ id, warning }: { id: string; warning: string | null }) {
                   <Progress
                     label={words.running}
                     value={job.progress?.percent == null ? null : job.progress.percent / 100}
-                    told
+                    withPercent
                   />
                 )}
                 {warning && job.status === "queued" && (
