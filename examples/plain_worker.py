@@ -38,7 +38,7 @@ def upload(name, data, folder):
 
 
 def prepare(payload, folder):
-    """Uploads the job's files, and returns the prompt, which saves its results in a separate folder."""
+    """Uploads the job's files, and returns a prompt that saves into a separate folder."""
     prompt = payload["workflow"]
     for asset in payload["assets"]:
         name = upload(asset["name"], call(asset["url"]), folder)
