@@ -1,5 +1,4 @@
-/** The graph's bar with its name, views and actions, and its replacement if there is no such
- * graph. */
+/** The bar at the top of a graph page, and the page that is shown if the graph doesn't exist. */
 
 import type { ReactNode } from "react"
 import { Link } from "wouter"

@@ -1,5 +1,4 @@
-/** One node: its ports with their types, its values and problems, and in a run its state and
- * result. */
+/** Draws one node with its ports, values and problems and, in a run, its status and result. */
 
 import {
   Handle,
@@ -31,10 +30,11 @@ export type FlowNode = Node<NodeFacts, "canvas">
 /** Checks whether a connection from one port to another would be accepted. */
 export const Fitting = createContext<(from: string, to: string) => boolean>(() => false)
 
-/** True if the graph has so many nodes that only those large enough to read are drawn in full. */
+/** True if the graph is so large that only nodes that are big enough to read are drawn in full. */
 export const Large = createContext(false)
 
-/** Below this zoom, texts are too small to read, so texts and shadows are left out. */
+/** Below this zoom level, in percent, labels are too small to read, so labels and shadows are left
+ * out. */
 export const FAR_PERCENT = 35
 /** The margin around the visible area within which nodes are drawn in full before they scroll
  * into view. */
@@ -89,8 +89,8 @@ function runState(run: NonNullable<NodeFacts["run"]>) {
   return stateOf(run.status === "done" ? "succeeded" : run.status)
 }
 
-/** A placeholder of the node's full size with the parts that are visible from afar. Connections
- * end where its ports would be. */
+/** A placeholder with the node's full size that shows only what is visible from afar. Connections
+ * end where the ports would be. */
 function Outline({ data, selected, drawn }: { data: NodeFacts; selected: boolean; drawn: Drawn }) {
   return (
     <div className={`${lookOf(data, selected)} canvas-outline`} style={{ height: drawn.height }}>
@@ -102,7 +102,7 @@ function Outline({ data, selected, drawn }: { data: NodeFacts; selected: boolean
           className={type}
           data-handleid={id}
           data-handlepos={position}
-          // Relative to the inside of the border, because port positions are measured from there.
+          // Port positions are measured from the inside of the border, which is 1 pixel wide.
           style={{ left: x - 1, top: y - 1 }}
         />
       ))}

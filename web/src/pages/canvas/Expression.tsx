@@ -64,7 +64,7 @@ interface ExpressionFieldProps {
   placeholder?: string
   text: string
   wrong: string | undefined
-  /** The names that may be read, such as output.width. */
+  /** The names that the expression can use, such as output.width. */
   names: readonly string[]
   onChange: (text: string) => void
 }
@@ -110,7 +110,8 @@ export function TemplateField(props: TemplateFieldProps) {
   const { label, hint, placeholder, type, value, wrong, names, onChange } = props
   const [typed, setTyped] = useState(() => textOf(value))
   const frame = useRef<HTMLDivElement>(null)
-  // Keeps the text exactly as typed, for example "1.0", while it still stands for the value.
+  // Keeps the text exactly as the user typed it, for example "1.0", as long as it represents the
+  // same value.
   const isMine = JSON.stringify(typedValue(typed, type) ?? null) === JSON.stringify(value ?? null)
   const text = isMine ? typed : textOf(value)
   const change = (next: string) => {

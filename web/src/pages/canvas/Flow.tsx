@@ -85,8 +85,8 @@ interface Size {
   readonly height: number
 }
 
-/** Draws nothing until the board's size and all node positions are known, then everything at
- * once. */
+/** Waits until the canvas size and all node positions are known, and then draws everything in one
+ * pass. */
 export default function CanvasFlow(props: CanvasFlowProps) {
   const { document, places } = props.sheet
   const board = useRef<HTMLElement>(null)
@@ -298,8 +298,8 @@ function miniLook({ data }: FlowNode): string {
   return data.run ? `canvas-mini-${data.run.status}` : ""
 }
 
-/** Returns what each node shows. Unchanged nodes keep the same object, so that they aren't
- * rendered again. */
+/** Returns the data that each node displays. Unchanged nodes keep the same object, so that they
+ * aren't rendered again. */
 function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const { sheet, types, offerOf, problems, warnings = NONE, runs, exampleOf } = props
   const { document } = sheet
@@ -407,7 +407,7 @@ function problemWords({ problems }: NodeFacts): string {
   return problems.length > 0 ? words.problems(problems.length) : ""
 }
 
-/** Returns the key of a connection that is written as a name. */
+/** Returns the key of a connection that is written as a name in a field. */
 function nameKey({ from, to }: { from: string; to: string }): string {
   return `${from} > ${to}`
 }
@@ -467,7 +467,7 @@ function useEdges(
   }, [document.connections, names, nodeIds, done, skipped, problems, picked])
 }
 
-/** Returns the values that are read by name, if both nodes have matching ports. */
+/** Returns the references by name whose source and target ports both exist. */
 function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly NameReference[] {
   const names = useMemo(() => namesIn(document), [document])
   const previous = useRef<readonly NameReference[]>([])

@@ -1,5 +1,4 @@
-/** The settings of one node. Everything that the mouse can do with connections is possible here
- * by keyboard. */
+/** The settings of one node. Connections can also be edited here by keyboard. */
 
 import { useState } from "react"
 import type { OfferedProperty, WorkerSeen, WorkflowOffer } from "@/api/schema"

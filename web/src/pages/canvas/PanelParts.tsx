@@ -27,7 +27,7 @@ export function useSet({ document, node, onChange }: NodePanelProps) {
     onChange(setFields(document, node.id, fields), `${node.id}.${Object.keys(fields).join()}`)
 }
 
-/** Returns the first problem at one of these ports. */
+/** Returns the message of the first problem at one of these ports. */
 export function wrongAt({ problems }: NodePanelProps, ...ports: string[]): string | undefined {
   return problems.find((problem) => ports.includes(problem.port))?.message
 }

@@ -14,7 +14,7 @@ interface VersionsProps {
   onClose: () => void
   graphId: string | null
   newest: number
-  /** The document as it is drawn now. */
+  /** The document in its current state on the canvas. */
   document: GraphDocument
   onTake: (document: GraphDocument, version: number) => void
 }

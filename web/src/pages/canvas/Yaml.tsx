@@ -35,12 +35,12 @@ export function Yaml({ document, isReadOnly, onChange }: YamlProps) {
     const abort = new AbortController()
     const timer = setTimeout(() => {
       void read(typed, abort.signal).then(
-        (found) => {
+        (parsed) => {
           if (abort.signal.aborted) return
           setError(null)
-          if (!found || isSame(found, latest.current.document)) return
-          shown.current = found
-          latest.current.onChange(found)
+          if (!parsed || isSame(parsed, latest.current.document)) return
+          shown.current = parsed
+          latest.current.onChange(parsed)
         },
         (thrown) => abort.signal.aborted || setError(asApiError(thrown)),
       )

@@ -279,7 +279,7 @@ describe("what a run is given", () => {
   })
 })
 
-/** All of them are ids that the API takes. */
+/** The API accepts all of these as ids. */
 const WORDS_OF_OBJECTS = ["constructor", "toString", "valueOf", "hasOwnProperty"]
 
 describe("names that every object has", () => {

@@ -1,5 +1,5 @@
-/** Gives nodes new ids: renames them, or copies them with the connections and names between
- * them. Pure functions. */
+/** Renames and copies nodes, together with the connections and references between them. Pure
+ * functions. */
 
 import {
   addNode,
@@ -15,7 +15,7 @@ import {
 } from "./document"
 import { withNames } from "./names"
 
-/** Renames a node, including its connections, merges over it, and all names that refer to it. */
+/** Renames a node, and updates all connections and names that refer to it. */
 export function rename(document: GraphDocument, before: string, after: string): GraphDocument {
   const moved = (text: string) =>
     text.startsWith(`${before}.`) ? `${after}${text.slice(before.length)}` : text
@@ -36,7 +36,7 @@ export interface Clip {
   readonly places: Places
 }
 
-/** Returns nodes with the connections between them. */
+/** Returns the nodes with these ids, with the connections between them and their positions. */
 export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet<string>): Clip {
   return {
     nodes: document.nodes.filter((node) => ids.has(node.id)),
@@ -49,7 +49,7 @@ export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet
 
 const PASTED_PIXELS = 40
 
-/** Inserts copies with free ids, and returns those ids as well. */
+/** Pastes copies of the nodes under unused ids, and returns the new ids as well. */
 export function paste(
   document: GraphDocument,
   places: Places,

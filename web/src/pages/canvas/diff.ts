@@ -5,8 +5,8 @@ export interface DiffLine {
   readonly text: string
 }
 
-/** The limit for the longest common subsequence, in cells of its table. Beyond it, all old lines
- * count as removed and all new ones as added. */
+/** The maximum table size, in cells, for computing the longest common subsequence of two texts. If
+ * a comparison would exceed it, all old lines count as removed and all new lines as added. */
 const CELLS_MAX = 4_000_000
 
 export function diffOf(before: string, after: string): DiffLine[] {

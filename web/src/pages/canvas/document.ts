@@ -25,13 +25,13 @@ export interface GraphNode {
 }
 
 export interface Connection {
-  /** node.port, or a path inside the port's value: node.port.images.0 */
+  /** The source as node.port, or a path inside the port's value, such as node.port.images.0. */
   readonly from: string
   /** node.port */
   readonly to: string
 }
 
-/** Settings of the whole graph besides its name, as they were read. */
+/** The settings of a whole graph, apart from its name. */
 export const SETTINGS = ["max_tokens", "reuse", "priority", "at_once", "deadline"] as const
 export type Settings = Readonly<Partial<Record<(typeof SETTINGS)[number], number | boolean>>>
 
@@ -54,7 +54,8 @@ export interface Source {
 }
 
 const KINDS: readonly string[] = NODE_KINDS
-/** The API's defaults. They are left out, so that a document is as short as one written by hand. */
+/** The API's default values for each type of node. Fields with these values are omitted to keep
+ * documents short. */
 const USUAL: Record<NodeKind, Record<string, unknown>> = {
   input: { value_type: "any" },
   workflow: {
@@ -96,8 +97,8 @@ export function propertiesOf(node: GraphNode): Readonly<Record<string, unknown>>
   return isRecord(node.properties) ? node.properties : {}
 }
 
-/** Returns a record's own value: a node may be called `constructor`, which every object
- * inherits. */
+/** Returns the record's own value and ignores inherited ones, because a node may be named
+ * `constructor`. */
 export function own<T>(record: Readonly<Record<string, T>>, name: string): T | undefined {
   return Object.hasOwn(record, name) ? record[name] : undefined
 }
@@ -132,7 +133,8 @@ function settingsOf(value: Readonly<Record<string, unknown>>): Settings {
   )
 }
 
-/** A default value in a node is meaningful, and kept, if `graph` sets another value. */
+/** Parses one node and drops fields that have default values. A default priority is kept if the
+ * graph sets a priority of its own, because the node's value overrides it. */
 function nodeOf(
   value: unknown,
   wires: Connection[],
@@ -179,7 +181,7 @@ function sorted(value: unknown): unknown {
   )
 }
 
-/** Returns a free id: soften, soften_2, … */
+/** Returns an unused id that is based on the preferred one: soften, soften_2, … */
 export function freeId(document: GraphDocument, preferred: string): string {
   const base = preferred.replace(/[^A-Za-z0-9_-]+/g, "_").replace(/^[_-]+/, "") || "node"
   const ids = new Set(document.nodes.map((node) => node.id))
@@ -193,7 +195,7 @@ export function addNode(document: GraphDocument, node: GraphNode): GraphDocument
   return { ...document, nodes: [...document.nodes, node] }
 }
 
-/** Sets fields of one node; undefined removes a field. */
+/** Sets fields of one node. Undefined removes a field. */
 export function setFields(
   document: GraphDocument,
   id: string,
@@ -219,7 +221,7 @@ export function setProperty(
   return setFields(document, id, { properties: Object.keys(values).length > 0 ? values : undefined })
 }
 
-/** Adds a connection. It replaces a value at its target, and the connection that ended there. */
+/** Adds a connection, which replaces a value or another connection at its target. */
 export function connect(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node, port } = targetOf(to)
   const cleared = setProperty(document, node, port, undefined)
@@ -231,7 +233,8 @@ export function disconnect(document: GraphDocument, to: string): GraphDocument {
   return { ...document, connections: document.connections.filter((connection) => connection.to !== to) }
 }
 
-/** Removes nodes with their connections, and single connections by their targets. */
+/** Removes nodes with their connections, and individual connections that are given by their
+ * targets. */
 export function remove(
   document: GraphDocument,
   ids: ReadonlySet<string>,

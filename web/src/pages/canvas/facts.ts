@@ -1,4 +1,4 @@
-/** Works out what a node shows and how large it is drawn. canvas.css uses the same sizes. Pure
+/** Determines a node's content and size on the canvas. canvas.css uses the same sizes. Pure
  * functions. */
 
 import { type NodeHandle, Position } from "@xyflow/react"
@@ -9,7 +9,7 @@ import type { GraphNode } from "./document"
 import { bodyOf, valueAt } from "./names"
 import { MEDIA, type NodePorts, type Port } from "./types"
 
-/** The state of one node in a run. */
+/** A node's state in a run. */
 export interface NodeRun {
   readonly status: string
   /** From 0 to 1; null means unknown. */
@@ -23,7 +23,7 @@ export interface NodeRun {
   readonly pictures: readonly string[]
   /** The decision of a deciding node, in words. */
   readonly decision: string | null
-  /** The output port through which a switch or an approval passed the value on. */
+  /** The output port through which a deciding node passed the value on. */
   readonly way: string | null
   readonly error: string | null
 }

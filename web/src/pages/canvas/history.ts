@@ -11,8 +11,8 @@ export interface History {
   readonly now: Sheet
   readonly past: readonly Sheet[]
   readonly future: readonly Sheet[]
-  /** The kind of the last change. Another change of the same kind joins it, such as letters
-   * typed in one field. */
+  /** The kind of the last change. Another change of the same kind, such as the next letter typed in
+   * a field, joins the same undo step. */
   readonly tag: string | null
 }
 

@@ -307,7 +307,7 @@ function offReasonOf(nodes: number, problems: number): string | false {
   return problems > 0 && words.problemsFirst
 }
 
-/** Shows the run button's text, with the price once it is known. */
+/** The text of the run button, with the price once it is known. */
 function RunWords({ editor: { verdict }, isValid }: { editor: Editor; isValid: boolean }) {
   const quote = verdict?.quote
   if (!quote || !isValid) return words.run
@@ -337,7 +337,7 @@ function freePlace(flow: Flow | null, places: readonly Place[]): Place {
   return place
 }
 
-/** The copied nodes. They stay in this tab, and can be pasted into another graph. */
+/** The copied nodes. They are kept in this tab, and can be pasted into another graph. */
 let clip: Clip | null = null
 
 function useClip(editor: Editor, selected: ReadonlySet<string>, select: (ids: ReadonlySet<string>) => void) {

@@ -1,4 +1,4 @@
-/** Reads the stored graphs that nodes contain: the available graphs, and their ports. */
+/** Reads the graphs that can be nested in a node, and their ports. */
 
 import { useEffect, useMemo, useRef, useState } from "react"
 import { api, pathOf, useQuery } from "@/api"

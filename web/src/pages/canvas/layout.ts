@@ -1,5 +1,4 @@
-/** Positions nodes from left to right along their connections. dagre is loaded when it is first
- * needed. */
+/** Positions nodes from left to right along their connections. dagre is loaded on first use. */
 
 import { type GraphDocument, own, type Place, type Places, sourceOf, targetOf } from "./document"
 import { namesIn } from "./names"
@@ -81,7 +80,7 @@ export function placesOf(graph: { id: string; version: number; document: unknown
   return { ...Object.fromEntries(saved), ...storedPlaces(graph.id, graph.version) }
 }
 
-/** Returns the document with its layout, as it is stored. */
+/** Returns the document with its node positions, in the form in which it is stored. */
 export function withLayout(document: GraphDocument, places: Places): GraphDocument {
   const entries = document.nodes.flatMap(({ id }) => {
     const place = own(places, id)

@@ -91,7 +91,7 @@ function ofBody(body: Values, words: ReadonlySet<string>): Slot[] {
   ]
 }
 
-/** Returns the paths in an expression as they are written. */
+/** Returns the paths that occur in an expression, such as `input.photo`. */
 export function pathsIn(expression: string): string[] {
   const paths: string[] = []
   let before = ""
@@ -119,7 +119,7 @@ function expressionsIn({ value, isPath }: Slot): string[] {
   return textsIn(value).flatMap((text) => [...text.matchAll(BRACES)].map((match) => match[1] ?? ""))
 }
 
-/** All names that lead from one node to another, each once. */
+/** Returns all references by name from one node to another, without duplicates. */
 export function namesIn({ nodes }: Pick<GraphDocument, "nodes">): NameReference[] {
   const nodesById = new Map(nodes.map((node) => [node.id, node]))
   const references = new Map<string, NameReference>()
@@ -160,14 +160,15 @@ function sourceNamed(
     : null
 }
 
-/** As people write it: an input needs no port. */
+/** Returns a source in the form in which users write it. The value of an input node is written as
+ * `input.photo`, for example. */
 export function nameOf(document: GraphDocument, from: string): string {
   const [id = "", port, ...path] = from.split(".")
   const isInput = document.nodes.find((node) => node.id === id)?.type === "input" && port === "value"
   return isInput ? ["input", id, ...path].join(".") : from
 }
 
-/** What a field of a node says. */
+/** Returns the value of a node's field. */
 export function valueAt(node: GraphNode, port: string): unknown {
   if (port === "over" && isByName(node)) return node.over
   if (port.startsWith(START)) return own(recordOf(node.start), port.slice(START.length))
@@ -182,7 +183,7 @@ function recordAt(node: GraphNode): Values {
   return recordOf("graph" in body ? body.inputs : body.properties)
 }
 
-/** Writes a field; undefined empties it. */
+/** Sets a node's field. Undefined clears the field. */
 export function setAt(document: GraphDocument, id: string, port: string, value: unknown): GraphDocument {
   const node = document.nodes.find((node) => node.id === id)
   if (!node) return document
@@ -190,7 +191,7 @@ export function setAt(document: GraphDocument, id: string, port: string, value: 
   if (port === "over" && isByName(node)) return setFields(document, id, { over: value ?? "" })
   if (port.startsWith(START))
     return setFields(document, id, { start: put(node.start, port.slice(START.length)) })
-  // A value without a name is none: it stays, and is empty.
+  // A cleared value of a value node keeps its name and becomes an empty text.
   if (node.type === "value")
     return setFields(document, id, { values: { ...recordOf(node.values), [port]: value ?? "" } })
   if (node.type === "graph") return setFields(document, id, { inputs: put(node.inputs, port) })
@@ -208,7 +209,8 @@ function withValue(record: Values, name: string, value: unknown): Values | undef
   return Object.keys(rest).length > 0 ? rest : undefined
 }
 
-/** A wire to a port: a connection, or where a node reads by name, its name in that field. */
+/** Connects a source to a port: with a connection, or by writing the source's name into the field
+ * if the node reads its values by name. */
 export function wired(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node: id, port } = targetOf(to)
   const node = document.nodes.find((node) => node.id === id)
@@ -218,7 +220,7 @@ export function wired(document: GraphDocument, from: string, to: string): GraphD
   return setAt(document, id, port, withName(valueAt(node, port), name))
 }
 
-/** A text with one name more; a field that had nothing but another name has this one now. */
+/** Adds a name to a text. If the text consists only of another name, that name is replaced. */
 export function withName(value: unknown, name: string): string {
   const template = `{{ ${name} }}`
   if (typeof value !== "string" || value.trim() === "") return template
@@ -226,7 +228,7 @@ export function withName(value: unknown, name: string): string {
   return isOnly ? template : `${value}${value.endsWith(" ") ? "" : " "}${template}`
 }
 
-/** Takes wires away that are written as names. */
+/** Removes connections that are written as names by clearing their fields. */
 export function unnamed(document: GraphDocument, ends: readonly NameReference[]): GraphDocument {
   return ends.reduce((changed, { to }) => {
     const { node, port } = targetOf(to)
@@ -236,7 +238,7 @@ export function unnamed(document: GraphDocument, ends: readonly NameReference[])
 
 const RENAMED = ["properties", "values", "inputs", "start", "do"] as const
 
-/** A node in which other nodes have other names. */
+/** Returns the node with references to renamed nodes updated in all of its fields. */
 export function withNames(node: GraphNode, names: ReadonlyMap<string, string>): GraphNode {
   const fields = RENAMED.filter((field) => node[field] !== undefined)
   const changed = fields.map((field) => [field, renamedIn(node[field], names)])

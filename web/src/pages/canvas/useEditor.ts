@@ -136,7 +136,7 @@ function useMissingPlaces(
   }, [names, put])
 }
 
-/** Returns all problems shortly after the last change. The previous ones remain until then. */
+/** Validates the document shortly after the last change. The previous result is shown until then. */
 function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: ApiError | null } {
   const [answer, setAnswer] = useState<{ verdict: Verdict | null; error: ApiError | null }>({
     verdict: null,

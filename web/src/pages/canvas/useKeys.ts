@@ -1,4 +1,4 @@
-/** Keys of the canvas. Nothing is taken from fields and dialogs. */
+/** Handles keyboard shortcuts on the canvas. In fields and dialogs, only Ctrl+S works. */
 
 import { useEffect, useRef } from "react"
 

@@ -4,7 +4,7 @@
 import { type GraphDocument, SETTINGS } from "./document"
 
 const PLAIN = /^[A-Za-z_/][\w ./()[\]-]*$/
-/** Words that YAML would read as other types. */
+/** Words that YAML would parse as booleans, null or numbers. */
 const TAKEN = /^(?:true|false|yes|no|on|off|null|y|n|~|\.(?:inf|nan))$/i
 const LINE_CHARACTERS_MAX = 110
 
