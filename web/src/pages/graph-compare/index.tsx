@@ -19,7 +19,7 @@ import "./graph-compare.css"
 
 const SHOWS = (Object.keys(words.shows) as Show[]).map((value) => ({ value, label: words.shows[value] }))
 const RUNS_LISTED_MAX = 100
-// The short format fits the selection on a phone.
+// A short format, so that the text fits into the list of runs on a phone.
 const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" })
 
 /** Opened through /graph-runs/compare?a=…&b=…; with ?graph=…, it compares that graph's latest
@@ -39,8 +39,8 @@ export default function GraphCompare() {
     const params = Object.entries({ ...pair, ...next }).filter(([, value]) => value !== "")
     navigate(`/graph-runs/compare?${new URLSearchParams(params)}`, { replace: true })
   }
-  // Compares the graph's latest run with the one before it.
-  // biome-ignore lint/correctness/useExhaustiveDependencies: only once, when the runs have come
+  // If no runs are selected, compares the graph's latest run with the one before it.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs only once, after the runs have loaded
   useEffect(() => {
     if (graph && !a && !b && newest && older) go({ a: older.id, b: newest.id })
   }, [graph, newest?.id, older?.id])
@@ -90,7 +90,7 @@ interface PickProps {
   label: string
   value: string
   runs: readonly GraphRunSummary[]
-  /** A run that is older than those in the list. */
+  /** The selected run, in case it is too old to be in the list. */
   olderRun: ComparedRun | undefined
   onPick: (id: string) => void
 }

@@ -12,7 +12,7 @@ interface ExecutionPanelProps {
   id: string
   executions: readonly ExecutionSeen[]
   onClose: () => void
-  /** The actions on the node. */
+  /** Buttons for actions on the node. */
   children?: ReactNode
 }
 

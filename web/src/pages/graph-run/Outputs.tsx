@@ -16,7 +16,7 @@ export function latestFiles(run: GraphRunAnswer): MadeFile[] {
 
 interface StripProps {
   files: readonly MadeFile[]
-  /** True if the run has ended, so that no space is reserved for more outputs. */
+  /** True if the run has ended. While it runs, space is reserved for more outputs. */
   isOver: boolean
   urlOf: (file: MadeFile) => string
   onOpen: () => void

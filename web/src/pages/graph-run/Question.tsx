@@ -46,7 +46,7 @@ export function Question(props: QuestionProps) {
     onAnswered(await sendAnswer(runId, question, answer), isForAll, answer)
   })
   const { forget } = act
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another question starts from scratch
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the form is reset for the next question
   useEffect(() => {
     forget()
     setKey(optionsOf(question, null)[0]?.key ?? "")
@@ -146,7 +146,7 @@ interface PicksProps {
   onPick: (picked: readonly number[] | null) => void
 }
 
-/** Shows the pictures to pick from. If none is marked, all are meant, and the page says so. */
+/** Shows the pictures to pick from. If the user marks none, all of them count as picked. */
 function Picks({ count, pictures, picked, onPick }: PicksProps) {
   const toggled = (at: number) => {
     const next = picked?.includes(at) ? picked.filter((index) => index !== at) : [...(picked ?? []), at]

@@ -23,7 +23,7 @@ export function Timeline({ run, selected, onSelect }: TimelineProps) {
   const { reload } = timeline
   const stamp = stampOf(run)
   const goesOn = !isOver(run.status)
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again whenever an execution has ended
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reads again whenever an execution has ended
   useEffect(reload, [stamp])
   useEffect(() => {
     if (!goesOn) return

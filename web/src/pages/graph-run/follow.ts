@@ -1,4 +1,4 @@
-/** Keeps the state of each node in a run, from the API's answer and the events after it. Pure
+/** Computes the state of each node in a run from the API's answer and the events after it. Pure
  * functions. */
 
 import type { ExecutionSeen, GraphRunAnswer, NodeSeen, ProgressSeen, QuestionSeen } from "@/api/schema"
@@ -29,7 +29,7 @@ export function isOver(status: string): boolean {
   return OVER.has(status)
 }
 
-/** Applies an event to the answer. */
+/** Applies an event to the run. */
 export function withEvent(run: GraphRunAnswer, event: RunEvent): GraphRunAnswer {
   return {
     ...run,
@@ -46,8 +46,8 @@ export function withEvent(run: GraphRunAnswer, event: RunEvent): GraphRunAnswer 
   }
 }
 
-/** Returns a text that changes whenever executions have changed, so that their results must be
- * requested. */
+/** Returns a text that changes whenever an execution has changed, which means that its results must
+ * be requested. */
 export function stampOf(run: Pick<GraphRunAnswer, "status" | "nodes" | "questions">): string {
   const nodes = run.nodes.map((node) => [node.done, node.failed, node.skipped, node.cancelled].join("/"))
   return [run.status, run.questions.length, ...nodes].join(" ")
@@ -167,8 +167,8 @@ function isPicture(file: MadeFile): boolean {
   return file.mime_type.startsWith("image/")
 }
 
-/** Returns the files to show: what a judge keeps, what a question is about, or otherwise all
- * files in the outputs. */
+/** Returns the files to show: the pictures that a judge keeps, the files that a question is about,
+ * or otherwise all output files. */
 function shownFiles(execution: ExecutionSeen): MadeFile[] {
   if (execution.status === "asking") return filesIn(execution.inputs)
   const { output } = (execution.outputs ?? {}) as { output?: { scored?: unknown; images?: unknown } }

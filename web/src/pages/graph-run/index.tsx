@@ -47,8 +47,8 @@ import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
 import { EarlierRun, LaterRuns, RunAgain } from "./RunAgain"
 import { Timeline } from "./Timeline"
 
-/** Opened through /graphs/:graph/runs/:id or the run's id alone. One run may link to another of
- * a different version. */
+/** The page is opened with the addresses of the graph and the run, or with the run's id alone. A
+ * run can link to another run of a different version of the graph. */
 export default function GraphRunPage({ id }: { id: string }) {
   return <GraphRun key={id} id={id} />
 }
@@ -81,8 +81,8 @@ function GraphRun({ id }: { id: string }) {
           offers={offers.data?.workflows ?? []}
           put={(next) => cache.set<GraphRunAnswer>(path, () => next)}
           renew={(next) => {
-            // The answer to an action has no URLs and no graph, so the known ones stay until the
-            // next read.
+            // The response to an action contains neither file URLs nor the graph, so the previous
+            // ones stay until the next read.
             const updated = { ...next, executions: shown.executions, document: shown.document }
             cache.set<GraphRunAnswer>(path, () => updated)
             run.reload()
@@ -254,7 +254,7 @@ function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, re
   return previews
 }
 
-/** Returns the graph that was run, with nodes where the user has placed them. */
+/** Returns the graph of the run, with its nodes at the positions that the user has given them. */
 function useSheet(run: GraphRunAnswer): { sheet: Sheet; isWhole: boolean } {
   const { graph_id: id, graph_version: version, name } = run
   const names = run.nodes.map((node) => node.id).join(" ")

@@ -1,4 +1,4 @@
-/** Lists runs of graphs: all of the user's own, or those of one graph. */
+/** Lists graph runs, either all of the user's runs or those of one graph. */
 
 import { useState } from "react"
 import { Link } from "wouter"

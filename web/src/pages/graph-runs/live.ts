@@ -1,4 +1,4 @@
-/** Lists of graph runs, as they change. */
+/** Keeps lists of graph runs up to date. */
 
 import { cache, pathOf, useEvents } from "@/api"
 import type { GraphRunSummaries, GraphRunSummary } from "@/api/schema"
@@ -8,7 +8,8 @@ export interface RunFilter {
   status?: string | undefined
 }
 
-/** The list with a run as it is now: in its place, in front where it is new, or gone where it is listed elsewhere. */
+/** Applies an update to a page of runs. A known run is replaced, or removed if it no longer matches
+ * the filter. A new run is added at the front. */
 export function withRun(page: GraphRunSummaries, update: GraphRunSummary, of: RunFilter): GraphRunSummaries {
   const at = page.runs.findIndex((run) => run.id === update.id)
   const isListed = (!of.graph || of.graph === update.graph_id) && (!of.status || of.status === update.status)
@@ -19,7 +20,7 @@ export function withRun(page: GraphRunSummaries, update: GraphRunSummary, of: Ru
   return isListed && isNew ? { ...page, runs: [update, ...page.runs] } : page
 }
 
-/** Keeps the first page of a list as it is now. */
+/** Keeps the first page of a list up to date with events. */
 export function useLiveRuns(key: string | null, of: RunFilter = {}): void {
   const path = pathOf("/api/graph-runs/events", { graph_id: of.graph })
   useEvents<GraphRunSummary>(key && path, (run, { event }) => {

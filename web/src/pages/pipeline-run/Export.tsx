@@ -1,4 +1,5 @@
-/** Candidates as one ZIP file, put together in the browser: pictures by step, an index, a contact sheet. */
+/** Exports candidates as one ZIP file, created in the browser, with pictures by step, an index and
+ * a contact sheet. */
 
 import { useEffect, useRef, useState } from "react"
 import { useAct } from "@/api"

@@ -1,4 +1,4 @@
-/** Jobs that failed, why, and how they are tried again: one or all. */
+/** Lists failed jobs with their errors, and retries one or all of them. */
 
 import { api, cache, useAct, useQuery } from "@/api"
 import type { FailureAnswer, Failures, PipelineRunAnswer, RetriedJobs } from "@/api/schema"

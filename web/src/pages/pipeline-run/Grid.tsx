@@ -1,5 +1,5 @@
-/** The contact sheet: one section per step. Prints are judged by keyboard or in the panel beside
- * them. */
+/** The contact sheet, with one section per step. Users judge candidates by keyboard or in the side
+ * panel. */
 
 import { type KeyboardEvent as ReactKeyboardEvent, useEffect, useMemo, useRef, useState } from "react"
 import { useAct } from "@/api"

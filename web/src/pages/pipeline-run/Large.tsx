@@ -13,14 +13,15 @@ interface LargeProps {
   at: number
   onMove: (at: number) => void
   onClose: () => void
-  /** Set if the user must choose a picture. Called with the chosen one. */
+  /** Set if the user has to choose a picture. Called with the index of the chosen one. */
   onChoose?: (at: number) => void
   book: Book
 }
 
 export function Large({ candidates, at, onMove, onClose, onChoose, book }: LargeProps) {
   const box = useRef<HTMLDialogElement>(null)
-  // Closed before it is removed, so that the focus returns to where it was.
+  // Closes the dialog before it is removed from the page, so that the focus returns to the previous
+  // element.
   useLayoutEffect(() => {
     const dialog = box.current
     dialog?.showModal()

@@ -1,4 +1,4 @@
-/** One candidate as a print, with what people have drawn over it, and what a judge says of it. */
+/** Shows one candidate's picture, the marks of people's judgments, and the judge's verdict. */
 
 import type { StepAnswer } from "@/api/schema"
 import { Icon, Pencil } from "@/ui"
@@ -10,7 +10,8 @@ interface PictureProps {
   candidate: Candidate
   book: Book
   alt: string
-  /** Looked at right now and by itself: the whole picture, and not only when it comes into view. */
+  /** Loads the full-size picture immediately. Otherwise, a thumbnail loads when it scrolls into
+   * view. */
   eager?: boolean
 }
 
@@ -37,7 +38,8 @@ export function Picture({ candidate, book, alt, eager }: PictureProps) {
   )
 }
 
-/** Drawn by a person, not by a judge: a loop around winners, a tick on approved ones, a cross over rejected ones. */
+/** Marks people's judgments: a loop around winners, a tick on approved candidates, a cross over
+ * rejected ones. Judgments by an automatic judge get no mark. */
 export function Drawn({ candidate: { status, judged_by } }: { candidate: Candidate }) {
   if (judged_by === "judge") return null
   if (status === "winner") return <Pencil kind="frame" />
@@ -46,7 +48,8 @@ export function Drawn({ candidate: { status, judged_by } }: { candidate: Candida
   return null
 }
 
-/** What the judge of its step does or did with a candidate; empty where it left the word to people. */
+/** Describes the judge's verdict, failure or pending judgment of a candidate. Returns an empty text
+ * if the judge left the decision to people. */
 export function judgedWord(candidate: Candidate, steps: readonly StepAnswer[]): string {
   const { status, judged_by, judge_error } = candidate
   if (judged_by === "judge") return words.judge.verdicts[status] ?? ""

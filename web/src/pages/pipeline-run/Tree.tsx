@@ -1,5 +1,5 @@
-/** The tree of candidates, with steps from left to right. The selected candidate's lineage is
- * drawn in ink. */
+/** The tree of candidates, with steps from left to right. The lineage of the selected candidate is
+ * highlighted. */
 
 import { useMemo, useRef, useState } from "react"
 import type { PipelineRunAnswer } from "@/api/schema"
@@ -38,7 +38,7 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
     () => layout(book.all, run.steps.length, whole, chosen),
     [book.all, run.steps.length, whole, chosen],
   )
-  // Without a selection, the winner's lineage is drawn in ink.
+  // If nothing is selected, the winner's lineage is highlighted.
   const winner = book.all.findLast((candidate) => candidate.status === "winner")
   const inInk = new Set(lineageOf(chosen ?? winner?.id ?? null, book.byId).map((candidate) => candidate.id))
   const hiddenOf = (step: number) => placed.rests.find((rest) => rest.step === step)?.hidden ?? 0

@@ -58,7 +58,7 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
   const isTall = pair?.ratios.every((ratio) => ratio <= TALL_RATIO) ?? false
   const sides = useRef<HTMLElement>(null)
   // Scrolls back to the first picture for each new pair.
-  // biome-ignore lint/correctness/useExhaustiveDependencies: with each pair
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs for each pair
   useEffect(() => {
     sides.current?.scrollTo({ left: 0 })
   }, [pair])
@@ -169,7 +169,7 @@ function sharedPrompt({ candidates: [one, other] }: Pair): string {
 
 interface OptionProps {
   side: Side
-  /** Where the candidate is on the screen. */
+  /** The candidate's position on the screen. */
   place: Side | "upper" | "lower"
   candidate: Candidate | undefined
   ratio: number
@@ -281,8 +281,8 @@ function useJury(book: Book, step: string): Jury {
   latest.current = book
   const { path } = book
 
-  /** Runs one action at a time. Keys pressed during an action aren't meant for the next pair, so
-   * they are ignored. */
+  /** Runs one action at a time. Key presses during an action are ignored, because the user doesn't
+   * mean them for the next pair. */
   const alone = useCallback(async (act: () => Promise<void>) => {
     if (isBusy.current) return
     isBusy.current = true
@@ -316,11 +316,12 @@ function useJury(book: Book, step: string): Jury {
     [alone, read],
   )
   useEffect(reload, [reload])
-  // A second candidate may have arrived, or one of the pair may have been rejected elsewhere.
+  // The pair is read again if a second candidate arrives, or if one of the pair is rejected
+  // elsewhere.
   const isOver =
     pair?.candidates.some((candidate) => book.byId.get(candidate.id)?.status === "rejected") ?? false
   const isShort = pair !== null && pair.candidates.length < 2
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again whenever another candidate is there
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs whenever the number of candidates changes
   useEffect(() => {
     if (isShort) reload()
     if (!isOver) return undefined

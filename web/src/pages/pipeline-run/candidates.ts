@@ -4,7 +4,7 @@
 import type { CandidateAnswer, CandidateStatus, JudgedBy, StepAnswer } from "@/api/schema"
 
 export interface Candidate extends CandidateAnswer {
-  /** When the URL was received, as a performance.now() value. */
+  /** The time at which the URL was received, as a performance.now() value. */
   urlAt: number
 }
 
@@ -47,7 +47,7 @@ export interface CandidateEvent {
   after?: CandidateStatus
   judged_by?: JudgedBy | null
   scores?: Record<string, number>
-  /** Only in a judge's message. */
+  /** Set only in events about a judge's score. */
   score?: number
   is_judge?: boolean
   error?: string | null
@@ -143,8 +143,8 @@ export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer
 
 const RANKS: Record<CandidateStatus, number> = { winner: 0, approved: 1, active: 2, rejected: 3 }
 
-/** Sorts candidates in the order in which the run chooses parents: winners, then approved, then
- * others; within each group by score, then oldest first. */
+/** Sorts candidates in the order in which the run chooses parents: by status (winners, approved,
+ * others), then by score, then oldest first. */
 export function bestFirst(all: readonly Candidate[]): Candidate[] {
   return [...all].sort(
     (one, other) =>

@@ -1,5 +1,5 @@
-/** Judges candidates: approve, reject, winner or undo. A decision is sent once, shown at once,
- * and can be undone. */
+/** Judges candidates: approve, reject, winner or undo. A decision is sent once, appears
+ * immediately, and can be undone. */
 
 import { useCallback } from "react"
 import { api, asApiError } from "@/api"
@@ -16,8 +16,8 @@ export async function say(book: Book, id: string, verdict: Verdict): Promise<voi
   book.put(await api.post<CandidateAnswer>(`${book.path}/candidates/${id}/${verdict}`))
 }
 
-/** The last notice. Only one is shown at a time, because a user who judges many candidates would
- * see nothing else. */
+/** The id of the last notice. Only one notice is shown at a time, because a user who judges many
+ * candidates would see nothing else. */
 let shown = 0
 
 export function useJudge(book: Book): (id: string, verdict: Verdict) => void {

@@ -1,4 +1,4 @@
-/** What an export holds: the same paths as `comfyfleet pipeline export` has. */
+/** Builds the files of an export. They have the same paths as in `comfyfleet pipeline export`. */
 
 import { ApiError } from "@/api"
 import type { PipelineRunAnswer } from "@/api/schema"
@@ -47,7 +47,8 @@ export async function packed(
   return zip.end()
 }
 
-/** Seeds are written as they are: as numbers they would be rounded. */
+/** Builds the export's index. Seeds are written with all their digits, because JavaScript numbers
+ * would round them. */
 export function indexOf(run: PipelineRunAnswer, parts: readonly Part[]): string {
   const candidates = parts.map(({ candidate: { urlAt: _, seed_text, ...facts } }) => ({
     ...facts,
@@ -66,7 +67,7 @@ async function fileOf(candidate: Candidate, signal: AbortSignal): Promise<Blob> 
   return answer.blob()
 }
 
-/** null: not a picture that this browser can show. */
+/** Scales a picture down. Returns null if the browser can't decode the file as a picture. */
 async function smaller(file: Blob): Promise<ImageBitmap | null> {
   try {
     const whole = await createImageBitmap(file)

@@ -1,4 +1,4 @@
-/** A run's state in one of the six shapes, and why nothing is submitted in plain words. */
+/** Maps a run's status and reason to the state that pages show, and to a short explanation. */
 
 import type { PipelineRunSummary } from "@/api/schema"
 import type { State } from "@/ui"

@@ -1,9 +1,10 @@
-/** Where each candidate stands in the tree: a column for each step, parents in the middle of their children. */
+/** Calculates the position of each candidate in the tree: one column per step, with parents
+ * centered beside their children. */
 
 import { bestFirst, type Candidate, lineageOf } from "./candidates"
 
 export const CELL = { width: 84, height: 105, row: 140, column: 196, top: 16, left: 210 }
-/** A step with more shows the best few of them, until all are asked for. */
+/** If a step has more candidates than this, only the best are shown until the user asks for all. */
 export const STEP_MAX = 40
 export const BEST = 6
 
@@ -13,7 +14,7 @@ export interface Place {
   y: number
 }
 
-/** A step's candidates that are not shown. */
+/** The number of a step's hidden candidates, and where to show it. */
 export interface Rest {
   step: number
   hidden: number
@@ -24,13 +25,14 @@ export interface Rest {
 export interface Layout {
   places: readonly Place[]
   rests: readonly Rest[]
-  /** The middle of the base candidates: where the lines begin. */
+  /** The vertical center of the base candidates, where the lines begin. */
   start: number
   width: number
   height: number
 }
 
-/** Those that are shown: the best of large steps, whoever they come from, and `always`. */
+/** Returns the ids of the candidates to show: all of small steps, the best of large steps, the
+ * candidate `always`, and the ancestors of these. */
 export function shownIds(
   all: readonly Candidate[],
   whole: ReadonlySet<number>,
@@ -96,7 +98,8 @@ function restsOf(all: readonly Candidate[], shown: ReadonlySet<string>, steps: n
   })).filter((rest) => rest.hidden > 0)
 }
 
-/** Where an arrow key leads: to the parent, the first child, or the next in the same column. */
+/** Returns the id of the candidate that an arrow key leads to: the parent, the first child, or the
+ * next one in the same column. */
 export function neighbour(places: readonly Place[], id: string, key: string): string | null {
   const here = places.find((place) => place.candidate.id === id)
   if (!here) return null
@@ -116,7 +119,7 @@ function lower(places: readonly Place[]): string | null {
   return places.toSorted((one, other) => other.y - one.y)[0]?.candidate.id ?? null
 }
 
-/** From the right of one print to the left of another. */
+/** Returns the SVG path of a curve between two points. */
 export function line(fromX: number, fromY: number, toX: number, toY: number): string {
   const half = (toX - fromX) / 2
   return `M${fromX} ${fromY}C${fromX + half} ${fromY} ${toX - half} ${toY} ${toX} ${toY}`

@@ -149,8 +149,8 @@ interface PendingReads {
 
 const NOTHING: PendingReads = { newIds: [], isWhole: false, isVoted: false, isFailed: false }
 
-/** Reads new candidates. They come after the known ones, unless two were written at the same
- * moment. */
+/** Reads new candidates after the known ones. If two were written at the same moment, the whole
+ * list is read again. */
 async function readNew(path: string, newIds: readonly string[]): Promise<void> {
   const before = cache.entry<Candidates>(keyOf(path)).data
   if (before?.next) return

@@ -1,4 +1,4 @@
-/** One pipeline: its steps, its runs, and a run more. */
+/** The page of one pipeline, with its steps and runs, where users can start another run. */
 
 import { useState } from "react"
 import { Link, useLocation } from "wouter"

@@ -1,4 +1,4 @@
-/** Creates a pipeline from a document. All its errors are shown at once, with step and field. */
+/** Creates a pipeline from a document. All errors are shown together, with step and field. */
 
 import { useState } from "react"
 import { useLocation } from "wouter"

@@ -1,4 +1,4 @@
-/** Lists runs, newest first, as strips of their best prints. */
+/** Lists runs, newest first, each with a strip of its best pictures. */
 
 import { useEffect, useRef } from "react"
 import { Link } from "wouter"

@@ -1,4 +1,4 @@
-/** Asks what a run shall make and use, and starts it once. */
+/** Asks for a run's settings and inputs, and starts the run exactly once. */
 
 import { useCallback, useEffect, useRef, useState } from "react"
 import { useLocation } from "wouter"
@@ -27,7 +27,7 @@ export function StartRun({ pipeline, open, onClose }: StartRunProps) {
   )
 }
 
-/** What is offered tells which variables are files. */
+/** Waits for the workflows and effects on offer, which determine the variables that are files. */
 function Form({ pipeline, onClose }: Omit<StartRunProps, "open">) {
   const offers = useQuery<WorkflowOffers>("/api/workflows", { freshSeconds: 30 })
   const account = useQuery<AccountAnswer>("/api/account", { freshSeconds: 60 })
@@ -140,7 +140,7 @@ function KnownForm({ pipeline, onClose, kinds, most }: KnownFormProps) {
   )
 }
 
-/** Files of the run; those that were not used are not uploaded any further. */
+/** Keeps the files chosen for the run. Uploads of files that aren't used are stopped. */
 function useFiles() {
   const [chosen, setChosen] = useState<Record<string, Chosen | null>>({})
   const latest = useRef(chosen)
@@ -159,7 +159,8 @@ function useFiles() {
   return { chosen, take, idOf }
 }
 
-/** Pressed twice it starts one run; with other values it is another one. */
+/** Hashes a request's body for its idempotency key: a second click with the same values doesn't
+ * start another run. */
 function digest(body: unknown): string {
   let sum = 7
   for (const letter of JSON.stringify(body)) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 2_147_483_647

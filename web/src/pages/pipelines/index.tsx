@@ -1,4 +1,4 @@
-/** Runs of pipelines, and the pipelines that are run. */
+/** Lists pipelines and their runs. */
 
 import { useState } from "react"
 import { Link } from "wouter"

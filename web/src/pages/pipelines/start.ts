@@ -7,7 +7,7 @@ export function isWhole(text: string): boolean {
   return WHOLE.test(text.trim())
 }
 
-/** Null means no limit. */
+/** Parses a limit. Returns null, which means no limit, if the text is not a whole number. */
 export function numberOf(text: string): number | null {
   return isWhole(text) ? Number(text.trim()) : null
 }
@@ -47,7 +47,8 @@ export function filesOf(document: Record<string, unknown>, offers: readonly Offe
   return files
 }
 
-/** Parses a value as the command line does: as JSON if it is valid, otherwise as text. */
+/** Parses a value in the same way as the command line: as JSON if it is valid JSON, otherwise as
+ * text. */
 export function readValue(text: string): unknown {
   try {
     return JSON.parse(text)
