@@ -37,7 +37,8 @@ export function searchOf(filter: AuditFilter): string {
   return params.toString()
 }
 
-/** A time range ends at the current minute, so that a list keeps the same address for a while. */
+/** Converts the filter to API parameters. A time range ends at the current minute, so that the
+ * request URL stays the same for a while. */
 export function queryOf(filter: AuditFilter, now: Date): Query {
   const { actor, action, subject, tenant, span, since, until } = filter
   const query: Query = { actor, action, subject, tenant }
@@ -68,13 +69,13 @@ const PLACES: Readonly<Record<string, (name: string) => string>> = {
   operator: () => "/console/settings",
 }
 
-/** Returns the page of an entry's subject, or null if there is none. */
+/** Returns the address of the page about an entry's subject, or null if there is no such page. */
 export function placeOf(subject: string): string | null {
   const [kind = "", ...rest] = subject.split(":")
   return rest.length > 0 ? (PLACES[kind]?.(rest.join(":")) ?? null) : null
 }
 
-/** Formats the details as one line. */
+/** Formats an entry's details as one line. */
 export function inOneLine(details: Readonly<Record<string, unknown>>): string {
   return Object.entries(details)
     .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)

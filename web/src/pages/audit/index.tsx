@@ -105,13 +105,13 @@ export default function AuditPage() {
   )
 }
 
-/** Returns tenants' names by id. A new tenant appears in an entry before it is in the list, so
- * the list is read again. */
+/** Returns tenants' names by id. If an entry refers to a tenant that isn't in the list yet, the
+ * list is read again. */
 function useTenantNames(rows: readonly EntryAnswer[] | undefined): ReadonlyMap<string, string> {
   const { data, reload } = useQuery<Tenants>("/api/admin/tenants", { freshSeconds: 60 })
   const names = useMemo(() => new Map(data?.tenants.map((tenant) => [tenant.id, tenant.name])), [data])
   const unknown = data && rows?.find((entry) => entry.tenant_id && !names.has(entry.tenant_id))?.tenant_id
-  // biome-ignore lint/correctness/useExhaustiveDependencies: once for each unknown tenant
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once for each unknown tenant
   useEffect(() => {
     if (unknown) reload()
   }, [unknown])
@@ -295,7 +295,7 @@ function Times({ filter, onChange }: Pick<FilterProps, "filter" | "onChange">) {
   )
 }
 
-/** Formats a moment for the browser's date field, in the user's time zone. */
+/** Formats a time for the browser's date field, in the user's time zone. */
 function localOf(moment: string | undefined): string {
   if (!moment) return ""
   const at = new Date(moment)

@@ -34,7 +34,7 @@ export function previewOf(
   const { before, after } = effect.examples[0] ?? {}
   const kind = after && kindOf(after)
   if (after && (kind === "image" || kind === "video"))
-    // A picture and a video can't be laid over each other, so only the result is shown.
+    // A picture and a video can't be compared by overlaying them, so only the result is shown.
     return {
       before: before && kindOf(before) === kind ? before.url : null,
       after: after.url,

@@ -11,7 +11,7 @@ interface OneFieldProps {
   onChange: (value: unknown) => void
 }
 
-/** Options up to this number and length are shown next to each other. */
+/** Up to this many short options are shown next to each other. */
 const CHOICES_MAX = 4
 const CHOICE_CHARACTERS_MAX = 12
 

@@ -108,7 +108,7 @@ function drawStroke(paper: CanvasRenderingContext2D, { tool, brush, spots }: Str
 
 interface PainterProps {
   picture: string
-  /** Earlier strokes, which the user can continue. */
+  /** The strokes of an earlier session, which the user can extend. */
   strokes: readonly Stroke[]
   onCancel: () => void
   onDone: (file: File, strokes: readonly Stroke[]) => void
@@ -120,8 +120,8 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
   const [count, setCount] = useState(before.length)
   const current = useRef<Stroke | null>(null)
   const keys = useRef<Spot>({ x: 0.5, y: 0.5 })
-  // The dialog takes the shape of the picture once that has loaded. An earlier stroke would miss, so
-  // there is no canvas until then.
+  // The dialog adopts the picture's shape once the picture has loaded. Strokes painted before that
+  // would end up in the wrong place, so there is no canvas until then.
   const [size, setSize] = useState<Size | null>(null)
   const [brush, setBrush] = useState(8)
   const [tool, setTool] = useState<"draw" | "erase">("draw")

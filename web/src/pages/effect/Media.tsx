@@ -1,5 +1,5 @@
 /** Picks the file for an effect: dropped, pasted, selected or taken from the user's media. The
- * upload starts at once. */
+ * upload starts immediately. */
 
 import { type ReactNode, useCallback, useEffect, useId, useRef, useState, useSyncExternalStore } from "react"
 import { ApiError, useQuery } from "@/api"

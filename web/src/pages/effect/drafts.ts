@@ -1,5 +1,5 @@
-/** Keeps the files and values of forms that the user has left, for this tab. They are restored
- * when the user comes back. After a reload, everything but unfinished uploads is restored. */
+/** Keeps the files and values of forms that the user has left, as long as the tab is open. After a
+ * reload, everything except unfinished uploads is restored. */
 
 import { cache } from "@/api"
 import type { Values } from "./form"

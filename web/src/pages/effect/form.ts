@@ -52,7 +52,7 @@ const KINDS = new Set<string>([
 ])
 const MEDIA = new Set<Kind>(["image", "mask", "video", "audio"])
 const NUMBERS = new Set<Kind>(["number", "integer", "seed"])
-/** With more steps than this, a slider is too hard to set by hand. */
+/** A range with more steps than this gets no slider, because it would be too hard to set. */
 const SLIDER_STEPS_MAX = 1_000
 
 export function isMedia(field: FormField): boolean {
@@ -206,7 +206,7 @@ const NAMES: Record<string, string> = {
   "audio/wav": "WAV",
 }
 
-/** Names the accepted types, such as "JPEG, PNG", or just the kind if all its types are
+/** Lists the accepted types, such as "JPEG, PNG", or names just the kind if all its types are
  * accepted. */
 export function typeNames(takes: Takes): string {
   if (takes.media_types.length === 0) return words.anyOf(takes.kind)

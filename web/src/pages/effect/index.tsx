@@ -1,4 +1,4 @@
-/** The page of one effect: what it does, the file it takes, its settings and its price. */
+/** The page of one effect, with its description, its input file, its settings and its price. */
 
 import {
   type FormEvent,
@@ -134,8 +134,8 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
   const lacksFile = Boolean(effect.takes && (!main || isRefused))
   const form = useRef<HTMLFormElement>(null)
   const [tries, setTries] = useState(0)
-  // The invalid field may be far from the button.
-  // biome-ignore lint/correctness/useExhaustiveDependencies: after each try, and when the answer comes
+  // Scrolls to the first invalid field, which may be far from the button.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs after each attempt and each response
   useEffect(() => {
     const wrong = tries > 0 && form.current?.querySelector(".field-error, [role=alert]")
     if (wrong) wrong.scrollIntoView({ block: "center" })
@@ -144,7 +144,7 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
   const isCut = start.error?.isOffline ?? false
   const { forget: forgetError } = start
   // The message about the lost connection is outdated once the network is back.
-  // biome-ignore lint/correctness/useExhaustiveDependencies: when the network comes, not when the error does
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the network is back, not when the error appears
   useEffect(() => {
     if (isOnline && isCut) forgetError()
   }, [isOnline, forgetError])
@@ -223,7 +223,8 @@ function useStoredDraft(place: string, draft: Draft, isSent: { current: boolean 
       const session = cache.entry<Session>("/api/session").data
       return isSent.current || !session?.kinds.includes("customer")
     }
-    const places = new Set<string>() // the address changes on submit
+    // The form's address changes when it is submitted, so there may be several places.
+    const places = new Set<string>()
     const note = () => {
       if (isOver()) return
       places.add(latest.current.place)
@@ -380,7 +381,8 @@ interface StageProps {
 
 /** Shows the user's own picture once there is one, and samples before that. */
 function Stage({ effect, picture, onUnseen }: StageProps) {
-  // Null means the user's own picture, or the first sample if there is none.
+  // The index of the sample on display. Null means the user's own picture, or the first sample if
+  // there is none.
   const [at, setAt] = useState<number | null>(null)
   const [before, setBefore] = useState(picture)
   if (before !== picture) {
@@ -446,7 +448,7 @@ function Sample({ example, title }: { example: Example; title: string }) {
   if (after.content_type.startsWith("video/"))
     return <video src={after.url} controls muted loop playsInline aria-label={words.shows(title)} />
   if (after.content_type.startsWith("audio/"))
-    // biome-ignore lint/a11y/useMediaCaption: nobody gives captions of samples
+    // biome-ignore lint/a11y/useMediaCaption: samples have no captions
     return <audio src={after.url} controls aria-label={words.shows(title)} />
   const ratio = after.width && after.height ? after.width / after.height : 0.8
   if (!before?.content_type.startsWith("image/"))
@@ -539,7 +541,7 @@ interface PayProps {
   account: AccountAnswer
   isRunning: boolean
   main: Chosen | null
-  /** Why the last click on the button started nothing. */
+  /** The reason why the last click on the button didn't start a job. */
   problem: string | null
 }
 

@@ -10,7 +10,7 @@ function part(number: number, isThere = false): UploadPart {
   return { number, start: (number - 1) * 4, size: 4, upload: isThere ? null : { ...SLOT, url: `/${number}` } }
 }
 
-/** A store that loses the connection as often as `losses` says, by the part's number. */
+/** A store that loses the connection `losses[n]` times for part n. */
 function store(losses: Record<number, number>, change: Partial<Transport> = {}) {
   const storedParts = new Set<number>()
   const calls: string[] = []

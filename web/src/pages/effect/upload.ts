@@ -13,13 +13,13 @@ export interface Sent {
   readonly error: ApiError | null
 }
 
-/** The upload's access to the network and timers. */
+/** The operations that an upload needs from the network and from timers. */
 export interface Transport {
   announce: (file: File, effectId: string | null) => Promise<Upload>
   state: (fileId: string) => Promise<UploadState>
   put: (slot: UploadSlot, part: Blob, tell: (bytes: number) => void, signal: AbortSignal) => Promise<void>
   link: (fileId: string) => Promise<Video>
-  /** Waits until the network may be back, for at most this many seconds. */
+  /** Waits until the network may be available again, for at most this many seconds. */
   wait: (seconds: number, signal: AbortSignal) => Promise<void>
 }
 

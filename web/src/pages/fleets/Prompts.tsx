@@ -1,5 +1,5 @@
-/** Sets whether and on which terms a fleet runs prompts from ComfyUI clients, and which fleets a
- * tenant may use. */
+/** Sets whether a fleet runs prompts from ComfyUI clients, with which price and limits, and which
+ * fleets a tenant may use. */
 
 import { type FormEvent, type ReactNode, useState } from "react"
 import { api, cache, useAct, useQuery, useRoleReason } from "@/api"

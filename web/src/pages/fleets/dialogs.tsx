@@ -1,5 +1,5 @@
-/** Dialogs of a fleet: create it, add workers, renew its secret, and set its workflows and
- * terms. */
+/** Dialogs that create a fleet, add workers, renew the fleet's secret, and change its workflows and
+ * settings. */
 
 import { useState } from "react"
 import { api, useAct, useQuery } from "@/api"
@@ -203,7 +203,7 @@ function CapField({ value, onChange, isChecked }: CapFieldProps) {
   )
 }
 
-/** A command to copy. If its address works only on this machine, the text suggests another. */
+/** A command to copy. If its address works only on this machine, a note suggests another address. */
 export function JoinCommand({ text }: { text: string }) {
   const address = loopbackIn(text)
   return (

@@ -1,4 +1,4 @@
-/** Lists fleets with their terms, their workflows and the way to add workers. */
+/** Lists the fleets with their settings and workflows, and shows how to add workers. */
 
 import { useState } from "react"
 import { Link } from "wouter"
@@ -61,7 +61,7 @@ export default function FleetsPage() {
 
 interface OneFleetProps {
   fleet: FleetAnswer
-  /** Undefined while unknown. */
+  /** The number of online workers; undefined until it is known. */
   online: number | undefined
   pending: number
   matrix: Matrix | undefined
@@ -110,7 +110,7 @@ function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetPr
   )
 }
 
-/** Its data is read when it is opened. */
+/** The expandable details of a fleet. Their data is read when the user opens them. */
 function More({ fleet }: { fleet: FleetAnswer }) {
   const [isOpen, setOpen] = useState(false)
   const details = useQuery<FleetDetails>(isOpen ? fleetPath(fleet) : null, { freshSeconds: 10 })

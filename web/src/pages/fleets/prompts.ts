@@ -1,8 +1,9 @@
-/** The typed form of the terms on which prompts from ComfyUI clients run. Pure functions. */
+/** Parses and checks the settings for prompts from ComfyUI clients as an operator has typed them.
+ * Pure functions. */
 
 import type { FleetPromptsAnswer } from "@/api/schema"
 
-/** The terms that an operator sets. Only answers contain a warning about them. */
+/** The settings that an operator can change. The warning occurs only in API responses. */
 export type FleetPrompts = Omit<FleetPromptsAnswer, "warning">
 
 export type PriceKind = "free" | "each" | "second"
@@ -11,7 +12,7 @@ export interface TypedTerms {
   isOpen: boolean
   priceKind: PriceKind
   price: string
-  /** One per line, as in the next two fields. */
+  /** One entry per line, as in the next two fields. */
   allow: string
   deny: string
   passthrough: string
@@ -25,7 +26,7 @@ export interface TypedTerms {
 export type WrongTerm = "price" | "allow" | "deny" | "passthrough" | "nodes" | "bytes" | "seconds"
 
 const PRICE_MAX = 1_000_000_000
-/** The same limits as in the control plane. */
+/** The allowed ranges, which the control plane enforces as well. */
 export const BOUNDS = {
   nodes: [1, 100_000],
   bytes: [1_000, 64 * 1024 ** 2],

@@ -11,7 +11,7 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
   const isOwn = job.user_id === null
   const [isAsked, setAsked] = useState(false)
   const isShown = isOwn || isAsked
-  // File URLs expire, so they are requested again after each change of status.
+  // File URLs expire, so the files are requested again after each change of status.
   const seen = useQuery<JobDetails>(isShown ? path : null, { query: { files: true, of: job.status } })
   const shown = isShown ? seen.data : undefined
   const files = [

@@ -38,14 +38,14 @@ export function actionWord(action: string): string {
   return words.actions[action] ?? action.replaceAll("_", " ")
 }
 
-/** To the millisecond, in the reader's zone. */
+/** Formats a time to the millisecond, in the user's time zone. */
 export function clock(at: string): string {
   const moment = new Date(at)
   const two = (value: number, digits = 2) => String(value).padStart(digits, "0")
   return `${two(moment.getHours())}:${two(moment.getMinutes())}:${two(moment.getSeconds())}.${two(moment.getMilliseconds(), 3)}`
 }
 
-/** tenant:0b783b2d, worker:gpu-7 */
+/** Shortens an actor to a form such as tenant:0b783b2d or worker:gpu-7. */
 function shortActor(actor: string): string {
   const [kind, id] = actor.split(":", 2)
   return id === undefined ? actor : `${kind} ${shortId(id)}`

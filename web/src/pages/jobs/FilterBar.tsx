@@ -1,4 +1,4 @@
-/** One field whose words become chips, with what could be meant below it. */
+/** The filter field. Typed words become chips, and suggestions appear below the field. */
 
 import { type KeyboardEvent, type Ref, useId, useState } from "react"
 import { useLocation } from "wouter"
@@ -13,7 +13,7 @@ interface FilterBarProps {
   onChange: (chips: Chip[]) => void
   known: FilterValues
   ref?: Ref<HTMLInputElement>
-  /** Back to the rows. */
+  /** Called when the user leaves the field and the focus should return to the rows. */
   onLeave: () => void
 }
 
@@ -103,7 +103,7 @@ export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarPro
         hidden={suggestions.length === 0}
       >
         {suggestions.map((suggestion, index) => (
-          // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the field's
+          // biome-ignore lint/a11y/useKeyWithClickEvents: the text field handles the keys
           <div
             key={suggestion.text}
             id={`${id}-${index}`}

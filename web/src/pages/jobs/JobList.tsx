@@ -169,7 +169,7 @@ function useSelection(of: string) {
     setSelected(next)
     setAll(false)
   }, [])
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a new list starts without a selection
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the selection is cleared when the list changes
   useEffect(() => set(new Set()), [of, set])
   return { selected, set, isAll, takeAll: () => setAll(true) }
 }

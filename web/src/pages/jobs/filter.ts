@@ -36,9 +36,9 @@ function isValid({ key, value }: Chip): boolean {
   return true
 }
 
-/** Parses `state:failed workflow:relight out of memory`. Words without a key are searched for in
- * the error. `tenants` maps tenant names in lower case to their ids. Words that have no meaning
- * are returned as `rest`. */
+/** Parses text such as `state:failed workflow:relight out of memory`. Words without a key are
+ * searched for in the error. `tenants` maps tenant names in lower case to their ids. Invalid
+ * filters are returned as `rest`. */
 export function parseTyped(
   text: string,
   tenants: ReadonlyMap<string, string> = new Map(),
@@ -140,6 +140,6 @@ export function keepViews(storage: Pick<Storage, "setItem">, views: readonly Vie
   try {
     storage.setItem(KEPT_AS, JSON.stringify(views.slice(-VIEWS_MAX)))
   } catch {
-    // If the browser can't store them, they last until the page is left.
+    // The browser can't store the views, so they last until the user leaves the page.
   }
 }

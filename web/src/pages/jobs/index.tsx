@@ -1,4 +1,4 @@
-/** Jobs of all tenants: found by filter and view, and acted on, one or many. */
+/** Lists the jobs of all tenants, with filters, saved views, and actions on one or many jobs. */
 
 import { type ReactNode, useEffect, useMemo, useState } from "react"
 import { useQuery } from "@/api"
@@ -36,7 +36,7 @@ export default function JobsPage() {
 interface ViewsProps {
   chips: readonly Chip[]
   show: (search: string) => void
-  /** Counts are read again where it rises. */
+  /** The counts are read again whenever this number increases. */
   version: number
 }
 
@@ -47,7 +47,7 @@ function Views({ chips, show, version }: ViewsProps) {
   const day = useMemo(() => filterOf([{ key: "since", value: "24h" }], new Date()), [])
   const all = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { freshSeconds: 2 })
   const today = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { query: { ...day }, freshSeconds: 2 })
-  // biome-ignore lint/correctness/useExhaustiveDependencies: both are read again when something has changed
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reads both again when a job has changed
   useEffect(() => {
     if (version === 0) return
     all.reload()

@@ -86,7 +86,7 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
     }
   }, [])
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter means another list
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the list is read again when the filter changes
   useEffect(() => {
     abort.current = new AbortController()
     isReading.current = false
@@ -142,7 +142,7 @@ function merged(old: State, page: JobPage, kind: "first" | "more" | "newest"): S
   if (kind === "first" || !old.rows) return { ...rest, rows: page.jobs, next: page.next }
   if (kind === "more") return { ...rest, rows: withPage(old.rows, page.jobs), next: page.next }
   const rows = withNewest(old.rows, page.jobs, page.next === null)
-  // What was read further down is still followed by the same page.
+  // If older rows remain below the new ones, the next page still follows the older rows.
   return {
     ...rest,
     rows,

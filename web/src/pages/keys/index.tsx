@@ -44,7 +44,7 @@ export default function Keys() {
           {(answer) => <KeyList keys={answer.keys} onMade={setShown} />}
         </Loaded>
       )}
-      {/* Rendered only once the length of the list above it is known. */}
+      {/* Rendered only once the list above has loaded, so that it doesn't move. */}
       {!keys.isFirstLoad && <Programs />}
       {isNew && (
         <NewKey<MadeKey>

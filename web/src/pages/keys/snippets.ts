@@ -1,4 +1,4 @@
-/** Programs for the reader's own address and effect. A browser test runs them. */
+/** Builds example programs with the user's server address and effect. A browser test runs them. */
 
 import type { EffectAnswer } from "@/api/schema"
 
@@ -29,7 +29,7 @@ function curl(url: string, effect: SnippetEffect): string {
 call() { curl -sS --fail-with-body -H "Authorization: Bearer $COMFYFLEET_KEY" -H "Content-Type: application/json" "$@"; }
 `
   const upload = `
-# announce the file, send it, and make it yours
+# create the upload, send the file, and register it as media
 SIZE=$(($(wc -c < ${name})))
 UPLOAD=$(call $URL/api/videos/uploads -d '{"filename": "${name}", "content_type": "${type}", "size": '$SIZE'}')
 echo "$UPLOAD" | jq -r '.upload.headers | to_entries[] | "\\(.key): \\(.value)"' |
@@ -88,9 +88,9 @@ import { ${files} } from "node:fs/promises"
 const headers = { authorization: \`Bearer \${process.env.COMFYFLEET_KEY}\`, "content-type": "application/json" }
 async function call(path, body) {
   const answer = await fetch("${url}" + path, { method: "POST", headers, body: JSON.stringify(body) })
-  const told = await answer.json()
-  if (!answer.ok) throw new Error(told.error.message)
-  return told
+  const result = await answer.json()
+  if (!answer.ok) throw new Error(result.error.message)
+  return result
 }
 ${effect.takes ? upload : ""}
 const job = await call("/api/ai-jobs?wait=60", ${body})
@@ -103,10 +103,10 @@ for (const { filename, url } of job.outputs) {
 }
 
 function comfyui(url: string): string {
-  return `# where a program wants the address of a ComfyUI
+  return `# use this address in programs that ask for ComfyUI's address
 echo ${url}/k/$COMFYFLEET_KEY
 
-# or with the key as a header
+# or send the key in a header
 curl -sS --fail-with-body -H "Authorization: Bearer $COMFYFLEET_KEY" ${url}/queue
 `
 }

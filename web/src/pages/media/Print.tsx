@@ -1,15 +1,15 @@
-/** One print on the contact sheet. */
+/** One media item on the contact sheet. */
 
 import type { VideoSummary } from "@/api/schema"
 import { Icon, StateIcon } from "@/ui"
 import { words } from "@/words/en/media"
 
-/** Returns the result, or else the input. Returns null if neither is left or can be shown as a
- * thumbnail. */
+/** Returns the picture of the result, or else of the input. Returns null if both are deleted or
+ * can't be shown as a thumbnail. */
 export function pictureOf(media: VideoSummary): { url: string; kind: "image" | "video" } | null {
   const kind = media.processed_content_type?.split("/")[0]
   if (media.processed_file_url && (kind === "image" || kind === "video"))
-    return { url: media.processed_small_url ?? media.processed_file_url, kind: kind }
+    return { url: media.processed_small_url ?? media.processed_file_url, kind }
   if (media.original_file_url && media.kind !== "audio")
     return { url: media.original_small_url ?? media.original_file_url, kind: media.kind }
   return null

@@ -1,4 +1,5 @@
-/** Which media are marked: kept in this browser, for each user. */
+/** Stores which media a user has marked. The marks are kept in this browser, separately for each
+ * user. */
 
 const MARKS_MAX = 1000
 
@@ -22,7 +23,7 @@ export class Marks {
     try {
       this.storage?.setItem(this.key, JSON.stringify(this.ids))
     } catch {
-      // A full or forbidden storage: the marks last as long as the page.
+      // The storage is full or blocked, so the marks last only as long as the page is open.
     }
     for (const listener of this.listeners) listener()
   }

@@ -1,4 +1,4 @@
-/** A preview of the effect for customers: its card, and its form with the unsaved texts. */
+/** A preview of what customers see: the effect's card and its form, including unsaved changes. */
 
 import { useState } from "react"
 import type { AdminEffectAnswer, PropertyAnswer } from "@/api/schema"

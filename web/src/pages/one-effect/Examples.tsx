@@ -27,7 +27,7 @@ export function Examples({ effect, path }: { effect: AdminEffectAnswer; path: st
       )}
       <ol className="one-effect-examples">
         {all.map((example, place) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: an example is known by its place
+          // biome-ignore lint/suspicious/noArrayIndexKey: an example is identified by its position
           <li key={place}>
             {(["before", "after"] as const).map((side) => (
               <Print

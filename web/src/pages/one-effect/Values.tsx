@@ -1,4 +1,4 @@
-/** Sets the values of the workflow's properties: defaults in the customer's form, and fixed
+/** Edits the values of the workflow's properties: defaults in the customer's form, and fixed
  * values. */
 
 import type { PropertyAnswer } from "@/api/schema"

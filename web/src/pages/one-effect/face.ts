@@ -1,4 +1,4 @@
-/** The settings of an effect as they are typed, and as they are sent. Pure. */
+/** Converts an effect's settings between the form and the API. Pure functions. */
 
 import type { AdminEffectAnswer, FaceBody, PropertyAnswer } from "@/api/schema"
 import { words } from "@/words/en/effects"
@@ -25,7 +25,7 @@ export function isMediaProperty(property: PropertyAnswer): boolean {
   return MEDIA.has(property.type)
 }
 
-/** What the effect is applied to. */
+/** Checks whether a property is the file that the effect is applied to. */
 export function isMain(property: PropertyAnswer): boolean {
   return property.name === MAIN && isMediaProperty(property)
 }
@@ -90,12 +90,12 @@ export function toggled(all: readonly string[], one: string): string[] {
   return all.includes(one) ? all.filter((item) => item !== one) : [...all, one]
 }
 
-/** What customers may set, in the order of the form. */
+/** Returns the properties that customers can set, in the order of the form. */
 export function customersOwn(properties: readonly PropertyAnswer[], face: Face): PropertyAnswer[] {
   return properties.filter((property) => !isMain(property) && !face.locked.includes(property.name))
 }
 
-/** Settings that were typed and not saved: kept while the tab is open. */
+/** Unsaved settings by effect, kept while the tab is open. */
 const unsaved = new Map<string, Face>()
 
 export function unsavedOf(slug: string): Face | null {

@@ -1,5 +1,5 @@
-/** The operator's page of one effect: its texts, price and catalog settings, and its fixed
- * values. */
+/** The operator's page of one effect, with its title and description, price, catalog settings and
+ * fixed values. */
 
 import { useEffect, useState } from "react"
 import { Link } from "wouter"
@@ -62,8 +62,8 @@ function Whole({ effect, workflow, path }: WholeProps) {
   const [face, setFace] = useState<Face>(() => unsavedOf(effect.slug) ?? faceOf(effect))
   const [saved, setSaved] = useState(effect)
   if (saved !== effect) {
-    // If another operator has changed the effect in the meantime, unsaved changes stay; otherwise
-    // the form is updated.
+    // If another operator has changed the effect in the meantime, the form is updated, unless it
+    // contains unsaved changes.
     setSaved(effect)
     if (!isChanged(face, saved)) setFace(faceOf(effect))
   }

@@ -87,10 +87,10 @@ function Shown({ media, name }: { media: Video; name: string }) {
 }
 
 function Original({ media, url, name }: { media: Video; url: string; name: string }) {
-  // biome-ignore lint/a11y/useMediaCaption: there are none of what customers upload
+  // biome-ignore lint/a11y/useMediaCaption: customers' uploads have no captions
   if (media.kind === "audio") return <audio src={url} controls aria-label={name} />
   if (media.kind === "image") return <img src={url} alt={name} />
-  // biome-ignore lint/a11y/useMediaCaption: there are none of what customers upload
+  // biome-ignore lint/a11y/useMediaCaption: customers' uploads have no captions
   return <video src={url} controls playsInline aria-label={name} />
 }
 

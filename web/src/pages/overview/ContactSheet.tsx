@@ -34,7 +34,8 @@ function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap
     const isThere = (id: string) => jobs.current.includes(id)
     const goOn = async () => {
       while (!stop.signal.aborted) {
-        // Jobs that have ended in the meantime, or can't be reached, are left to the next round.
+        // Skips jobs that have finished in the meantime or can't be reached. The next round tries
+        // again.
         for (const id of jobs.current)
           if (isThere(id) && document.visibilityState === "visible") await look(id).catch(() => undefined)
         await new Promise((resolve) => setTimeout(resolve, REST_MS))

@@ -1,4 +1,4 @@
-/** The console's first page: what has happened, what workers are doing, and what requires an
+/** The console's start page: recent activity, the workers' current jobs, and anything that needs an
  * operator. */
 
 import { useEffect, useState } from "react"

@@ -1,4 +1,4 @@
-/** Builds the palette's list: search results, actions on the first result, and places. */
+/** Builds the palette's list: search results, actions on the first result, and pages. */
 
 import type { FoundThings, GraphRunSummary, PipelineRunSummary, SearchAnswer } from "@/api/schema"
 import type { IconName } from "@/ui"
@@ -12,7 +12,7 @@ export interface Hit {
   key: string
   group: Group
   label: string
-  /** Shown beside the title: the kind of thing, or its state. */
+  /** Shown beside the title, for example the kind of thing or its state. */
   note?: string
   icon: IconName
   href?: string
@@ -143,8 +143,8 @@ const FOR_OPERATORS = [
   place("/console/settings", common.console.settings),
 ]
 
-/** Returns the places and actions whose words start with the typed text, or all places if there
- * is no text. */
+/** Returns the pages and actions whose words start with the typed text, or all of them if there is
+ * no text. */
 export function placesAndActs(text: string, kinds: readonly string[], isConsole: boolean): Hit[] {
   const customers = kinds.includes("customer") ? FOR_CUSTOMERS : []
   const operators = kinds.includes("operator") ? FOR_OPERATORS : []

@@ -1,4 +1,4 @@
-/** The Ctrl-K palette: finds things, acts on them and opens places. Arrow keys move, and Enter
+/** The Ctrl-K palette, which finds things, acts on them and opens pages. Arrow keys move, and Enter
  * selects. */
 
 import { type KeyboardEvent, useEffect, useId, useMemo, useRef, useState } from "react"

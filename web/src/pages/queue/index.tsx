@@ -43,7 +43,7 @@ interface ViewsProps {
 
 function Views({ chips, show, version }: ViewsProps) {
   const counts = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { freshSeconds: 2 })
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again after each change
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reads again after each change
   useEffect(() => {
     if (version > 0) counts.reload()
   }, [version])

@@ -1,5 +1,5 @@
-/** Shows why a job failed, was cancelled or expired, what was refunded, and the possible next
- * steps. */
+/** Shows why a job failed, was cancelled or expired, whether its tokens were refunded, and what the
+ * user can do next. */
 
 import type { ReactNode } from "react"
 import { useLocation } from "wouter"

@@ -85,7 +85,7 @@ function Picture({ job, preview, fill }: { job: FollowedJob; preview: string | n
   )
 }
 
-/** Four segments, each as wide as its usual duration. */
+/** Four segments, one per stage, each as wide as the stage's usual duration. */
 function Stages({ job, fill }: { job: FollowedJob; fill: Fill }) {
   return (
     <ol className="result-stages" aria-label={words.progress}>
@@ -138,7 +138,7 @@ function Cancel({ job }: { job: FollowedJob }) {
         title={words.cancelTitle}
         act={words.cancelAct}
         onConfirm={async () => {
-          // If the job has ended in the meantime, its result is shown.
+          // If the job has finished in the meantime, its result is shown instead.
           await api.delete(`/api/ai-jobs/${job.id}`).catch((error: unknown) => {
             if (!(error instanceof ApiError && error.code === "job_ended")) throw error
           })

@@ -69,7 +69,8 @@ export function Result({ job, followed, reload }: ResultProps) {
   )
 }
 
-/** The button's name says what it does next. It is needed because phones have no Escape key. */
+/** The button's label changes to say what it does next. Phones need the button to leave full-screen
+ * mode, because they have no Escape key. */
 function FullScreen({ stage }: { stage: RefObject<HTMLDivElement | null> }) {
   const [isFull, setFull] = useState(false)
   useEffect(() => {
@@ -144,7 +145,7 @@ function Thumb({ url, type }: { url: string; type: string | null }) {
   )
 }
 
-/** All results of the same photo, with a link to create another. */
+/** Shows all results of the same photo, with a link to create another. */
 function Versions({ job, slug }: { job: JobAnswer; slug: string | null }) {
   const video = useQuery<Video>(job.video_id ? `/api/videos/${job.video_id}` : null)
   if (!job.video_id) return null

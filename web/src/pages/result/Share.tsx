@@ -1,4 +1,4 @@
-/** A link that shows the result to anybody until it expires. */
+/** Creates a link that shows the result to anyone until the link expires. */
 
 import { useState } from "react"
 import { api, useAct } from "@/api"

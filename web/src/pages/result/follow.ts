@@ -13,7 +13,8 @@ export function isActive(job: Pick<FollowedJob, "status">): boolean {
   return job.status === "queued" || job.status === "processing"
 }
 
-/** The latest report wins, but a final status is never undone, and the percentage only grows. */
+/** Applies the latest report to a job. A final status is never undone, and the percentage only
+ * grows. */
 export function merged(before: FollowedJob | undefined, update: FollowedJob): FollowedJob {
   if (!before || before.id !== update.id) return update
   if (!isActive(before) && isActive(update)) return before
@@ -23,7 +24,7 @@ export function merged(before: FollowedJob | undefined, update: FollowedJob): Fo
 }
 
 export interface Fill {
-  /** The filled part of the bar, from 0 to 1. */
+  /** The filled fraction of the bar, from 0 to 1. */
   part: number
   /** True if the progress was measured. Only measured progress is shown as a percentage. */
   isReal: boolean

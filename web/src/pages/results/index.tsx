@@ -23,8 +23,8 @@ export default function Results() {
       cache.invalidate("/api/wallet")
     }
   })
-  // Requested at once although it is shown below the jobs in progress, so that it doesn't move
-  // anything when it arrives.
+  // Requested immediately, although the list is shown below the jobs in progress, so that nothing
+  // moves when it arrives.
   useQuery<Jobs>("/api/ai-jobs", FIRST)
   return (
     <Page title={words.listTitle}>

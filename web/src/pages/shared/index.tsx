@@ -1,4 +1,4 @@
-/** A result for anybody who has its link. */
+/** Shows a result to anyone who has its link. */
 
 import { useState } from "react"
 import { useQuery } from "@/api"

@@ -93,7 +93,7 @@ export default function SignIn() {
       </div>
       <div className="sign-in-sheet" aria-hidden="true">
         {Array.from({ length: 24 }, (_, index) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: frames of a contact sheet, which never change
+          // biome-ignore lint/suspicious/noArrayIndexKey: the frames of the contact sheet never change
           <i key={index}>{index === 9 && <Pencil />}</i>
         ))}
       </div>

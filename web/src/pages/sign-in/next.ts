@@ -7,8 +7,8 @@ export function goesTo(next: string | null, kinds: readonly string[]): string {
     const base = "http://here.invalid"
     const target = new URL(next, base)
     const path = target.pathname
-    // `/.//evil.example` is a path of this site that turns into another host when it is written
-    // alone.
+    // `/.//evil.example` is a path on this site, but its normalized form, `//evil.example`, leads
+    // to another host.
     const isOurs = target.origin === base && next.startsWith("/") && !path.startsWith("//")
     return isOurs && !path.startsWith("/sign-in") ? path + target.search : home
   } catch {

@@ -136,7 +136,7 @@ function LimitsForm({ tenant, path, onClose }: OfTenant & { onClose: () => void 
   )
 }
 
-/** Sets what the tenant's prompts from ComfyUI clients may use. */
+/** Shows which fleets and node types the tenant's prompts from ComfyUI clients may use. */
 export function Prompts({ path, isGone }: { path: string; isGone: boolean }) {
   const terms = useQuery<TenantPrompts>(`${path}/prompts`).data
   const [isOpen, setOpen] = useState(false)

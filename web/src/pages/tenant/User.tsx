@@ -38,7 +38,7 @@ import { words } from "@/words/en/tenant"
 
 interface OfUser {
   user: UserAnswer
-  /** The tenant's path. */
+  /** The tenant's path in the API. */
   path: string
   isGone: boolean
 }

@@ -1,4 +1,5 @@
-/** One tenant: its users with their keys and wallets, its limits, its ledger, its end. */
+/** The page of one tenant, with its users, their keys and wallets, its limits, its ledger and its
+ * deletion. */
 
 import { type FormEvent, useMemo, useState } from "react"
 import { useLocation, useSearch } from "wouter"

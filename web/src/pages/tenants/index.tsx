@@ -1,4 +1,4 @@
-/** Everybody who is served here. */
+/** Lists all tenants. */
 
 import { type FormEvent, useEffect, useMemo, useState } from "react"
 import { useLocation } from "wouter"

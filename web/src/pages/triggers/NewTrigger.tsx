@@ -23,7 +23,7 @@ const MEDIA: ReadonlySet<string> = new Set(["image", "video", "audio", "file"])
 
 interface Draft {
   readonly name: string
-  /** graph:ID or pipeline:ID */
+  /** The work to start, as graph:ID or pipeline:ID. */
   readonly target: string
   readonly version: string
   readonly base: string

@@ -8,9 +8,9 @@ export type Rhythm = (typeof RHYTHMS)[number]
 
 export interface Plan {
   readonly rhythm: Rhythm
-  /** HH:MM; for an hourly schedule only the minutes count. */
+  /** The time as HH:MM. For an hourly schedule, only the minutes count. */
   readonly time: string
-  /** SUN to SAT, for a weekly schedule. */
+  /** The weekday of a weekly schedule, from SUN to SAT. */
   readonly day: string
 }
 

@@ -125,7 +125,7 @@ function useTargets(): Targets {
   )
 }
 
-/** Shows the secret, which is visible only now, and how to use it. */
+/** Shows the secret, which can't be shown again later, and explains how to use it. */
 function Once({ trigger, secret, onDone }: { trigger: MadeTrigger; secret: string; onDone: () => void }) {
   const address = `${location.origin}${trigger.path}`
   const curl = `curl -X POST "${address}" \\\n  -H "Authorization: Bearer ${secret}" \\\n  -d '${exampleOf(trigger)}'`

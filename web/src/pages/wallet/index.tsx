@@ -122,7 +122,7 @@ function Balance({ summary }: { summary: WalletSummaryAnswer }) {
   )
 }
 
-/** Tells the user whom to ask for tokens, and for which account. */
+/** Explains whom to ask for tokens, and for which account. */
 function NoTopUp() {
   const account = useQuery<AccountAnswer>("/api/account", { freshSeconds: 60 })
   return (

@@ -188,7 +188,7 @@ function ReadingPlots({ path, readAt }: { path: string; readAt: string | null })
   const [hours, setHours] = useState("1")
   const query = useQuery<Readings>(`${path}/readings`, { query: { hours, points: POINTS }, freshSeconds: 10 })
   const { reload } = query
-  // biome-ignore lint/correctness/useExhaustiveDependencies: read again once the worker has reported something new
+  // biome-ignore lint/correctness/useExhaustiveDependencies: reads again once the worker has sent a new report
   useEffect(() => reload(), [readAt])
   return (
     <section aria-label={words.one.readings}>

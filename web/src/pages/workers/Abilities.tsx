@@ -1,4 +1,4 @@
-/** Shows how many of a fleet's workers can run each of its workflows, and what is missing. */
+/** Shows how many of a fleet's workers can run each of its workflows, and what the others lack. */
 
 import { Link } from "wouter"
 import type { Matrix } from "@/api/schema"

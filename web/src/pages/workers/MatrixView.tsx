@@ -1,5 +1,4 @@
-/** Shows which worker can run which workflow: first a list of what is missing, then a table of
- * workflows and workers. */
+/** Shows which worker can run which workflow, with a list of missing items above the table. */
 
 import type { ReactNode } from "react"
 import { Link } from "wouter"

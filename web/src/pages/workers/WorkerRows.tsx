@@ -99,7 +99,7 @@ export function GpuMemory({ worker }: { worker: WorkerSeen }) {
       {facts.length > 0 ? (
         <Badge>{facts.join(" · ")}</Badge>
       ) : (
-        // Phones show no column heading, so the dash would mean nothing there.
+        // Phones show no column headings, so a dash would be meaningless there.
         <span className="wide-only">
           <Badge>–</Badge>
         </span>

@@ -1,4 +1,4 @@
-/** All workers: by fleet, in one list, and who can run what. */
+/** Shows all workers: by fleet, in one list, and in a table of the workflows that each can run. */
 
 import { useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"

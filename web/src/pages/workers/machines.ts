@@ -186,9 +186,9 @@ export interface Ability {
   readonly workflow: string
   readonly able: number
   readonly online: number
-  /** The number of draining workers: they finish their jobs and take no new ones. */
+  /** The number of draining workers, which finish their jobs and take no new ones. */
   readonly draining: number
-  /** An item that none of the workers has. */
+  /** An item that all of the workers lack. */
   readonly everywhere: string | null
   /** The first worker that lacks something. */
   readonly first: { worker: string; what: string; more: number } | null
@@ -233,7 +233,8 @@ export interface Gap {
   readonly isEverywhere: boolean
 }
 
-/** Returns what is missing and where, with the items that stop the most workers first. */
+/** Returns the missing items with the workers that lack them. Items that block the most workers
+ * come first. */
 export function gapsOf(matrix: Matrix): Gap[] {
   const gaps = new Map<string, { workflow: string; kind: string; what: string; workers: string[] }>()
   for (const worker of matrix.workers) {
@@ -280,7 +281,7 @@ export function gpuName(name: string): string {
 export const GIGABYTE = 1024 ** 3
 const short = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 })
 
-/** Formats GPU memory as manufacturers do: 24 GB means 24 × 1024³ bytes. */
+/** Formats GPU memory in the manufacturers' units: 24 GB means 24 × 1024³ bytes. */
 export function gigabytes(size: number): string {
   return short.format(size / GIGABYTE)
 }

@@ -1,4 +1,5 @@
-/** Workers, fleets and who can run what, kept up to date by the operators' events. */
+/** Reads workers, fleets and the workflows that each worker can run, and keeps them up to date with
+ * the operators' events. */
 
 import { useCallback, useEffect, useRef, useState } from "react"
 import { api, cache, pathOf, type QueryResult, useEvents, useQuery } from "@/api"
@@ -14,7 +15,7 @@ const PAGES_MAX = 10
 const READ_MS = 15_000
 const SOON_MS = 500
 
-/** All pages, up to a bound. */
+/** Reads all pages of workers, up to a limit. */
 async function readWorkers(signal: AbortSignal): Promise<Workers> {
   let all = await api.get<Workers>(WORKERS, { query: { limit: PAGE }, signal })
   for (let page = 1; all.next !== null && page < PAGES_MAX; page += 1) {
@@ -36,7 +37,8 @@ export function useWorkers(): QueryResult<Workers> {
       readAgain()
     }, SOON_MS)
   }, [])
-  // Readings, and when they were seen, are in no event.
+  // Events contain neither readings nor the times at which workers were last seen, so workers are
+  // read again periodically.
   useEffect(() => {
     const timer = setInterval(() => {
       if (document.visibilityState === "visible") reload()
@@ -72,7 +74,8 @@ export function useMatrix(): QueryResult<Matrix> {
 
 const OVERVIEW = "/api/admin/overview"
 
-/** How many jobs wait that each fleet could take, by its name; undefined: not known yet. */
+/** Returns, by fleet name, the number of queued jobs that each fleet could run. Returns undefined
+ * until the numbers are known. */
 export function useWaiting(): Readonly<Record<string, number>> | undefined {
   const read = useQuery<Overview>(OVERVIEW, { query: { range: "1h" }, freshSeconds: 10 }).data
   const [live, setLive] = useState<Readonly<Record<string, number>>>()
@@ -83,7 +86,7 @@ export function useWaiting(): Readonly<Record<string, number>> | undefined {
   return live ?? read?.now.waiting
 }
 
-/** After something was done with a worker or a fleet. */
+/** Reloads the data after an action on a worker or a fleet. */
 export function readAgain(): void {
   for (const path of [WORKERS, FLEETS, MATRIX, OVERVIEW]) cache.invalidate(path)
 }

@@ -62,7 +62,7 @@ function labelOf({ version, registered_at }: WorkflowDetail, number: number): st
   return number === version ? `${label}, ${words.current}` : label
 }
 
-/** Makes new jobs use a version. */
+/** A button that makes new jobs use a version. */
 export function Use({
   workflow,
   path,

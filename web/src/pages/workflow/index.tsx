@@ -1,5 +1,5 @@
-/** The page of one workflow: its drawing, properties, effects, versions and workers, a test run,
- * and the form that turns it into an effect. */
+/** The page of one workflow, with its drawing, properties, effects, versions and workers, a test
+ * run, and a form that creates an effect from it. */
 
 import { type ReactNode, useEffect, useMemo, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
@@ -92,7 +92,8 @@ export default function WorkflowPage({ name }: { name: string }) {
 
 const AGAIN_MS = 3_000
 
-/** A fleet may accept a new workflow automatically, so the page reads again until one has it. */
+/** A fleet may accept a new workflow automatically, so the page reloads the workflow until a fleet
+ * has it. */
 function useAssigned(workflow: WorkflowDetail | undefined, reload: () => void): void {
   useEffect(() => {
     if (!workflow || workflow.fleets.length > 0) return undefined

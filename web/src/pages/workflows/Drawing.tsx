@@ -1,5 +1,5 @@
-/** A workflow as ComfyUI's editor draws it. The lists beside it offer the same to keyboards and
- * screen readers. */
+/** Draws a workflow the way ComfyUI's editor does. The lists beside the drawing offer the same to
+ * keyboards and screen readers. */
 
 import { type PointerEvent, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react"
 import type { Drawing as Drawn, SuggestedProperty } from "@/api/schema"
@@ -94,7 +94,7 @@ function Node({ box, exposed, selected, changes, onNode, onInput }: DrawingProps
   ]
   const state = change ? words[change === "added" ? "added" : "valueChanged"] : modeOf(node.mode)
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it offers the same by keyboard
+    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside the drawing offers the same by keyboard
     <g
       className={look.filter(Boolean).join(" ")}
       data-node={node.id}
@@ -165,7 +165,7 @@ interface RowProps {
 function Row({ row, width, isExposed, onInput }: RowProps) {
   const look = `workflows-drawing-row${isExposed ? " is-exposed" : ""}${onInput ? " is-link" : ""}`
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside it offers the same by keyboard
+    // biome-ignore lint/a11y/noStaticElementInteractions: the list beside the drawing offers the same by keyboard
     <g
       className={look}
       data-input={row.property.binding}
@@ -222,8 +222,8 @@ function useView(all: Area, wheel: boolean, focus: Box | null) {
       if (!start || !svg.current) return
       const [dx, dy] = [event.clientX - start.x, event.clientY - start.y]
       if (!start.isMoved && Math.abs(dx) + Math.abs(dy) < 5) return
-      // Captured only now, because with a captured pointer, clicks reach the drawing instead of the
-      // node.
+      // The pointer is captured only now. If it were captured earlier, clicks would reach the
+      // drawing instead of the node.
       if (!start.isMoved) svg.current.setPointerCapture(event.pointerId)
       start.isMoved = true
       const unit = unitOf(svg.current, start.view)

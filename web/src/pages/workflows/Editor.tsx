@@ -174,7 +174,8 @@ function useExposed(inspection: WorkflowInspection, base: Base | null, before: D
   return { exposed, lost: start.lost, toggle, change, setExposed }
 }
 
-/** Whether new jobs use the version at once, use it even if effects break, or only try it. */
+/** Whether new jobs use the version immediately, use it even if it breaks effects, or keep the
+ * current version while this one is tested. */
 type Way = "use" | "force" | "try"
 
 function useRegister(
@@ -233,7 +234,7 @@ interface TroublesProps {
 }
 
 function Troubles({ inspection, bindings, lost }: TroublesProps) {
-  // Values that customers set don't count as missing.
+  // Files that are chosen by customers don't count as missing.
   const setByCustomers = new Set(
     inspection.properties
       .filter((property) => bindings.has(property.binding))
@@ -389,7 +390,7 @@ function Outputs({
   )
 }
 
-/** Offers an unfinished draft that the operator left to look at something else. */
+/** Offers to continue an unfinished draft that the operator has left. */
 export function Unfinished({ of, onOpened }: { of: string; onOpened: (opened: Opened) => void }) {
   const [draft, setDraft] = useState(() => draftOf(of))
   if (!draft) return null

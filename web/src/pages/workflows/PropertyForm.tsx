@@ -173,7 +173,8 @@ function Range({ property, onChange }: PartProps) {
   )
 }
 
-/** Fewer choices than the node has: a line taken away is one that customers can't take. */
+/** Edits the choices that customers get. Deleting a line removes that choice from the customers'
+ * form. */
 function ChoiceList({
   choices,
   onChange,

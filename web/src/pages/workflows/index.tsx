@@ -1,4 +1,4 @@
-/** All workflows, and the place where a saved one is dropped. */
+/** Lists all workflows, with an area where a saved one can be dropped. */
 
 import { useEffect, useMemo, useState } from "react"
 import { useLocation } from "wouter"

@@ -193,7 +193,7 @@ function areaOf(parts: readonly Area[]): Area {
   }
 }
 
-/** The range of drawing units per pixel within which texts are readable. */
+/** The range of drawing units per pixel within which labels are readable. */
 const UNIT_MIN = 0.8
 const UNIT_MAX = 1.4
 
@@ -202,12 +202,12 @@ export interface Room {
   height: number
 }
 
-/** Returns a view of the whole drawing, never enlarged beyond the limit. */
+/** Returns a view of the whole drawing, enlarged at most up to the limit. */
 export function wholeView(all: Area, room: Room): Area {
   return viewAt(all, room, Math.max(UNIT_MIN, all.width / room.width, all.height / room.height))
 }
 
-/** Returns a view of the whole drawing if its texts are readable, otherwise of its beginning. */
+/** Returns a view of the whole drawing if its labels are readable, else of its top-left part. */
 export function firstView(all: Area, room: Room): Area {
   const whole = Math.max(all.width / room.width, all.height / room.height)
   return viewAt(all, room, Math.max(UNIT_MIN, Math.min(UNIT_MAX, whole)))
@@ -240,7 +240,7 @@ function viewAt(all: Area, room: Room, unit: number): Area {
   }
 }
 
-/** The smallest visible width: about one node. */
+/** The smallest visible width, in drawing units: about one node. */
 const SEEN_MIN = 240
 
 /** Zooms around a fixed point, within the limits for the largest and the smallest view. */

@@ -1,6 +1,6 @@
 import { useEffect } from "react"
 
-/** The browser asks before it leaves a page with something that is kept nowhere else. */
+/** Makes the browser ask before the user leaves a page with unsaved changes. */
 export function useLeaveWarning(isUnsaved: boolean): void {
   useEffect(() => {
     if (!isUnsaved) return undefined
