@@ -34,8 +34,8 @@ def rows(page: Page) -> Locator:
 
 def store_key(page: Page) -> str:
     """Copies what is shown once, and closes the dialog."""
-    key: str = page.get_by_label("The key", exact=True).inner_text().strip()
-    page.get_by_label("I have stored it").check()
+    key: str = page.get_by_label("Key", exact=True).inner_text().strip()
+    page.get_by_label("I have saved it").check()
     page.get_by_role("dialog").get_by_role("button", name=re.compile("^Done")).click()
     expect(page.get_by_text(key)).to_have_count(0)
     return key
@@ -78,7 +78,7 @@ def test_a_tenant_is_made_credited_and_given_a_key_that_works(tab: WebPage, web:
 
     page.get_by_role("button", name="New key").click()
     page.get_by_label("Name", exact=True).fill("web-shop")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create key").click()
     second = store_key(page)
     assert balance_of(web, second) == 40
     page.get_by_role("tab", name="Keys").click()
@@ -288,7 +288,7 @@ def test_a_viewer_is_told_what_takes_another_role(browser: Browser, web: WebServ
         expect(page.get_by_role("dialog")).to_have_count(0)
         tab.open("/console/settings")
         add = page.get_by_role("button", name="Add operator").first
-        expect(add).to_have_attribute("title", re.compile("takes the role owner"))
+        expect(add).to_have_attribute("title", re.compile("Owners only"))
     with open_page(browser, web.url) as tab:
         tab.sign_in(otto["key"], path)
         page = tab.page
@@ -297,7 +297,7 @@ def test_a_viewer_is_told_what_takes_another_role(browser: Browser, web: WebServ
         )
         page.get_by_role("button", name="Change").click()
         expect(page.get_by_label("Storage (GB)")).not_to_be_editable()
-        expect(page.get_by_role("dialog")).to_contain_text("takes the role owner")
+        expect(page.get_by_role("dialog")).to_contain_text("Owners only")
         page.get_by_label("Max. queued jobs").fill("9")
         page.get_by_role("button", name="Save limits").click()
         expect(page.get_by_text("Limits saved")).to_be_visible()

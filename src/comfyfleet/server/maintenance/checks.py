@@ -357,11 +357,13 @@ def _of_jobs(seen: Situation) -> Iterator[Alert]:
 
 def _stuck(lane: StuckLane) -> Alert:
     minutes = round(lane.oldest_seconds / 60)
+    verb, pronoun = ("is", "it") if lane.queued == 1 else ("are", "them")
+    waiting = f"{_jobs(lane.queued)} of {lane.workflow} {verb} waiting"
     if lane.shortage is None:
         return Alert(
             kind=AlertKind.STUCK_JOBS,
             severity=WARNING,
-            message=f"{_jobs(lane.queued)} of {lane.workflow} waiting, the oldest for {minutes} minutes.",
+            message=f"{waiting}, the oldest for {minutes} minutes.",
             todo="Add workers that can run it, or raise the jobs' priority.",
             subject=f"workflow:{lane.workflow}",
             count=lane.queued,
@@ -369,8 +371,8 @@ def _stuck(lane: StuckLane) -> Alert:
     return Alert(
         kind=AlertKind.STUCK_JOBS,
         severity=ERROR,
-        message=f"{_jobs(lane.queued)} of {lane.workflow} waiting, and no worker can run them: {lane.shortage}",
-        todo="See under workers which of them can run it. Add the missing parts, or assign the workflow to another fleet.",
+        message=f"{waiting}, and no worker can run {pronoun}: {lane.shortage}",
+        todo="Check which workers can run it. Add the missing parts, or assign the workflow to another fleet.",
         subject=f"workflow:{lane.workflow}",
         count=lane.queued,
     )
