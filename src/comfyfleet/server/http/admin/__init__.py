@@ -1,4 +1,4 @@
-"""The operators' API: everything under /api/admin, behind an operator's key.
+"""The operators' API under /api/admin, which requires an operator's key.
 
 Internal: may change without notice.
 """

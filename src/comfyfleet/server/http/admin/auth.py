@@ -1,4 +1,4 @@
-"""Authentication of operators, and the router that all parts of the admin API use."""
+"""Authenticates operators, and creates the routers of the admin API."""
 
 from typing import Annotated, TypeAlias
 
@@ -15,14 +15,17 @@ from comfyfleet.server.secrets import is_key_of_hash
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import FIRST_OWNER, ActingOperator, Operator, Role
 
-# Only extracts the key and describes it in the OpenAPI document. Our own code rejects requests.
+# Extracts the key and describes it in the OpenAPI document. Invalid keys are rejected by our own
+# code.
 _admin_bearer = HTTPBearer(auto_error=False, scheme_name="admin key")
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 async def authenticate_operator(request: Request) -> ActingOperator:
-    """Authenticates an operator by key or browser session before the request body is read. Viewers
-    can only read."""
+    """Authenticates an operator by key or browser session, before the request body is read.
+
+    Viewers may only send reading requests.
+    """
     bearer = await _admin_bearer(request)
     if bearer is None:
         acting = await _signed_in(request)
@@ -36,8 +39,8 @@ async def _signed_in(request: Request) -> ActingOperator:
     session = await trusted_session(plane_of(request), request)
     if session is None or session.operator is None:
         raise Unauthenticated(
-            "an operator's key is needed",
-            hint="Send Authorization: Bearer KEY; the first key was printed when the control plane "
+            "an operator's key is required",
+            hint="Send Authorization: Bearer KEY. The first key was printed when the control plane "
             "first started, or is set by COMFYFLEET_ADMIN_KEY there.",
         )
     if session.operator_row is not None:
@@ -66,19 +69,22 @@ async def require_operator(
     request: Request,
     _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_admin_bearer)],
 ) -> str:
-    """Returns the actor for the audit log. As a dependency, it also documents the key."""
+    """Returns the operator's name for the audit log. This dependency also adds the key to the
+    OpenAPI document."""
     return caller_of(request, ActingOperator).actor
 
 
 async def require_owner(request: Request, actor: Annotated[str, Depends(require_operator)]) -> str:
-    """Returns the actor for actions that require an owner."""
+    """Returns the owner's name for the audit log. Raises Forbidden if the operator isn't an
+    owner."""
     caller_of(request, ActingOperator).require(Role.OWNER)
     return actor
 
 
 PREFIX = "/api/admin"
 PAGE_MAX = 1000
-# The actor for the audit log. A route with this dependency requires an operator's key.
+# The name of the operator or owner for the audit log. A route with such a parameter requires the
+# key of an operator or owner.
 OperatorDep: TypeAlias = Annotated[str, Depends(require_operator)]
 OwnerDep: TypeAlias = Annotated[str, Depends(require_owner)]
 

@@ -67,7 +67,7 @@ from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import inspect
 
-# Each object_info has megabytes, so a document is only compared with the newest fleets'.
+# Each object_info is megabytes in size, so documents are only compared with the newest ones.
 OBJECT_INFOS_MAX = 10
 
 
@@ -75,41 +75,41 @@ PRICE_NAMES = AliasChoices("price_tokens", "credits_cost")
 
 
 class TermsBody(Body):
-    """The terms of a workflow. Omitted fields aren't changed."""
+    """The settings of a workflow. Omitted fields aren't changed."""
 
     required_capabilities: list[str] | None = Field(
-        default=None, description="A worker must have all of them to get a job.", max_length=200
+        default=None, description="Capabilities that a worker must have.", max_length=200
     )
     run_limit_seconds: int | None = Field(
-        default=None, description="How long a job may run; else COMFYFLEET_RUN_LIMIT_SECONDS."
+        default=None, description="Seconds per job. Default: COMFYFLEET_RUN_LIMIT_SECONDS."
     )
     price_tokens: Tokens | None = Field(
         default=None,
         validation_alias=PRICE_NAMES,
-        description="Offers it in customers' graphs and pipelines, at this price; 0: for nothing.",
+        description="Offers the workflow for graphs and pipelines of customers at this price.",
     )
     is_withdrawn: bool = Field(
-        default=False, description="True: it is no longer offered; runs that go on may use it."
+        default=False, description="Whether to stop offering it. Active runs may still use it."
     )
     output: OutputRule | None = Field(
         default=None,
-        description="Whether a result needs a file or a value; default: required, or optional for "
-        "a new workflow whose output nodes only show text.",
+        description="Whether a result must contain a file or a value. The default is required, or "
+        "optional for a new workflow whose output nodes only show text.",
     )
     ai_mark: AiMark | None = Field(
         default=None,
-        description="How delivered files are marked as made by AI: auto (default) decides by the "
-        "prompt; generated and edited always mark; none never does.",
+        description="How delivered files are marked as AI-generated. auto (the default) decides by "
+        "the prompt, generated and edited always mark them, and none never does.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _with_our_spelling(cls, given: Any) -> Any:
-        """Accepts `is_active`, the opposite of `is_withdrawn`."""
-        if not isinstance(given, dict) or "is_active" not in given or "is_withdrawn" in given:
-            return given
-        rest = {name: value for name, value in given.items() if name != "is_active"}
-        is_active = given["is_active"]
+    def _with_our_spelling(cls, body: Any) -> Any:
+        """Accepts `is_active` as the opposite of `is_withdrawn`."""
+        if not isinstance(body, dict) or "is_active" not in body or "is_withdrawn" in body:
+            return body
+        rest = {name: value for name, value in body.items() if name != "is_active"}
+        is_active = body["is_active"]
         return {**rest, "is_withdrawn": not is_active if isinstance(is_active, bool) else is_active}
 
     def terms(self) -> WorkflowTerms:
@@ -126,37 +126,37 @@ class TermsBody(Body):
 
 class NewWorkflow(TermsBody):
     slug: str = Field(
-        description="Lower-case letters, digits, ., - and _; a known one: its next version."
+        description="Lowercase letters, digits, ., - and _. An existing slug gets a new version."
     )
     document: dict[str, Any] = Field(
         validation_alias=AliasChoices("document", "api_json"),
-        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one.",
+        description="A workflow saved by ComfyUI's editor, a prompt, or JSON that contains one.",
     )
     properties: list[PropertyBody] = Field(
         default_factory=list,
         validation_alias=AliasChoices("properties", "exposed_parameters"),
-        description="Its named inputs.",
+        description="The workflow's named inputs.",
     )
     output_node_id: str | int | None = Field(
         default=None,
-        description="The node whose files are the result; default: all output nodes.",
+        description="The node whose files are the result. The default is all output nodes.",
     )
     fleet: str | None = Field(
         default=None,
-        description="SLUG/STAGE of the fleet to check it against; default: the fleet that knows most.",
+        description="The fleet to check against (SLUG/STAGE). The default is the best match.",
     )
     break_effects: bool = Field(
         default=False,
-        description="Register it though published effects don't fit it; these refuse jobs until they are changed.",
+        description="Register it even if published effects become invalid and refuse jobs.",
     )
     is_draft: bool = Field(
         default=False,
-        description="New jobs keep the version that they have: try this one, then activate it.",
+        description="Don't use this version for new jobs until it is activated.",
     )
 
 
 async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
-    """Checks a workflow, stores its document and then writes its rows."""
+    """Validates a workflow and registers it. The document is stored before the database rows."""
     reported, usual = await _object_infos(body.fleet, body.document, plane)
     draft = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
     await catalog.store_document(plane.store, draft)
@@ -203,7 +203,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
 def _draft(
     body: NewWorkflow, object_infos: list[Mapping[str, Any]], is_reported: bool
 ) -> WorkflowDraft:
-    """Checks a workflow. Runs in a thread, because checking a large workflow takes a while."""
+    """Validates a workflow. Runs in a thread, because large workflows take a while."""
     object_info = best_object_info(body.document, object_infos)
     output = None if body.output_node_id is None else str(body.output_node_id)
     return draft_workflow(
@@ -219,8 +219,8 @@ def _draft(
 async def _object_infos(
     fleet_name: str | None, document: Mapping[str, Any], plane: ControlPlane
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Returns the object_infos that fleets last reported, and the built-in engine's if it is
-    installed and needed."""
+    """Returns the latest object_infos of fleets, and the built-in engine's if it is installed and
+    needed."""
     async with plane.central.read() as tx:
         searched = (
             [await _fleet_by_name(tx, fleet_name)] if fleet_name else await fleets.list_fleets(tx)
@@ -230,11 +230,11 @@ async def _object_infos(
     reported: list[Mapping[str, Any]] = []
     for fleet in newest:
         try:
-            found_there = await object_info.read_object_info(plane.store, fleet)
+            fleet_info = await object_info.read_object_info(plane.store, fleet)
         except NotFound:
             continue
-        if found_there is not None:
-            reported.append(found_there)
+        if fleet_info is not None:
+            reported.append(fleet_info)
     if fleet_name and reported:
         return reported, []
     try:
@@ -256,14 +256,14 @@ async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
 router = admin_router()
 FILE = {"type": "string", "format": "binary"}
 WorkflowSlug = Annotated[str, Path(description="The workflow's slug.")]
-Number = Annotated[VersionNumber | None, Query(description="Default: the version for new jobs.")]
+Number = Annotated[VersionNumber | None, Query(description="The default is the active version.")]
 
 
 class Chosen(Body):
     version: VersionNumber | None = Field(default=None, description="The version for new jobs.")
     break_effects: bool = Field(
         default=False,
-        description="Accept it though published effects don't fit it; these then refuse jobs.",
+        description="Activate it even if published effects become invalid and refuse jobs.",
     )
 
 
@@ -271,10 +271,10 @@ class Chosen(Body):
 async def create_workflow(
     body: NewWorkflow, plane: PlaneDep, operator: OperatorDep
 ) -> RegisteredVersion:
-    """Registers a workflow, or its next version if the slug exists.
+    """Registers a workflow, or a new version if the slug exists.
 
-    Everything is checked first. If a check fails, the response is 422 with the property and the
-    node, and nothing is stored.
+    If the workflow is invalid, the response is 422 with the property and the node, and nothing is
+    stored.
     """
     return await register(body, plane, operator)
 
@@ -289,13 +289,13 @@ async def inspect_file(
     request: Request,
     plane: PlaneDep,
     fleet: Annotated[
-        str | None, Query(description="SLUG/STAGE to compare it with; default: who knows most.")
+        str | None, Query(description="SLUG/STAGE to compare with. The default is the best match.")
     ] = None,
 ) -> WorkflowInspection:
-    """Reads a workflow from a JSON, image or video file. Nothing is stored.
+    """Inspects the workflow in a JSON, image or video file without storing it.
 
-    Returns the workflow's drawing, the inputs that can be exposed as properties, and what is
-    missing to run it.
+    Returns a drawing of the workflow, the inputs that can become properties, and the nodes and
+    files that fleets lack.
     """
     opened = await asyncio.to_thread(open_document, await request.body())
     document = opened.workflow if opened.workflow is not None else opened.prompt or {}
@@ -304,7 +304,7 @@ async def inspect_file(
 
 
 async def suggested_properties(plane: ControlPlane, document: dict[str, Any]) -> list[PropertyBody]:
-    """Returns a property for each workflow input that can be set."""
+    """Suggests a property for each input of a workflow that can be set."""
     opened = _opened(document)
     reported, usual = await _object_infos(None, document, plane)
 
@@ -324,8 +324,7 @@ def _inspection(
     reported: Sequence[Mapping[str, Any]],
     usual: Sequence[Mapping[str, Any]],
 ) -> WorkflowInspection:
-    known = best_object_info(document, [*reported, *usual])
-    seen = inspect(opened, known)
+    seen = inspect(opened, best_object_info(document, [*reported, *usual]))
     missing = None
     if reported and seen.missing is not None:
         missing = MissingInFile(
@@ -340,12 +339,12 @@ def _inspection(
         properties=suggest_properties(seen),
         outputs=[
             WorkflowOutput(
-                node_id=made.node.id,
-                title=made.node.title,
-                media=made.media,
-                is_saved=made.saved,
+                node_id=output.node.id,
+                title=output.node.title,
+                media=output.media,
+                is_saved=output.saved,
             )
-            for made in seen.makes
+            for output in seen.makes
         ],
         node_types=[node_type.class_type for node_type in seen.node_types],
         files=[file.name for file in seen.files],
@@ -367,10 +366,10 @@ async def drawing(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -
 async def diff(
     slug: WorkflowSlug,
     plane: PlaneDep,
-    before: Annotated[VersionNumber, Query(description="A version.")],
-    after: Annotated[VersionNumber, Query(description="The version to compare with it.")],
+    before: Annotated[VersionNumber, Query(description="The first version.")],
+    after: Annotated[VersionNumber, Query(description="The second version.")],
 ) -> WorkflowDiff:
-    """Compares two versions of a workflow: nodes, links, values, files and properties."""
+    """Compares the nodes, links, values, files and properties of two versions of a workflow."""
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
         versions = [await catalog.get_version(tx, workflow, number) for number in (before, after)]
@@ -380,8 +379,8 @@ async def diff(
     def compare() -> WorkflowDiff:
         sides = []
         for version, opened in zip(versions, documents, strict=True):
-            known = best_object_info(opened.workflow or opened.prompt or {}, [*reported, *usual])
-            sides.append(DrawnVersion(opened, inspect(opened, known), version.properties))
+            info = best_object_info(opened.workflow or opened.prompt or {}, [*reported, *usual])
+            sides.append(DrawnVersion(opened, inspect(opened, info), version.properties))
         return diff_versions(*sides)
 
     return await asyncio.to_thread(compare)
@@ -396,7 +395,7 @@ def _opened(document: Mapping[str, Any]) -> Opened:
 @router.get("/workflows")
 async def list_workflows(plane: PlaneDep) -> Workflows:
     async with plane.central.read() as tx:
-        answers = [await _workflow_answer(tx, each) for each in await catalog.list_workflows(tx)]
+        answers = [await _workflow_answer(tx, row) for row in await catalog.list_workflows(tx)]
     return Workflows(workflows=answers)
 
 
@@ -423,7 +422,7 @@ async def show_workflow(
 
 @router.get("/workflows/{slug}/document")
 async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> dict[str, Any]:
-    """Returns the document as it was registered."""
+    """Returns a workflow's document in its original form."""
     async with plane.central.read() as tx:
         version_row = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
     return await catalog.read_document(plane.store, version_row)
@@ -431,7 +430,7 @@ async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) 
 
 @router.get("/workflows/{slug}/workers")
 async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> AbleWorkers:
-    """Returns which workers of the workflow's fleets can run it, and what is missing on the others."""
+    """Lists the workers of the workflow's fleets, and the nodes and models that they lack."""
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
         version_row = await catalog.get_version(tx, workflow, version)
@@ -449,7 +448,7 @@ async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = No
 async def change_terms(
     slug: WorkflowSlug, body: TermsBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Changes a workflow's capabilities, run limit and price without creating a version."""
+    """Changes a workflow's settings, such as its price, without creating a new version."""
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
         return await catalog.change_terms(tx, workflow, body.terms())
@@ -466,7 +465,7 @@ async def activate(
     operator: OperatorDep,
     body: Annotated[Chosen | None, InBody()] = None,
 ) -> WorkflowAnswer:
-    """Makes the workflow, or another version of it, available for new jobs."""
+    """Activates a workflow, or another version of it, for new jobs."""
     version = body.version if body else None
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
@@ -493,7 +492,7 @@ async def deactivate(
 async def pause(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Pauses a workflow. New jobs are accepted and wait, and running jobs finish."""
+    """Pauses a workflow. New jobs are accepted but stay queued, and running jobs finish."""
     return await _change_workflow(plane, slug, "pause", catalog.pause_workflow, operator, now)
 
 
@@ -517,13 +516,13 @@ async def _change_workflow(
         workflow = await change(tx, await catalog.find_workflow(tx, slug))
         await record_audit(tx, operator, action, workflow.subject, now, **details)
         answer = await _workflow_answer(tx, workflow)
-        concerned = [
+        worker_ids = [
             worker.worker_id
             for fleet in await fleets.fleets_with(tx, workflow.id)
             for worker in await fleets.workers_of(tx, fleet)
         ]
-    # Wakes pending polls, so that workers get jobs according to the new state.
-    plane.queue.order(concerned)
+    # Wakes pending polls, so that the new state applies to them.
+    plane.queue.order(worker_ids)
     request_wake(plane.context)
     return answer
 
@@ -549,49 +548,48 @@ Change = Callable[[Tx, EffectDefinition], Awaitable[EffectDefinition]]
 
 
 class FaceBody(Body):
-    """The settings of an effect. Omitted fields aren't changed; in a new effect, they get their
-    default."""
+    """The settings of an effect. Omitted fields aren't changed. In a new effect, they have their
+    defaults."""
 
-    title: str | None = Field(default=None, description="A title for people; default: the slug.")
+    title: str | None = Field(default=None, description="The title. The default is the slug.")
     description: str | None = None
-    preview_url: str | None = Field(default=None, description="A picture or video of the result.")
+    preview_url: str | None = Field(default=None, description="An image or video of the result.")
     price_tokens: Tokens | None = Field(
-        default=None, validation_alias=PRICE_NAMES, description="The price of a job; default: 0."
+        default=None, validation_alias=PRICE_NAMES, description="Price per job. The default is 0."
     )
     overrides: dict[str, Any] | None = Field(
-        default=None, description="Values of properties in place of the workflow's defaults."
+        default=None, description="Property values that replace the workflow's defaults."
     )
     locked: list[str] | None = Field(
         default=None, description="Properties that customers can't see or set."
     )
-    stage: str | None = Field(default=None, description="Of the fleets that run it; production.")
+    stage: str | None = Field(default=None, description="The fleets' stage. Default: production.")
     provider: Literal["self_hosted", "cloud"] | None = None
     published: bool | None = Field(
         default=None,
         validation_alias=AliasChoices("published", "is_active"),
-        description="Whether customers see it.",
+        description="Whether customers can see and use the effect.",
     )
     max_upload_bytes: int | None = Field(
-        default=None, description="The largest media that it accepts."
+        default=None, description="Maximum size of the user's media."
     )
     media_types: list[str] | None = Field(
-        default=None, description="Such as image/png; empty: all types of its kind."
+        default=None, description="Accepted MIME types, such as image/png. Empty means all types."
     )
-
     keep_metadata: bool | None = Field(
         default=None,
-        description="Whether results keep the prompt and workflow; default: false.",
+        description="Whether result files contain the prompt and workflow. The default is false.",
     )
-    reuse: bool | None = Field(default=None, description="Equal results are taken; default: false.")
+    reuse: bool | None = Field(default=None, description="Whether equal jobs reuse results.")
     tags: list[str] | None = Field(
-        default=None, description="By which customers choose; lower-case.", examples=[["portrait"]]
+        default=None, description="Lowercase tags for the catalog.", examples=[["portrait"]]
     )
 
     def settings(self, before: EffectSettings) -> EffectSettings:
         values = {
             name: getattr(self, name) for name in self.model_fields_set if name != "published"
         }
-        # null resets these fields. For all others, null has the same meaning as omitting the field.
+        # null resets these fields. In all other fields, null has no effect.
         resettable = ("preview_url", "max_upload_bytes")
         changes = {
             name: value for name, value in values.items() if value is not None or name in resettable
@@ -608,11 +606,11 @@ class FaceBody(Body):
 
 class NewEffect(FaceBody):
     slug: str = Field(
-        description="Lower-case letters, digits, ., - and _; at most 100.", examples=["sepia"]
+        description="Up to 100 lowercase letters, digits, ., - and _.", examples=["sepia"]
     )
     workflow_slug: str = Field(
         validation_alias=AliasChoices("workflow_slug", "workflow_id"),
-        description="Of the registered workflow behind it.",
+        description="The slug of the effect's workflow.",
     )
 
 
@@ -620,8 +618,8 @@ class NewEffect(FaceBody):
 async def create_effect(
     body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeEffect:
-    """Creates an effect. Overrides are checked against the workflow's properties. Customers see the
-    effect once it is published."""
+    """Creates an effect. Its overrides are checked against the workflow's properties. Customers see
+    the effect after it is published."""
     settings = body.settings(EffectSettings())
     async with plane.central.transaction() as tx:
         effect = await catalog.create_effect(
@@ -640,19 +638,17 @@ async def create_effect(
 @router.get("/effects")
 async def list_effects(
     plane: PlaneDep,
-    workflow: Annotated[str | None, Query(description="Only of this one.")] = None,
+    workflow: Annotated[str | None, Query(description="Only effects of it.")] = None,
 ) -> AdminEffects:
     """Lists all effects by slug, including unpublished ones."""
     async with plane.central.read() as tx:
         workflow_row = await catalog.workflow_by_slug(tx, workflow) if workflow else None
-        effects_found = await catalog.list_effects(tx, workflow=workflow_row)
+        effects = await catalog.list_effects(tx, workflow=workflow_row)
         slugs = {
             workflow_row.id: workflow_row.slug for workflow_row in await catalog.list_workflows(tx)
         }
     return AdminEffects(
-        effects=[
-            _effect_answer(plane, effect, slugs[effect.workflow_id]) for effect in effects_found
-        ]
+        effects=[_effect_answer(plane, effect, slugs[effect.workflow_id]) for effect in effects]
     )
 
 
@@ -666,7 +662,7 @@ async def show_effect(slug: EffectSlug, plane: PlaneDep) -> AdminEffectAnswer:
 async def change(
     slug: EffectSlug, body: FaceBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Changes an effect. Submitted jobs keep their price and their prompt."""
+    """Changes an effect. Jobs that were already submitted keep their price and prompt."""
 
     async def changed(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
         return await catalog.update_effect(tx, effect, body.settings(effect.settings))
@@ -676,7 +672,7 @@ async def change(
 
 
 ExamplePosition = Annotated[
-    int, Path(ge=0, lt=EXAMPLES_MAX, description="Of the example; the first has 0.")
+    int, Path(ge=0, lt=EXAMPLES_MAX, description="The example's index, from 0.")
 ]
 
 
@@ -695,16 +691,16 @@ ExamplePosition = Annotated[
 async def set_example(
     slug: EffectSlug,
     position: ExamplePosition,
-    side: Annotated[ExampleSide, Path(description="What went in, or what came out.")],
+    side: Annotated[ExampleSide, Path(description="The input or the result.")],
     request: Request,
     plane: PlaneDep,
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminEffectAnswer:
-    """Stores an example image or video of the effect, sent as the request body. Its metadata is
+    """Sets an example image or video of the effect, sent as the request body. Its metadata is
     removed."""
     async with plane.central.read() as tx:
-        await catalog.effect_by_slug(tx, slug)  # before anything is stored
+        await catalog.effect_by_slug(tx, slug)  # raises before the file is stored
     file = await keep_example(plane, await request.body())
     async with plane.central.transaction() as tx:
         effect = await catalog.lock_effect(tx, slug)
@@ -726,7 +722,7 @@ async def remove_example(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminEffectAnswer:
-    """Removes an example. Later examples move up."""
+    """Removes an example. Later examples move up by one."""
     async with plane.central.transaction() as tx:
         effect = await catalog.lock_effect(tx, slug)
         effect, removed = await catalog.remove_example(tx, effect, position)
@@ -741,7 +737,7 @@ async def remove_example(
 async def publish(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Publishes an effect after checking it against the workflow's current version."""
+    """Publishes an effect if it is valid for the workflow's current version."""
     return await _change_effect(plane, slug, "publish", catalog.publish_effect, operator, now)
 
 
@@ -749,7 +745,7 @@ async def publish(
 async def withdraw(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Withdraws an effect: no new jobs are accepted, and submitted jobs continue."""
+    """Withdraws an effect. New jobs are refused, and submitted jobs continue."""
     return await _change_effect(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
 
 

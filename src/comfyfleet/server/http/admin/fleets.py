@@ -71,14 +71,14 @@ WorkerId = Annotated[str, Path(description="The worker's id.")]
 
 
 class Drain(Body):
-    is_draining: bool = Field(default=True, description="False: the same as undrain.")
+    is_draining: bool = Field(default=True, description="False has the same effect as undrain.")
 
 
 class RotateKey(Body):
     now: bool = Field(
         default=False,
-        description="The key it has is dead at once. Else it is told the new one with its next "
-        "answer, and has both until it uses that.",
+        description="Whether the current key becomes invalid immediately. Otherwise, the worker "
+        "gets the new key with its next response, and both keys work until it uses the new one.",
     )
 
 
@@ -90,7 +90,7 @@ async def list_workers(
         str | None, Query(description="Only workers of this fleet, as SLUG/STAGE.")
     ] = None,
     after: Annotated[
-        str | None, Query(pattern=r"^[^\x00]+$", description="Only ids after this one.")
+        str | None, Query(pattern=r"^[^\x00]+$", description="Only workers after this id.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> Workers:
@@ -120,7 +120,7 @@ async def list_workers(
 
 
 class WorkersSeen(NamedTuple):
-    """Facts about the workers of a page, by worker id. `slugs` maps workflow ids to slugs."""
+    """Facts about the workers on a page, by worker id. `slugs` maps workflow ids to slugs."""
 
     backends: Mapping[str, BackendSummary]
     readings: Mapping[str, StoredReading]
@@ -166,16 +166,16 @@ MATRIX_WORKERS_MAX = MATRIX_WORKFLOWS_MAX = 200
 
 @router.get("/matrix")
 async def matrix(plane: PlaneDep, now: NowDep) -> Matrix:
-    """Returns which of their fleets' workflows each worker can run, and what is missing for the
-    others."""
+    """Returns the workflows that each worker can run, and the nodes and models that it lacks for the
+    other workflows of its fleet."""
     offline_after = plane.settings.offline_after_seconds
     async with plane.central.read() as tx:
         workers = await fleets.workers_of(tx, None, limit=MATRIX_WORKERS_MAX + 1)
         facts = await fleets.facts_of(tx, workers[:MATRIX_WORKERS_MAX])
         workflows = await catalog.list_workflows(tx)
         versions = {
-            each.id: await catalog.get_version(tx, each)
-            for each in workflows[:MATRIX_WORKFLOWS_MAX]
+            workflow.id: await catalog.get_version(tx, workflow)
+            for workflow in workflows[:MATRIX_WORKFLOWS_MAX]
         }
         assigned = await fleets.assignments(tx)
         names = {fleet.id: fleet.name for fleet in await fleets.list_fleets(tx)}
@@ -267,10 +267,16 @@ async def readings(
     now: NowDep,
     hours: Annotated[float, Query(gt=0, le=24 * 31)] = 1,
     points: Annotated[
-        int, Query(ge=1, le=READINGS_MAX, description="At most so many, evenly picked.")
+        int,
+        Query(
+            ge=1,
+            le=READINGS_MAX,
+            description="Maximum number of readings. They are picked at equal distances.",
+        ),
     ] = READINGS_MAX,
 ) -> Readings:
-    """Returns GPU, memory, temperature, CPU and disk readings over time, at most one every 30 s."""
+    """Returns a worker's readings of GPU, memory, temperature, CPU and disk over time, at most one
+    per 30 seconds."""
     async with plane.central.read() as tx:
         await fleets.get_worker(tx, worker_id)
         stored = await fleets.readings(
@@ -292,7 +298,7 @@ async def approve(
 async def revoke(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> Revoked:
-    """Revokes the worker's key and id immediately, and requeues its jobs."""
+    """Revokes a worker's key and id immediately, and requeues its jobs."""
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.revoke_worker(tx, worker, now=now)
@@ -300,8 +306,8 @@ async def revoke(
     answer = await _change_worker(plane, worker_id, "revoke", change, operator, now)
     requeued = await requeue_worker(plane.context, worker_id, RequeueReason.REVOKED)
     hint = (
-        f"Who knows the secret of {answer.fleet} can join under another id: "
-        "rotate it too if this worker is not to be trusted."
+        f"The worker can join again under another id if it knows the secret of {answer.fleet}. "
+        "If you don't trust this worker, rotate the secret as well."
     )
     return Revoked(**answer.model_dump(), requeued=requeued, hint=hint)
 
@@ -314,7 +320,7 @@ async def drain(
     operator: OperatorDep,
     body: Drain = Drain(),  # noqa: B008  frozen
 ) -> WorkerAnswer:
-    """Drains a worker: it finishes its jobs and gets no new ones."""
+    """Drains a worker. It finishes its current jobs and gets no new ones."""
     if not body.is_draining:
         return await undrain(worker_id, plane, now, operator)
     return await _change_worker(plane, worker_id, "drain", fleets.drain_worker, operator, now)
@@ -340,7 +346,8 @@ async def rotate_token(
     operator: OperatorDep,
     body: RotateKey = RotateKey(),  # noqa: B008  frozen
 ) -> NewKey:
-    """Creates a new key, which is shown only once. A running worker gets it automatically."""
+    """Creates a new key for a worker, which is shown only once. A running worker gets it
+    automatically."""
     key = new_key()
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
@@ -363,7 +370,7 @@ async def _change_worker(
         worker = await change(tx, await require_worker(tx, worker_id, now=now))
         await record_audit(tx, operator, action, worker.subject, now)
         leases = await dispatch.count_leases(tx, [worker_id])
-    # Wakes the worker's pending poll, so that it is answered with the worker's new state.
+    # Wakes the worker's pending poll, so that the new state applies to it.
     plane.queue.order([worker_id])
     request_wake(plane.context)
     return _worker_answer(worker, leases.get(worker_id, 0), plane, now)
@@ -372,7 +379,7 @@ async def _change_worker(
 async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
     slug, slash, stage = name.partition("/")
     if not slash:
-        raise InvalidInput("a fleet is named SLUG/STAGE", field="fleet")
+        raise InvalidInput("fleet must have the form SLUG/STAGE", field="fleet")
     return await fleets.get_fleet(tx, slug, stage)
 
 
@@ -400,49 +407,57 @@ def _worker_answer(
 
 
 Slug = Annotated[str, Path(description="The fleet's slug.")]
-Stage = Annotated[str, Path(description="Its stage, such as production.")]
+Stage = Annotated[str, Path(description="The fleet's stage, such as production.")]
 Approval: TypeAlias = Literal["auto", "manual"]
 
 
 class NewFleet(Body):
-    slug: str = Field(description="Lower-case letters, digits, - and _; at most 60.")
+    slug: str = Field(description="Up to 60 lowercase letters, digits, hyphens and underscores.")
     stage: str = Field(
-        default="production", description="Fleets of one slug may have several stages."
+        default="production",
+        description="The stage. Several fleets can have the same slug and different stages.",
     )
     max_workers: int | None = Field(
         default=None,
-        description="Maximum number of workers; default: COMFYFLEET_MAX_FLEET_WORKERS.",
+        description="Maximum number of workers. The default is COMFYFLEET_MAX_FLEET_WORKERS.",
     )
 
     approval: Approval = Field(
         default="auto",
-        description="manual: a new worker gets no job until an operator approves it.",
+        description="With `manual`, a new worker gets no jobs until an operator approves it.",
     )
 
 
 class Cap(Body):
-    max_workers: int | None = Field(description="null: as many as the settings allow.")
+    max_workers: int | None = Field(
+        description="Maximum number of workers. null means COMFYFLEET_MAX_FLEET_WORKERS."
+    )
 
 
 class StartsWithin(Body):
     seconds: int | None = Field(
-        description="How long jobs may wait for machines that start on demand; null: COMFYFLEET_NO_BACKEND_SECONDS."
+        description="Seconds that jobs may wait for machines that start on demand. null means "
+        "COMFYFLEET_NO_BACKEND_SECONDS."
     )
 
 
 class WantedApproval(Body):
-    approval: Approval = Field(description="auto or manual, for workers that join from now on.")
+    approval: Approval = Field(
+        description="How workers that join later are approved: `auto` or `manual`."
+    )
 
 
 class WantedWorkflows(Body):
-    workflow_slugs: list[str] = Field(description="These and no others.", max_length=10_000)
+    workflow_slugs: list[str] = Field(
+        description="The complete list of workflows that the fleet runs.", max_length=10_000
+    )
 
 
 @router.post("/fleets", status_code=status.HTTP_201_CREATED)
 async def create(
     body: NewFleet, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetSecret:
-    """Creates a fleet. Its secret is shown only once, and stored hashed."""
+    """Creates a fleet. Its secret is shown only once, because only a hash is stored."""
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.create_fleet(
@@ -488,8 +503,10 @@ async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
 
 
 def join_command(plane: ControlPlane, slug: str, stage: str, secret: str | None = None) -> str:
-    """Returns the commands that start a worker next to a ComfyUI. Without the secret, a placeholder
-    is used."""
+    """Returns the shell commands that start a worker next to a ComfyUI server.
+
+    Without a secret, the commands contain a placeholder.
+    """
     own = "" if stage == "production" else f" --stage {quote(stage)}"
     return (
         f"export COMFYFLEET_FLEET_SECRET={secret or 'SECRET'}\n"
@@ -502,8 +519,8 @@ def join_command(plane: ControlPlane, slug: str, stage: str, secret: str | None 
 async def rotate_secret(
     slug: Slug, stage: Stage, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetSecret:
-    """Creates a new secret. The old secret becomes invalid. Workers that have joined aren't
-    affected."""
+    """Creates a new secret for a fleet. The old secret becomes invalid. Workers that have already
+    joined aren't affected."""
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.rotate_secret(
@@ -523,10 +540,10 @@ async def set_starts_within(
     now: NowDep,
     operator: OperatorDep,
 ) -> FleetAnswer:
-    """Sets how long the fleet's machines take to start on demand.
+    """Sets how many seconds the fleet's machines may take to start on demand.
 
-    Until that time has passed, graphs, pipelines and commands treat a job that no worker can run as
-    waiting for these machines.
+    During that time, graphs, pipelines and commands keep waiting for a job even if no worker can
+    run it.
     """
     fleet = await actions.set_starts_within(
         plane.central, slug, stage, seconds=body.seconds, operator=operator, now=now
@@ -539,7 +556,8 @@ async def set_starts_within(
 async def set_cap(
     slug: Slug, stage: Stage, body: Cap, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetAnswer:
-    """Sets the maximum number of workers. A lower cap doesn't remove workers, but no more can join."""
+    """Sets the maximum number of workers. Workers above a lower maximum stay, but no more can
+    join."""
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
@@ -575,11 +593,11 @@ async def assign(
     now: NowDep,
     operator: OperatorDep,
 ) -> AssignmentAnswer:
-    """Replaces the workflows that the fleet runs.
+    """Replaces the list of workflows that the fleet runs.
 
-    The request fails (422 `refused`, with `details.missing`) if workers have reported their nodes
-    and models and none of them can run one of the workflows. If no worker has reported yet, the
-    request succeeds with a warning in `warnings`.
+    If workers have reported their nodes and models, and none of them can run one of the workflows,
+    the request fails with 422 `refused`, and `details.missing` lists what is missing. If no worker
+    has reported yet, the request succeeds with a warning in `warnings`.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
@@ -600,14 +618,14 @@ async def assign(
             tx, operator, "assign", fleet.subject, now, added=answer.added, removed=answer.removed
         )
         workers = await fleets.workers_of(tx, fleet)
-    # Wakes pending polls, so that workers get jobs according to the new assignment.
+    # Wakes pending polls, so that the new assignment applies to them.
     plane.queue.order(worker.worker_id for worker in workers)
     request_wake(plane.context)
     return answer
 
 
 class WantedPrompts(FleetPrompts, Body):
-    """The complete settings. Omitted fields get their default."""
+    """The complete settings. Omitted fields are reset to their defaults."""
 
 
 @router.get("/fleets/{slug}/{stage}/prompts")
@@ -627,10 +645,10 @@ async def set_prompts(
     now: NowDep,
     operator: OperatorDep,
 ) -> FleetPromptsAnswer:
-    """Sets whether the fleet runs prompts of ComfyUI clients, with limits and price.
+    """Sets whether the fleet runs prompts of ComfyUI clients, and their limits and price.
 
-    Accepted prompts remain in the queue at their original price. The response has a `warning` if
-    prompts cost less than the most expensive workflow that the fleet runs.
+    Prompts that are already queued keep their price. The response contains a `warning` if prompts
+    cost less than the fleet's most expensive workflow.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
@@ -642,7 +660,7 @@ async def set_prompts(
     if terms.warning:
         log.warning("fleet %s: %s", fleet.name, terms.warning)
     offer_cache(plane).forget()
-    # Wakes pending polls, because the fleet's open workflow may have been added just now.
+    # Wakes pending polls, because the fleet's open workflow may just have been created.
     plane.queue.order(worker.worker_id for worker in workers)
     return terms
 
@@ -668,13 +686,13 @@ async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
     )
 
 
-def _switch_answer(model: str, known: Estimate) -> SwitchAnswer:
+def _switch_answer(model: str, estimate: Estimate) -> SwitchAnswer:
     return SwitchAnswer(
         model=model,
-        seconds=round(known.seconds, 3),
-        run_seconds=round(known.run_seconds, 3),
-        runs=min(known.stayed, known.switched),
-        is_free=known.is_free,
+        seconds=round(estimate.seconds, 3),
+        run_seconds=round(estimate.run_seconds, 3),
+        runs=min(estimate.stayed, estimate.switched),
+        is_free=estimate.is_free,
     )
 
 

@@ -76,8 +76,11 @@ from comfyfleet.server.tenants.model import DEFAULT_TENANT
 dispatches_router = admin_router("/dispatches")
 PAGE_MAX = 500
 ATTEMPTS_MAX = 500
+# The audit action for access to a customer's files, and the time within which repeated access isn't
+# recorded again.
 LOOK = "look_at_files"
 LOOK_COUNTS_FOR = timedelta(minutes=10)
+# Maximum seconds to wait for a preview.
 PREVIEW_SECONDS = 2.0
 
 
@@ -111,7 +114,7 @@ async def list_dispatches(
     status: DispatchStatus | None = None,
     workflow: str | None = None,
     worker: str | None = None,
-    tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
+    tenant: Annotated[UUID | None, Query(description="Only jobs of this tenant.")] = None,
     poisoned: bool | None = None,
     before: RowId | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
@@ -137,15 +140,15 @@ async def list_dispatches(
 
 @dispatches_router.get("/{dispatch_id}", name="show")
 async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
-    """Returns a dispatch with all its attempts, and why it isn't running."""
+    """Returns a dispatch with all its attempts and the reason why it isn't running."""
     row = await _get_dispatch(plane, dispatch_id)
     async with plane.central.read() as tx:
         entries = await notifications.find_audit_entries(
             tx, subject=f"dispatch:{dispatch_id}", limit=ATTEMPTS_MAX
         )
     attempts = [
-        Attempt(at=each.at, actor=each.actor, action=each.action, details=dict(each.details))
-        for each in reversed(entries)
+        Attempt(at=entry.at, actor=entry.actor, action=entry.action, details=dict(entry.details))
+        for entry in reversed(entries)
     ]
     (shown,) = await _dispatch_views(plane, [row])
     return DispatchWhole(dispatch=shown, why=await why(plane.context, row), attempts=attempts)
@@ -158,8 +161,8 @@ async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
 
 @dispatches_router.post("/{dispatch_id}/cancel")
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
-    """Cancels a dispatch. A queued one is cancelled immediately, a leased one with the worker's
-    next heartbeat."""
+    """Cancels a dispatch. A queued dispatch is canceled immediately. A running one is canceled with
+    the worker's next heartbeat."""
     row = await _get_dispatch(plane, dispatch_id)
     await plane.context.audit(operator, "cancel", f"dispatch:{row.id}", row.tenant_id)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
@@ -182,7 +185,7 @@ async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> R
 async def reprioritise(
     plane: PlaneDep, dispatch_id: RowId, wanted: NewPriority, operator: OperatorDep
 ) -> DispatchSeen:
-    """Changes the priority of a queued dispatch. The tenant's range does not apply."""
+    """Changes the priority of a queued dispatch. It may be outside the tenant's priority range."""
     async with plane.central.transaction() as tx:
         row = await dispatch.reprioritise(
             tx, dispatch_id, wanted.priority, now=plane.clock(), actor=operator
@@ -198,22 +201,28 @@ JOBS_PER_PAGE_MAX = 500
 
 class NewJobs(Body):
     workflow_slug: str
-    version: VersionNumber | None = Field(default=None, description="Default: the newest.")
-    tenant_id: UUID | None = Field(default=None, description="Default: the tenant `default`.")
+    version: VersionNumber | None = Field(
+        default=None, description="The workflow's version. The default is the newest one."
+    )
+    tenant_id: UUID | None = Field(
+        default=None, description="The tenant. The default is the tenant named `default`."
+    )
     properties: dict[str, Any] = Field(default_factory=dict)
-    files: dict[str, UUID] = Field(default_factory=dict, description="By property.")
+    files: dict[str, UUID] = Field(default_factory=dict, description="File ids, by property name.")
     stage: str = "production"
     provider: Literal["self_hosted", "cloud"] = "self_hosted"
     priority: int = Field(default=0, ge=-1000, le=1000)
     backend_affinity: str | None = Field(
-        default=None, description="worker:ID or fleet:SLUG/STAGE", pattern="^(worker|fleet):.+"
+        default=None,
+        description="The worker or fleet that must run the job, as worker:ID or fleet:SLUG/STAGE.",
+        pattern="^(worker|fleet):.+",
     )
     count: int = Field(default=1, ge=1, le=job_submit.JOBS_PER_SUBMIT_MAX)
 
 
 @router.post("/jobs", status_code=201)
 async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> JobIds:
-    """Submits one or several copies of a job. Each gets its own seed."""
+    """Submits one or more copies of a job. Each copy gets its own random seed."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     async with plane.central.read() as tx:
         await catalog.find_workflow(tx, wanted.workflow_slug)
@@ -245,19 +254,23 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
-def _require_storable(**given: str | None) -> None:
-    for name, value in given.items():
+def _require_storable(**values: str | None) -> None:
+    for name, value in values.items():
         if value is not None and not is_storable(value):
-            raise InvalidInput(f"there is no such {name}", field=name)
+            raise InvalidInput(f"{name} contains invalid characters", field=name)
 
 
 async def scope_filter(
     plane: PlaneDep,
-    tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
-    workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,
-    effect: Annotated[str | None, Query(description="Only of this effect, by its slug.")] = None,
-    since: Annotated[datetime | None, Query(description="Only those submitted since.")] = None,
-    until: Annotated[datetime | None, Query(description="Only those submitted before.")] = None,
+    tenant: Annotated[UUID | None, Query(description="Only jobs of this tenant.")] = None,
+    workflow: Annotated[str | None, Query(description="Only jobs of this workflow.")] = None,
+    effect: Annotated[str | None, Query(description="Only jobs of this effect (its slug).")] = None,
+    since: Annotated[
+        datetime | None, Query(description="Only jobs submitted at or after this time.")
+    ] = None,
+    until: Annotated[
+        datetime | None, Query(description="Only jobs submitted before this time.")
+    ] = None,
 ) -> JobFilter:
     _require_storable(workflow=workflow)
     return JobFilter(
@@ -271,13 +284,18 @@ async def scope_filter(
 
 async def job_filter(
     within: Annotated[JobFilter, Depends(scope_filter)],
-    status: Annotated[list[JobStatus], Query(description="Any of these; default: all.")] = [],  # noqa: B006
+    status: Annotated[
+        list[JobStatus], Query(description="Only jobs with one of these statuses.")
+    ] = [],  # noqa: B006
     worker: Annotated[
         str | None, Query(description="Only jobs whose last lease was with this worker.")
     ] = None,
     error: Annotated[
         str | None,
-        Query(description="Only those whose error has this text, in any case.", max_length=200),
+        Query(
+            description="Only jobs whose error contains this text. Case is ignored.",
+            max_length=200,
+        ),
     ] = None,
 ) -> JobFilter:
     _require_storable(worker=worker, error=error)
@@ -295,11 +313,11 @@ async def _effect_id(plane: ControlPlane, slug: str | None) -> UUID | None:
 async def list_jobs(
     plane: PlaneDep,
     wanted: Annotated[JobFilter, Depends(job_filter)],
-    after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+    after: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
-    """Lists jobs of all tenants, newest first. With `worker` or `error`, a page may have fewer rows
-    even if there is a next page."""
+    """Lists jobs of all tenants, newest first. With `worker` or `error`, a page may contain fewer
+    jobs than `limit` even if there is a next page."""
     page = await lists.list_newest(plane.context, wanted, after=after, limit=limit)
     return JobPage(
         jobs=await job_views(plane, page.jobs),
@@ -344,7 +362,7 @@ def _listed(
 async def count_jobs(
     plane: PlaneDep, wanted: Annotated[JobFilter, Depends(scope_filter)]
 ) -> JobCountsAnswer:
-    """Counts jobs by status, up to a limit."""
+    """Counts jobs by status, up to the limit in `counted_max`."""
     counted = await lists.count_by_status(plane.context, wanted)
     return JobCountsAnswer(
         counts=counted.by_status,
@@ -355,7 +373,10 @@ async def count_jobs(
 
 class BulkFilter(Body):
     status: list[JobStatus] = Field(
-        default_factory=list, description="Default: all that can be acted on.", max_length=5
+        default_factory=list,
+        description="Only jobs with one of these statuses. The default is every status to which "
+        "the action applies.",
+        max_length=5,
     )
     tenant: UUID | None = None
     workflow: Text | None = None
@@ -371,26 +392,32 @@ class BulkOrderBody(Body):
 
     act: BulkAct
     ids: list[UUID] | None = Field(default=None, min_length=1, max_length=JOBS_PER_BULK_MAX)
-    filter: BulkFilter | None = Field(default=None, description="As for the list of jobs.")
-    priority: int | None = Field(
-        default=None, ge=-1000, le=1000, description="Of a reprioritisation."
+    filter: BulkFilter | None = Field(
+        default=None, description="Selects jobs with the same filters as the list of jobs."
     )
-    after: str | None = Field(default=None, description="`next` of an earlier response.")
+    priority: int | None = Field(
+        default=None, ge=-1000, le=1000, description="The new priority, for `reprioritise` only."
+    )
+    after: str | None = Field(default=None, description="`next` of the previous response.")
     limit: int = Field(default=JOBS_PER_BULK_MAX, ge=1, le=JOBS_PER_BULK_MAX)
-    dry_run: bool = Field(default=False, description="Only tells how many match.")
+    dry_run: bool = Field(
+        default=False, description="Only returns the number of matching jobs and changes nothing."
+    )
 
 
 @router.post("/jobs/bulk")
 async def act_on_jobs(plane: PlaneDep, body: BulkOrderBody, operator: OperatorDep) -> BulkAnswer:
-    """Cancels, retries or reprioritises many jobs independently of each other. `failed` lists the
-    jobs for which the action failed.
+    """Cancels, retries or reprioritizes up to 500 jobs.
 
-    One call handles at most 500 jobs. With a filter, `next` is set if more jobs match.
+    Each job is handled independently. `failed` lists the jobs for which the action failed. With a
+    filter, `next` is set if more jobs match.
     """
     if (body.ids is None) == (body.filter is None):
-        raise InvalidInput("name either ids or a filter", field="ids")
+        raise InvalidInput("send either ids or filter", field="ids")
     if (body.act is BulkAct.REPRIORITISE) == (body.priority is None):
-        raise InvalidInput("a priority is for reprioritise, and only for it", field="priority")
+        raise InvalidInput(
+            "priority is required for reprioritise and not allowed otherwise", field="priority"
+        )
     chosen = await _chosen(plane, body)
     done = BulkOutcome([], [], {})
     if not body.dry_run and (chosen.jobs or chosen.missing):
@@ -410,7 +437,7 @@ async def _chosen(plane: ControlPlane, body: BulkOrderBody) -> BulkSelection:
     if body.filter is None:
         return await lists.select_by_ids(plane.context, body.ids or [])
     selection = body.filter
-    jobs_wanted = JobFilter(
+    job_filter = JobFilter(
         statuses=tuple(selection.status),
         tenant_id=selection.tenant,
         workflow_slug=selection.workflow,
@@ -421,16 +448,16 @@ async def _chosen(plane: ControlPlane, body: BulkOrderBody) -> BulkSelection:
         until=selection.until and in_utc(selection.until),
     )
     return await lists.select_by_filter(
-        plane.context, body.act, jobs_wanted, after=body.after, limit=body.limit
+        plane.context, body.act, job_filter, after=body.after, limit=body.limit
     )
 
 
 @router.get("/jobs/{job_id}/attempts")
 async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
-    """Returns the prompt that was sent to the backend, for each attempt whose worker has reported
-    it.
+    """Lists a job's attempts, with the prompts that their workers reported to have sent to the
+    backend.
 
-    The prompts of ended jobs are deleted after COMFYFLEET_PROMPT_KEEP_DAYS.
+    The prompts of finished jobs are deleted after COMFYFLEET_PROMPT_KEEP_DAYS.
     """
     job = await lists.find_job(plane.context, job_id)
     return Attempts(
@@ -502,8 +529,8 @@ async def _facts(
 
 
 async def _audit_look(plane: ControlPlane, job: Job, operator: str) -> None:
-    """Records in the audit log that an operator got a customer's files. Repeated access within a
-    few minutes is recorded once."""
+    """Records in the audit log that an operator accessed a customer's files. Repeated access within
+    ten minutes is recorded once."""
     if job.asked.user_id is None:
         return
     subject, now = f"job:{job.id}", plane.clock()
@@ -547,17 +574,18 @@ async def _url(plane: ControlPlane, file: File) -> str:
 
 @router.get("/jobs/{job_id}/preview")
 async def live_preview(plane: PlaneDep, job_id: UUID, operator: OperatorDep) -> JobPreview:
-    """Waits up to 2 s for the next preview of a running job. Access to a customer's preview is
-    audited.
+    """Waits up to 2 seconds for the next preview of a running job. Access to a customer's preview
+    is audited.
 
-    Jobs that start within the next 15 s create previews.
+    Workers create previews only on request. Each call makes them do so for this job, and for jobs
+    that start within the next 15 seconds.
     """
     job = await lists.find_job(plane.context, job_id)
     previews, arrived = plane.context.previews, asyncio.Event()
     previews.expect(ANY_JOB)
     if job.status is not JobStatus.PROCESSING:
         return JobPreview(preview=None)
-    previews.expect(job.id)  # otherwise the worker would stop sending previews between calls
+    previews.expect(job.id)  # keeps the worker sending previews between calls
     with previews.watch(job.tenant_id, job.id, arrived.set) as watch:
         try:
             async with asyncio.timeout(PREVIEW_SECONDS):
@@ -577,11 +605,14 @@ async def job_details(
     operator: OperatorDep,
     files: Annotated[
         bool,
-        Query(description="With URLs of its files and its preview; for a customer's, audited."),
+        Query(
+            description="Whether to include the file URLs and the preview. Access to a customer's "
+            "files is audited."
+        ),
     ] = True,
 ) -> JobDetails:
-    """Returns a job with its attempts, prompt, files, error, audit entries, the reason why it waits
-    and the available actions."""
+    """Returns a job with its attempts, prompt, files, error and audit entries, the reason why it is
+    waiting, and the available actions."""
     job = await lists.find_job(plane.context, job_id)
     sent = await lists.attempts_of(plane.context, job)
     effect_id = job.asked.effect_id
@@ -623,12 +654,12 @@ SPEC_SHOWN = (
 
 
 async def _audit_of(tx: Tx, job: Job, row: Dispatch | None) -> list[AuditEntry]:
-    """Returns the newest audit entries about the job and its dispatch, oldest first."""
+    """Returns the latest audit entries about the job and its dispatch, in chronological order."""
     subjects = [f"job:{job.id}", *([f"dispatch:{row.id}"] if row else [])]
     entries: list[AuditEntry] = []
     for subject in subjects:
         entries += await notifications.find_audit_entries(tx, subject=subject, limit=ATTEMPTS_MAX)
-    return sorted(entries, key=lambda each: each.id)
+    return sorted(entries, key=lambda entry: entry.id)
 
 
 async def _file_seen(plane: ControlPlane, name: str, file: File | None, with_url: bool) -> FileSeen:
@@ -644,10 +675,10 @@ async def _file_seen(plane: ControlPlane, name: str, file: File | None, with_url
 
 
 def _attempt_lines(
-    job: Job, sent: Sequence[JobAttempt], found: Sequence[TimelineAttempt]
+    job: Job, sent: Sequence[JobAttempt], timeline: Sequence[TimelineAttempt]
 ) -> list[AttemptLine]:
     prompts = {attempt.lease_number: sent_prompt(job, attempt) for attempt in sent}
-    return [AttemptLine(**asdict(line), prompt=prompts.get(line.lease_number)) for line in found]
+    return [AttemptLine(**asdict(line), prompt=prompts.get(line.lease_number)) for line in timeline]
 
 
 def _acts(job: Job, row: Dispatch | None) -> JobActs:
@@ -662,7 +693,9 @@ def _acts(job: Job, row: Dispatch | None) -> JobActs:
 
 class Replay(Body):
     backend_affinity: Text | None = Field(
-        default=None, description="worker:ID or fleet:SLUG/STAGE", pattern="^(worker|fleet):.+"
+        default=None,
+        description="The worker or fleet that must run the job, as worker:ID or fleet:SLUG/STAGE.",
+        pattern="^(worker|fleet):.+",
     )
     priority: int = Field(default=0, ge=-1000, le=1000)
 
@@ -674,7 +707,7 @@ async def replay(
     operator: OperatorDep,
     body: Replay = Replay(),  # noqa: B008  frozen
 ) -> ReplayedJob:
-    """Runs an ended job's prompt and files again as a new job that isn't charged."""
+    """Runs the prompt and files of a finished job again, as a new job that isn't charged."""
     job = await lists.find_job(plane.context, job_id)
     added = await lists.replay_job(
         plane.context, job, backend_affinity=body.backend_affinity, priority=body.priority
@@ -694,7 +727,8 @@ class AdminNewUpload(Body):
 
 @router.post("/uploads", status_code=201)
 async def announce(plane: PlaneDep, wanted: AdminNewUpload) -> AdminUpload:
-    """Creates a file that jobs can use once it has been PUT to the URL."""
+    """Creates a file and returns a URL to upload it to. Jobs can use the file after it has been
+    uploaded with PUT."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     file_id = plane.context.new_id()
     file = File(

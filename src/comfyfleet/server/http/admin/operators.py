@@ -1,5 +1,5 @@
-"""Routes for operators, the audit log, maintenance mode and the reconciliation of jobs with the
-queue."""
+"""Operators' routes for managing operators, the audit log, maintenance mode, and repairing
+differences between jobs and the queue."""
 
 import csv
 import io
@@ -50,15 +50,21 @@ EXPORT_TYPES = {"jsonl": "application/x-ndjson", "csv": "text/csv"}
 
 async def audit_filter(
     action: Annotated[
-        str | None, Query(description="Such as submit, lease, complete, revoke.")
+        str | None, Query(description="Only entries with this action, such as submit or revoke.")
     ] = None,
-    subject: Annotated[str | None, Query(description="Such as dispatch:12, worker:gpu-7.")] = None,
+    subject: Annotated[
+        str | None,
+        Query(description="Only entries about this subject, such as dispatch:12 or worker:gpu-7."),
+    ] = None,
     actor: Annotated[
-        str | None, Query(description="Such as operator:ada, admin, sweep, worker:gpu-7.")
+        str | None,
+        Query(description="Only entries by this actor, such as operator:ada, admin or sweep."),
     ] = None,
     tenant: Annotated[UUID | None, Query(description="Only entries about this tenant.")] = None,
-    since: Annotated[datetime | None, Query(description="From this time on.")] = None,
-    until: Annotated[datetime | None, Query(description="Before this time.")] = None,
+    since: Annotated[
+        datetime | None, Query(description="Only entries at or after this time.")
+    ] = None,
+    until: Annotated[datetime | None, Query(description="Only entries before this time.")] = None,
 ) -> dict[str, Any]:
     return {
         "action": action,
@@ -96,7 +102,7 @@ async def find(
     responses={
         200: {
             "content": {media_type: {} for media_type in EXPORT_TYPES.values()},
-            "description": "All that fit.",
+            "description": "All matching entries.",
         }
     },
 )
@@ -105,10 +111,11 @@ async def export(
     wanted: Wanted,
     before: Before = None,
     form: Annotated[
-        Literal["jsonl", "csv"], Query(alias="format", description="jsonl: one object per line.")
+        Literal["jsonl", "csv"],
+        Query(alias="format", description="The file format. jsonl has one JSON object per line."),
     ] = "jsonl",
 ) -> StreamingResponse:
-    """Returns all matching entries as a file, newest first."""
+    """Exports all matching audit entries as a file, newest first."""
     return StreamingResponse(
         _exported(plane, wanted, before, form),
         media_type=EXPORT_TYPES[form],
@@ -140,7 +147,7 @@ def _csv_lines(rows: list[list[str]]) -> str:
 
 
 def _csv_cell(value: Any) -> str:
-    """Formats a value as text that spreadsheets don't interpret as a formula."""
+    """Formats a value for CSV, so that spreadsheets don't interpret it as a formula."""
     if value is None:
         return ""
     text = json.dumps(value) if isinstance(value, dict) else str(value)
@@ -150,7 +157,8 @@ def _csv_cell(value: Any) -> str:
 async def _page(
     plane: ControlPlane, wanted: dict[str, Any], before: int | None
 ) -> list[AuditEntry]:
-    """Reads a page in its own transaction, so that a slow client doesn't keep one open."""
+    """Reads one page of entries. Each page has its own transaction, so that a slow client doesn't
+    keep one open."""
     async with plane.central.read() as tx:
         return await notifications.find_audit_entries(
             tx, **wanted, before_id=before, limit=EXPORT_PAGE
@@ -173,7 +181,7 @@ operators_router = admin_router("/operators")
 
 
 class NewPerson(Body):
-    name: str = Field(description="The name in the audit.", examples=["ada"])
+    name: str = Field(description="The operator's name in the audit log.", examples=["ada"])
     role: Role = Role.OPERATOR
 
 
@@ -202,7 +210,7 @@ async def add(
 
 @operators_router.get("")
 async def list_operators(plane: PlaneDep) -> Operators:
-    """Lists all operators, including revoked ones. The key from the environment isn't listed."""
+    """Lists all operators, including revoked ones. The admin key from the settings isn't listed."""
     async with plane.central.read() as tx:
         return Operators(
             operators=[
@@ -233,7 +241,7 @@ class Maintenance(Body):
 
 
 class GoOn(Body):
-    after: str | None = Field(default=None, description="`next` of an earlier response.")
+    after: str | None = Field(default=None, description="`next` of the previous response.")
 
 
 @router.get("/maintenance")
@@ -246,8 +254,8 @@ async def maintenance(plane: PlaneDep) -> Maintenance:
 async def set_maintenance(
     plane: PlaneDep, wanted: Maintenance, operator: OperatorDep
 ) -> Maintenance:
-    """Turns maintenance mode on or off. In maintenance mode, no new leases are granted and running
-    jobs finish."""
+    """Turns maintenance mode on or off. In maintenance mode, running jobs finish and no new jobs
+    are started."""
     async with plane.central.transaction() as tx:
         await context.set_maintenance(tx, is_on=wanted.on)
         await record_audit(tx, operator, "maintenance", "control", plane.clock(), on=wanted.on)
@@ -257,10 +265,11 @@ async def set_maintenance(
 
 @router.post("/reconcile")
 async def reconcile(plane: PlaneDep, wanted: GoOn | None = None) -> Repaired:
-    """Repairs differences between jobs and dispatches that no sweep has repaired. Each repair is
+    """Repairs differences between jobs and dispatches that sweeps haven't repaired. Each repair is
     recorded in the audit log.
 
-    One call reads about 100,000 rows and returns `next`. Repeat the call with it until it is null.
+    One call checks about 100,000 rows. If there are more, the response contains `next`. Repeat the
+    call with this value as `after` until `next` is null.
     """
     repairs = await repair(
         plane.context, after=wanted.after if wanted else None, rows_max=ROWS_PER_CALL_MAX

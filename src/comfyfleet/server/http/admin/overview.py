@@ -1,9 +1,9 @@
-"""Operators' overview (1 hour, 1 day or 1 week), alerts, search, current settings and live changes
-as server-sent events.
+"""The operators' overview of the last hour, day or week, alerts, search, current settings, and live
+changes as server-sent events.
 
-A single feed serves all watchers of a process. It reads the database every half second, and only
-while someone is watching. Each watcher is sent the changes since its own last event, so a slow
-watcher gets fewer events and doesn't delay the others.
+All clients of a process share a single feed, which reads the database every half second while at
+least one client is connected. Each client gets the changes since its own last event, so a slow
+client gets fewer events and doesn't delay the others.
 """
 
 import asyncio
@@ -85,9 +85,10 @@ async def overview(
     now: NowDep,
     within: Annotated[RangeName, Query(alias="range", description="1h, 24h or 7d.")] = "1h",
 ) -> Overview:
-    """Returns the queued and running jobs, figures of the last hour, day or week, and alerts.
+    """Returns the number of queued and running jobs, figures for the last hour, day or week, and
+    alerts.
 
-    The last step is still incomplete. Ended jobs are included after a minute or two.
+    The last step of the series is incomplete. Finished jobs are included after a minute or two.
     """
     span = RANGES[within]
     async with plane.central.read() as tx:
@@ -117,7 +118,7 @@ async def overview(
 
 @router.get("/alerts")
 async def list_alerts(plane: PlaneDep, now: NowDep) -> Alerts:
-    """Lists what needs an operator's attention, with the recommended action."""
+    """Lists the problems that need an operator's attention, with recommended actions."""
     return Alerts(alerts=await find_alerts(plane, await _figures(plane, now)))
 
 
@@ -180,7 +181,7 @@ def _workflows(
         _workflow(name, total.get(name, {}), [step.get(name, {}) for step in steps], figures)
         for name in names
     ]
-    workflows.sort(key=lambda each: (-(each.completed + each.failed), -each.queued, each.workflow))
+    workflows.sort(key=lambda row: (-(row.completed + row.failed), -row.queued, row.workflow))
     return workflows[:WORKFLOWS_SHOWN_MAX]
 
 
@@ -208,8 +209,10 @@ def _workflow(
     )
 
 
+# Maximum number of search results of each kind.
 FOUND_PER_KIND_MAX = 8
-USERS_SEARCHED_MAX = 5_000  # the newest users of each pool
+# A search for a prompt id includes this many of each pool's newest users.
+USERS_SEARCHED_MAX = 5_000
 ID_DIGITS_MIN, ID_DIGITS_MAX = 4, 32
 
 
@@ -218,13 +221,11 @@ async def search(
     plane: PlaneDep,
     q: Annotated[
         str,
-        Query(
-            min_length=1, max_length=100, description="A part of a name, or the beginning of an id."
-        ),
+        Query(min_length=1, max_length=100, description="Part of a name, or the start of an id."),
     ],
 ) -> FoundThings:
-    """Finds jobs, workers, tenants, effects and workflows by a part of their name or the beginning
-    of their id, and prompts of ComfyUI clients by their full id."""
+    """Finds workers, tenants, effects and workflows by part of their name, and jobs and tenants by
+    the start of their id. Prompts of ComfyUI clients are found by their full id."""
     text = q.strip()
     if not text or not is_storable(text):
         return FoundThings(found=[], pools_left_out=[])
@@ -255,12 +256,12 @@ async def _jobs(plane: ControlPlane, span: IdSpan) -> dict[str, list[FoundRow]]:
             rows = await metrics_queries.find_jobs(tx, span, limit=FOUND_PER_KIND_MAX)
             return rows or await _jobs_of_prompt(tx, span)
 
-    return await for_each_pool(plane.pools, read, "its jobs are not found", at_once=True)
+    return await for_each_pool(plane.pools, read, "its jobs can't be searched", at_once=True)
 
 
 async def _jobs_of_prompt(tx: Tx, span: IdSpan) -> list[FoundRow]:
-    """Finds jobs by prompt id. Clients choose their prompt ids, and the job's id is derived from
-    the user's and the prompt's id."""
+    """Finds jobs by prompt id. A job's id is derived from the ids of its user and prompt, so the
+    ids are computed for all recent users."""
     if span.first != span.last:
         return []
     users = await metrics_queries.newest_users(tx, limit=USERS_SEARCHED_MAX)
@@ -281,8 +282,8 @@ def _thing(kind: FoundKind, row: FoundRow) -> FoundThing:
 
 SECRET_WORDS = ("key", "secret", "password", "token")
 MASK = "(set)"
-# Passwords may contain slashes and commas. In a list of URLs, a password ends at its @ or where the
-# next URL starts.
+# A password in a URL may contain slashes and commas. In a list of URLs, it ends at the last @
+# before the next URL starts.
 _PASSWORD = re.compile(r"(://[^:/@\s]*):(?:(?!://)\S)+@")
 _SECRET_IN_QUERY = re.compile(
     rf"([?&][^=&,]*(?:{'|'.join(SECRET_WORDS)})[^=&,]*=)(?:(?!,[^,=&]*=\w+:)[^&])+",
@@ -309,7 +310,7 @@ async def settings_in_force(plane: PlaneDep, request: Request) -> SettingsAnswer
 
 
 def masked(name: str, value: Any) -> str | int | float | bool:
-    """Masks secrets, and passwords and secrets inside URLs."""
+    """Returns a setting's value for display. Secrets, including those inside URLs, are masked."""
     if isinstance(value, int | float):
         return value
     text = str(value)
@@ -319,14 +320,18 @@ def masked(name: str, value: Any) -> str | int | float | bool:
 
 
 logger = logging.getLogger(__name__)
+# Seconds between reads of the feed, and between the slower reads of counts, alerts and slugs.
 LOOK_SECONDS = 0.5
 COUNT_SECONDS, ALERT_SECONDS, SLUG_SECONDS = 2.0, 10.0, 10.0
-# Reads take at most this share of the time. If a read takes long, the next one is delayed.
+# Counts are read during at most this share of the time. After a slow read, the next one is delayed.
 SHARE_MAX = 0.1
+# Maximum numbers of new jobs, running jobs and workers in the feed.
 NEWEST_MAX, LEASED_MAX, WORKERS_MAX = 100, 200, 500
 STREAMS_PER_OPERATOR_MAX, STREAMS_MAX = 20, 200
 STREAM_SECONDS_MAX = 3600.0
+# Seconds between two checks of a stream's key.
 KEY_SECONDS = 3.0
+# Seconds without an event after which a comment is sent, so that proxies keep the connection open.
 SAY_SECONDS = 15.0
 RETRY_MILLISECONDS = 2000
 RETRY_SECONDS = 10
@@ -334,7 +339,7 @@ RETRY_SECONDS = 10
 
 @dataclass(frozen=True)
 class ConsoleSnapshot:
-    """The state that watchers see at one moment. Jobs and workers are mapped by id."""
+    """The state of the feed at one moment. Jobs and workers are mapped by id."""
 
     counts: Mapping[str, Any] = field(default_factory=dict)
     jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -344,8 +349,10 @@ class ConsoleSnapshot:
 
 
 def events_between(before: ConsoleSnapshot, after: ConsoleSnapshot) -> Iterator[tuple[str, Any]]:
-    """Yields (kind, data) for each change. Jobs that are no longer included have ended or exceed
-    the limit."""
+    """Yields the kind and data of each change.
+
+    Jobs that disappear cause no event. They have finished, or the feed has reached its limit.
+    """
     if after.counts != before.counts:
         yield "counts", after.counts
     jobs = [job for name, job in after.jobs.items() if before.jobs.get(name) != job]
@@ -364,7 +371,7 @@ def events_between(before: ConsoleSnapshot, after: ConsoleSnapshot) -> Iterator[
 
 
 class ConsoleFeed:
-    """Reads changes while at least one watcher is connected, and wakes the watchers."""
+    """Reads changes while at least one client is connected, and wakes the clients."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -397,7 +404,7 @@ class ConsoleFeed:
         ):
             self._watchers += Counter()
             raise TooManyCalls(
-                f"an operator watches at most {STREAMS_PER_OPERATOR_MAX} times at once",
+                f"too many open event streams: at most {STREAMS_PER_OPERATOR_MAX} per operator",
                 retry_after_seconds=RETRY_SECONDS,
             )
 
@@ -408,7 +415,8 @@ class ConsoleFeed:
         self.snapshot = ConsoleSnapshot()
 
     async def changed(self, seconds: float) -> None:
-        """Waits for the next read, but no longer than the given seconds."""
+        """Waits until the feed has read the database again, but no longer than the given
+        seconds."""
         waiting = self._next
         try:
             async with asyncio.timeout(seconds):
@@ -422,8 +430,8 @@ class ConsoleFeed:
                 self.snapshot = await run_shielded(self._look())
                 self._next.set()
                 self._next = asyncio.Event()
-            except Exception as error:  # noqa: BLE001 — the next look may succeed
-                log_failure(logger, error, "watchers are told nothing")
+            except Exception as error:  # noqa: BLE001 — the next read may succeed
+                log_failure(logger, error, "console clients get no updates")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> ConsoleSnapshot:
@@ -482,12 +490,12 @@ class ConsoleFeed:
             leased = await dispatch.list_dispatches(
                 tx, status=DispatchStatus.LEASED, limit=LEASED_MAX
             )
-            known = {row.id: row for row in (*rows, *leased)}
-            # Reads how the dispatches ended that were leased at the last read.
-            ended = await dispatch.get_many(tx, self._leased - known.keys())
+            rows_by_id = {row.id: row for row in (*rows, *leased)}
+            # Includes dispatches that were leased at the last read but aren't any more.
+            ended = await dispatch.get_many(tx, self._leased - rows_by_id.keys())
         self._leased = frozenset(row.id for row in leased)
-        known |= {row.id: row for row in ended}
-        return {str(row.job_id): self._job(row) for row in known.values()}
+        rows_by_id |= {row.id: row for row in ended}
+        return {str(row.job_id): self._job(row) for row in rows_by_id.values()}
 
     def _job(self, row: Dispatch) -> Mapping[str, Any]:
         is_leased = row.status is DispatchStatus.LEASED
@@ -523,7 +531,7 @@ def feed_of(request: Request, plane: ControlPlane) -> ConsoleFeed:
 
 
 class ConsoleStream(StreamingResponse):
-    """A stream that counts as a watcher until either side closes it."""
+    """An event stream for operators, which counts toward the limits until it is closed."""
 
     def __init__(self, request: Request, feed: ConsoleFeed, operator: str) -> None:
         feed.require_room(operator)
@@ -540,32 +548,35 @@ class ConsoleStream(StreamingResponse):
     "/events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {MEDIA_TYPE: {}}, "description": "counts, jobs, workers, alerts, audit."}
+        200: {
+            "content": {MEDIA_TYPE: {}},
+            "description": "Events named counts, jobs, workers, alerts and audit.",
+        }
     },
 )
 async def watch(request: Request, plane: PlaneDep, operator: OperatorDep) -> StreamingResponse:
-    """Streams changes as JSON events: `counts`, `jobs`, `workers`, `alerts` and `audit` (the newest
-    entry's id), each at most twice a second.
+    """Streams changes as server-sent events with JSON data.
 
-    The first events contain the complete state, later ones only changes. A slow client gets fewer
-    events, but never outdated ones.
+    The events are `counts`, `jobs`, `workers`, `alerts` and `audit` (the id of the newest audit
+    entry). Each is sent at most twice a second. The first events contain the complete state, and
+    later ones contain only changes. A slow client gets fewer events, but never outdated ones.
     """
     return ConsoleStream(request, feed_of(request, plane), operator)
 
 
 async def _lines(request: Request, feed: ConsoleFeed) -> AsyncIterator[str]:
     clock = get_running_loop().time
-    begun = said_at = checked_at = clock()
+    started = sent_at = checked_at = clock()
     sent = ConsoleSnapshot()
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX:
+    while clock() - started < STREAM_SECONDS_MAX:
         seen = feed.snapshot
         for kind, data in events_between(sent, seen):
-            said_at = clock()
+            sent_at = clock()
             yield f"event: {kind}\ndata: {json.dumps(data, default=str)}\n\n"
         sent = seen
-        if clock() - said_at >= SAY_SECONDS:
-            said_at = clock()
+        if clock() - sent_at >= SAY_SECONDS:
+            sent_at = clock()
             yield ": still there\n\n"
         if clock() - checked_at >= KEY_SECONDS:
             checked_at = clock()

@@ -1,4 +1,4 @@
-"""Properties of workflows, as operators send and read them."""
+"""The properties of workflows in the operators' API."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from comfyfleet.api.admin import PROPERTY_FORMATS, PROPERTY_TYPES, PropertyAnswer
 from comfyfleet.server.catalog.model import Property
 
-# Aliases of property types.
+# Other accepted names of property types.
 TYPES = {
     "image_path": "image",
     "video_path": "video",
@@ -21,59 +21,67 @@ TYPES = {
 
 
 class PropertyBody(BaseModel):
-    """A property of a workflow. Unknown fields cause a warning in the response, because they may be
-    misspelled."""
+    """A property of a workflow. Unknown fields may be misspelled, so the response contains a
+    warning about them."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = Field(
-        description="The one named `input`, of image or video, takes the user's media."
+        description="The name. An image or video property named `input` gets the user's media."
     )
-    # A str, not a Literal: an unknown type gets our own message, which lists the known ones.
+    # A str instead of a Literal, so that our own message about an unknown type lists all types.
     type: str = Field(json_schema_extra={"enum": list(PROPERTY_TYPES)})
     binding: str | None = Field(
-        default=None, description='"<node id>.<input>", ids as in the prompt.'
+        default=None,
+        description='The input that gets the value, as "<node id>.<input>" with the prompt\'s ids.',
     )
     placeholder: str | None = Field(
         default=None,
-        description="Or a text in the document that is replaced by the value.",
+        description="Instead of `binding`, a string in the document that the value replaces.",
     )
     default: Any = Field(
-        default=None, description="Without it, a bound input keeps the document's value."
+        default=None,
+        description="The default value. Without one, a bound input keeps the document's value.",
     )
     minimum: int | float | None = Field(
         default=None,
         validation_alias=AliasChoices("minimum", "min"),
-        description="Else that of the node, for number and integer.",
+        description="The minimum of a number or integer. The default is the node's minimum.",
     )
     maximum: int | float | None = Field(
         default=None, validation_alias=AliasChoices("maximum", "max")
     )
-    step: int | float | None = Field(default=None, description="For those who draw a slider.")
+    step: int | float | None = Field(default=None, description="The step size for a slider.")
     choices: list[str | int | float | bool] | None = Field(
         default=None,
         validation_alias=AliasChoices("choices", "options"),
-        description="For a choice; else those of the node.",
+        description="The values of a choice. The default is the node's list.",
     )
     required: bool | None = Field(
-        default=None, description="Else: files, and placeholders without a default, are."
+        default=None,
+        description="Whether a value is required. By default, files and placeholders without a "
+        "default are.",
     )
-    description: str = Field(default="", description="For people.")
-    label: str | None = Field(default=None, description="Its name in a form; else from the name.")
-    # A str, like `type`, so that an unknown format gets our own message.
+    description: str = Field(default="", description="A description for people.")
+    label: str | None = Field(
+        default=None, description="The label in forms. By default, it is derived from the name."
+    )
+    # A str instead of a Literal, so that our own message about an unknown format lists all formats.
     format: str | None = Field(
         default=None,
         json_schema_extra={"enum": [*PROPERTY_FORMATS, None]},
-        description="How people enter it: multiline (text), colour (text or integer), mask (image).",
+        description="The input control in forms: multiline (for text), colour (for text or "
+        "integer) or mask (for image).",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _with_our_spelling(cls, given: Any) -> Any:
-        """Accepts an input as `node_id` and `field_name`, and its type as `param_type`."""
-        if not isinstance(given, dict):
-            return given
-        field = dict(given)
+    def _with_our_spelling(cls, body: Any) -> Any:
+        """Accepts `node_id` and `field_name` instead of `binding`, and `param_type` instead of
+        `type`."""
+        if not isinstance(body, dict):
+            return body
+        field = dict(body)
         if {"node_id", "field_name"} <= field.keys() and "binding" not in field:
             field["binding"] = f"{field.pop('node_id')}.{field['field_name']}"
         if "field_name" in field:
@@ -91,24 +99,24 @@ class PropertyBody(BaseModel):
 
     def warnings(self) -> list[str]:
         unknown = sorted(self.model_extra or {})
-        return [
-            f"The property {self.name} has fields that we don't know: {', '.join(unknown)}."
-        ] * (len(unknown) > 0)
+        return [f"The property {self.name} has unknown fields: {', '.join(unknown)}."] * (
+            len(unknown) > 0
+        )
 
 
-def property_answer(each: Property) -> PropertyAnswer:
+def property_answer(prop: Property) -> PropertyAnswer:
     return PropertyAnswer(
-        name=each.name,
-        type=each.type,
-        binding=each.binding,
-        placeholder=each.placeholder,
-        default=each.default,
-        minimum=each.minimum,
-        maximum=each.maximum,
-        step=each.step,
-        choices=None if each.choices is None else list(each.choices),
-        required=bool(each.required),
-        description=each.description,
-        label=each.label,
-        format=each.format,
+        name=prop.name,
+        type=prop.type,
+        binding=prop.binding,
+        placeholder=prop.placeholder,
+        default=prop.default,
+        minimum=prop.minimum,
+        maximum=prop.maximum,
+        step=prop.step,
+        choices=None if prop.choices is None else list(prop.choices),
+        required=bool(prop.required),
+        description=prop.description,
+        label=prop.label,
+        format=prop.format,
     )

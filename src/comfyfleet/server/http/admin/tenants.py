@@ -1,4 +1,4 @@
-"""Operators' routes for tenants with their users, keys and wallets, and for verifying the ledger."""
+"""Operators' routes for tenants, users, keys and wallets, and for verifying the ledger."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -73,39 +73,44 @@ FIRST_KEY = "first key"
 
 
 class NewTenant(Body):
-    name: str = Field(description="A name for people; calls use the id.", examples=["Ada's films"])
+    name: str = Field(description="A display name.", examples=["Ada's films"])
     email: str | None = Field(
-        default=None, description="Of its first user.", examples=["ada@example.com"]
+        default=None, description="The first user's email address.", examples=["ada@example.com"]
     )
 
 
 class Limits(Body):
     min_priority: int = Field(
-        default=PRIORITY_MIN, description="Lower ones of its jobs are raised to it."
+        default=PRIORITY_MIN, description="Minimum job priority. Lower values are raised to it."
     )
-    max_priority: int = Field(default=PRIORITY_MAX, description="Higher ones are lowered to it.")
+    max_priority: int = Field(
+        default=PRIORITY_MAX, description="Maximum job priority. Higher values are lowered to it."
+    )
     max_queued: int | None = Field(
-        default=None, le=INTEGER_MAX, description="Maximum number of its queued jobs."
+        default=None,
+        le=INTEGER_MAX,
+        description="Maximum number of queued jobs. null means COMFYFLEET_MAX_QUEUED_PER_TENANT.",
     )
 
 
 class Retention(Body):
     retention_days: int | None = Field(
-        description="Media and files are deleted after so many days; null: COMFYFLEET_RETENTION_DAYS.",
+        description="Days after which media and files are deleted. null means "
+        "COMFYFLEET_RETENTION_DAYS.",
         examples=[30],
     )
 
 
 class Quota(Body):
     max_storage_bytes: Annotated[int, Field(ge=0, le=ROW_ID_MAX)] | None = Field(
-        description="Its quota; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
+        description="Maximum bytes of storage. null means COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
         examples=[50 * 1024**3],
     )
 
 
 class ShowBackends(Body):
     show_backends: bool | None = Field(
-        description="Whether its users see machines; null: COMFYFLEET_SHOW_BACKENDS."
+        description="Whether the tenant's users see machines. null means COMFYFLEET_SHOW_BACKENDS."
     )
 
 
@@ -113,9 +118,9 @@ class ShowBackends(Body):
 async def create_tenant(
     body: NewTenant, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeTenant:
-    """Creates a tenant with its first user and that user's key, which is shown only once.
+    """Creates a tenant with a first user and the user's key, which is shown only once.
 
-    The user is stored first. If the rest fails, a user row without a key remains.
+    The user is stored first. If a later step fails, a user without a key remains.
     """
     name, tenant_id, user_id, key = check_tenant_name(body.name), uuid4(), uuid4(), new_api_key()
     async with plane.central.read() as tx:
@@ -150,7 +155,7 @@ async def show_tenant(tenant_id: UUID, plane: PlaneDep) -> TenantAnswer:
 async def set_limits(
     tenant_id: UUID, body: Limits, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantAnswer:
-    """Sets the tenant's limits. Queued jobs keep their priority."""
+    """Sets a tenant's limits for priorities and queued jobs. Queued jobs keep their priority."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_limits(tx, tenant_id, **body.model_dump())
         await record_audit(
@@ -163,8 +168,8 @@ async def set_limits(
 async def set_retention(
     tenant_id: UUID, body: Retention, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """Sets how long the tenant's media and files are kept. Older ones are deleted; the ledger is
-    kept. Requires an owner."""
+    """Sets how many days a tenant's media and files are kept. The ledger isn't affected. Requires
+    an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
         await record_audit(
@@ -177,7 +182,8 @@ async def set_retention(
 async def set_quota(
     tenant_id: UUID, body: Quota, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """Sets the tenant's storage limit in bytes, including announced uploads. Requires an owner."""
+    """Sets a tenant's storage limit in bytes. Announced uploads count toward it. Requires an
+    owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
         await record_audit(
@@ -190,7 +196,7 @@ async def set_quota(
 async def set_show_backends(
     tenant_id: UUID, body: ShowBackends, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantAnswer:
-    """Sets whether the tenant's users see machine names, tracebacks and devices."""
+    """Sets whether a tenant's users see machine names, tracebacks and devices."""
     return answer_of(
         await tenant_actions.show_backends(
             plane.central, tenant_id, show=body.show_backends, operator=operator, now=now
@@ -202,7 +208,9 @@ async def set_show_backends(
 async def storage(
     tenant_id: UUID,
     plane: PlaneDep,
-    unnamed: Annotated[bool, Query(description="Count objects that no row names.")] = False,
+    unnamed: Annotated[
+        bool, Query(description="Whether to count objects that no database row refers to.")
+    ] = False,
 ) -> Storage:
     async with plane.central.read() as tx:
         tenant = await tenants.get_tenant(tx, tenant_id)
@@ -217,7 +225,7 @@ async def storage(
 
 
 class WantedTenantPrompts(TenantPrompts, Body):
-    """The complete settings. Omitted fields get their default."""
+    """The complete settings. Omitted fields are reset to their defaults."""
 
 
 @router.get("/tenants/{tenant_id}/prompts")
@@ -231,8 +239,8 @@ async def show_prompts(tenant_id: UUID, plane: PlaneDep) -> TenantPrompts:
 async def set_prompts(
     tenant_id: UUID, body: WantedTenantPrompts, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantPrompts:
-    """Sets which fleets and node types the tenant's ComfyUI clients may use. Accepted prompts
-    remain in the queue."""
+    """Sets the fleets and node types that the tenant's ComfyUI clients may use. Prompts that are
+    already queued aren't affected."""
     async with plane.central.transaction() as tx:
         for name in body.fleets or ():
             await fleets.get_fleet(tx, *name.split("/"))
@@ -248,12 +256,11 @@ def answer_of(tenant: Tenant) -> TenantAnswer:
 
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
 async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDep) -> TenantAnswer:
-    """Deletes a tenant's files, media, prompts, properties, events, webhooks and keys. The ledger
-    is kept.
+    """Erases a tenant's files, media, prompts, properties, events, webhooks and keys, but not the
+    ledger. This can't be undone. Requires an owner.
 
-    The tenant's keys become invalid immediately, and no new jobs are accepted. Active jobs are
-    cancelled and refunded. A sweep deletes the data and then sets the tenant's `erased_at`. This
-    can't be undone. Requires an owner.
+    The tenant's keys become invalid immediately, no new jobs are accepted, and active jobs are
+    canceled and refunded. A sweep then deletes the data and sets the tenant's `erased_at`.
     """
     return answer_of(
         await retention.begin_erasure(plane.context, tenant_id, actor=operator, now=now)
@@ -263,9 +270,10 @@ async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDe
 @router.get("/ledger")
 async def verify(
     plane: PlaneDep,
-    tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
+    tenant_id: Annotated[UUID | None, Query(description="Only verify this tenant.")] = None,
 ) -> Books:
-    """Verifies wallets against transactions and transactions against jobs. Nothing is changed."""
+    """Verifies that wallets match their transactions, and transactions their jobs, without changing
+    anything."""
     verified = await checks.verify_ledger(plane.context, tenant_id)
     shown = [
         DriftAnswer.model_validate(
@@ -291,18 +299,20 @@ class NewUser(Body):
 
 
 class AdminWantedKey(Body):
-    name: str = Field(default="key", description="A name for people.", examples=["website"])
+    name: str = Field(default="key", description="A display name.", examples=["website"])
     scopes: list[Scope] = Field(
-        default_factory=lambda: sorted(ALL_SCOPES), description="What it may be used for."
+        default_factory=lambda: sorted(ALL_SCOPES), description="The key's permissions."
     )
-    expires_at: AwareDatetime | None = Field(default=None, description="null: never.")
+    expires_at: AwareDatetime | None = Field(
+        default=None, description="When the key expires. null means never."
+    )
 
 
 @router.post(USERS, status_code=status.HTTP_201_CREATED, name="create")
 async def create_user(
     tenant_id: UUID, body: NewUser, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Creates a user without a key. To create a key, use …/users/{user_id}/keys."""
+    """Creates a user without a key. Use …/users/{user_id}/keys to create one."""
     async with plane.central.read() as tx:
         pool = plane.pools[(await tenants.require_kept(tx, tenant_id)).pool]
     new = tenant_actions.UserToCreate(uuid4(), tenant_id, body.email, body.name)
@@ -332,8 +342,8 @@ async def show_user(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> UserAnsw
 async def deactivate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Deactivates a user, revokes all their keys, stops their runs and pipelines and pauses their
-    triggers. All their queued and running jobs are cancelled and refunded."""
+    """Deactivates a user and revokes all their keys. Their graph runs and pipeline runs are
+    stopped, their triggers paused, and their queued and running jobs canceled and refunded."""
     scope = tenant_work.WorkOwner(tenant_id, user_id)
     user = await tenant_work.deactivate_user(plane.graphs, scope, actor=operator)
     return _user_answer(user)
@@ -343,7 +353,7 @@ async def deactivate(
 async def activate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Activates a user again. Revoked keys stay revoked, and nothing that was stopped or paused is
+    """Reactivates a user. Revoked keys stay revoked, and stopped runs and paused triggers aren't
     resumed."""
     pool = await plane.context.pool_of(tenant_id)
     user = await tenant_actions.activate_user(
@@ -353,16 +363,18 @@ async def activate(
 
 
 WORK = "/tenants/{tenant_id}/work"
-WorkUser = Annotated[UUID | None, Query(description="Only this user's.")]
+WorkUser = Annotated[UUID | None, Query(description="Only this user's work.")]
 
 
 class WorkScope(Body):
-    user_id: UUID | None = Field(default=None, description="Only this user's; default: all.")
+    user_id: UUID | None = Field(
+        default=None, description="Only this user's work. The default is all users."
+    )
 
 
 @router.get(WORK, name="work")
 async def list_work(tenant_id: UUID, plane: PlaneDep, user_id: WorkUser = None) -> TenantWork:
-    """The tenant's open graph runs and pipeline runs, and its triggers."""
+    """Lists a tenant's unfinished graph runs and pipeline runs, and its triggers."""
     items = await tenant_work.list_work(plane.graphs, tenant_work.WorkOwner(tenant_id, user_id))
     return TenantWork(items=[WorkItemAnswer(**item._asdict()) for item in items])
 
@@ -371,8 +383,8 @@ async def list_work(tenant_id: UUID, plane: PlaneDep, user_id: WorkUser = None) 
 async def stop_work(
     tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
 ) -> StoppedWork:
-    """Stops all runs and pipelines, at most 100 per call, and pauses all triggers. Running jobs are
-    cancelled and refunded."""
+    """Stops all graph runs and pipeline runs, at most 100 per call, and pauses all triggers.
+    Running jobs are canceled and refunded."""
     scope = tenant_work.WorkOwner(tenant_id, body.user_id)
     return _stopped(await tenant_work.stop_all(plane.graphs, scope, actor=operator))
 
@@ -390,7 +402,7 @@ async def pause_work(
 async def stop_item(
     tenant_id: UUID, kind: WorkKind, item_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> WorkItemAnswer:
-    """Stops a run and refunds its jobs, or pauses a trigger. Repeating the call has no effect."""
+    """Stops a run and refunds its jobs, or pauses a trigger. Repeated calls have no effect."""
     item = await tenant_work.stop_item(plane.graphs, tenant_id, kind, item_id, actor=operator)
     return WorkItemAnswer(**item._asdict())
 
@@ -422,12 +434,12 @@ async def create_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminMadeKey:
-    """Creates a key. It is shown only once and stored hashed."""
+    """Creates an API key. It is shown only once, because only a hash is stored."""
     user, key = await _user(plane, tenant_id, user_id), new_api_key()
-    wanted = NewApiKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
+    new = NewApiKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
     async with plane.central.transaction() as tx:
         await tenants.require_kept(tx, tenant_id)
-        created = await tenants.create_key(tx, wanted, now=now)
+        created = await tenants.create_key(tx, new, now=now)
         await record_audit(
             tx, operator, "create_key", user.subject, now, tenant_id, **_key_details(created)
         )
@@ -451,7 +463,7 @@ async def revoke_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminKeyAnswer:
-    """Revokes a key immediately. Repeating the call has no effect."""
+    """Revokes an API key immediately. Repeated calls have no effect."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
@@ -480,27 +492,27 @@ def _key_answer(key: ApiKey) -> AdminKeyAnswer:
 
 
 WALLET = "/tenants/{tenant_id}/wallets/{user_id}"
-Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older than this one.")]
+Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older transactions.")]
 
 
 REASON_CHARACTERS_MAX = 500
 
 
 class Payment(Body):
-    amount: Tokens = Field(description="In tokens, above zero.", examples=[500])
+    amount: Tokens = Field(description="The number of tokens, above zero.", examples=[500])
     provider_transaction_id: str = Field(
-        description="The payment provider's id; the same id counts once.",
+        description="The payment provider's id. Each id is credited only once.",
         examples=["pi_3PqK2x"],
     )
     reason: Annotated[str, Field(max_length=REASON_CHARACTERS_MAX)] | None = Field(
-        default=None, description="For the audit.", examples=["refund of a wrong picture"]
+        default=None, description="For the audit log.", examples=["refund of a wrong picture"]
     )
 
 
 @router.post(
     WALLET + "/credits",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": Balance, "description": "Credited before; nothing was changed."}},
+    responses={200: {"model": Balance, "description": "The payment was already credited."}},
 )
 async def credit(
     tenant_id: UUID,
@@ -511,9 +523,12 @@ async def credit(
     operator: OwnerDep,
     response: Response,
 ) -> Balance:
-    """Credits a payment. A payment id is credited once in the whole installation. Repeating the
-    call returns the balance; the same id with another tenant, user or amount is a 409. Requires an
-    owner."""
+    """Credits a payment to a user's wallet. Each payment id is credited only once in the whole
+    installation. Requires an owner.
+
+    Repeated calls return the balance. If the id was already used with another tenant, user or
+    amount, the response is 409.
+    """
     pool = await plane.context.pool_of(tenant_id)
     payment = PaymentClaim(body.provider_transaction_id, tenant_id, user_id, body.amount)
     credited = await tenant_actions.credit_payment(
@@ -532,7 +547,7 @@ async def list_wallets(
     after: Annotated[UUID | None, Query(description="Only users after this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
 ) -> AdminWallets:
-    """Lists the balances of all users that have ever had tokens, by user."""
+    """Lists the balances of all users who have ever had tokens, ordered by user id."""
     async with plane.context.tenant(tenant_id) as tx:
         balances = await ledger.balances(tx, tenant_id, after_user_id=after, limit=limit)
     wallets = [
