@@ -23,7 +23,7 @@ from comfyfleet.server.gateway import files, userdata
 from comfyfleet.server.gateway.offers import CHOICES_MAX, merged
 from comfyfleet.server.gateway.policy import ENDLESS_PATTERN, default_refusal
 from comfyfleet.server.http.gateway.prompts import _ids_to_delete
-from comfyfleet.server.run_log.model import REMOVED, record_from, told_by_run
+from comfyfleet.server.run_log.model import REMOVED, record_from, reportable_events
 from comfyfleet.worker.run_record import RunRecord
 
 ANSWER_BYTES_MAX = 2_000_000
@@ -201,7 +201,7 @@ async def test_a_user_has_so_many_uploads(ada: Customer, monkeypatch: pytest.Mon
 
 def test_a_backend_can_not_speak_for_the_control_plane() -> None:
     lie = {"tells": 10**12, "count": 10**12}
-    assert told_by_run([(REMOVED, lie), ("executing", {"node": "1"})]) == [
+    assert reportable_events([(REMOVED, lie), ("executing", {"node": "1"})]) == [
         ("executing", {"node": "1"})
     ]
     record = RunRecord({}, "folder")

@@ -1,5 +1,6 @@
-"""Stores how much of a user's run log each client was sent, and shares it with all control planes.
-A client that reconnects to any of them misses nothing and receives few messages twice.
+"""Stores how much of a user's run log each client has been sent, and shares this with all control
+planes. A client can then reconnect to any of them without missing messages, and receives few
+messages twice.
 """
 
 import asyncio
@@ -20,20 +21,23 @@ from comfyfleet.server.run_log.model import Cursor, cursor_at
 
 logger = logging.getLogger(__name__)
 CHANNEL = "comfyfleet_cursors"
-# Seconds for which a disconnected client may come back without missing anything.
+# Seconds within which a disconnected client can reconnect without missing messages.
 REMEMBERED_SECONDS = 600.0
 CURSORS_MAX = 10_000
-# Messages may still be on their way to a client that listens, so other control planes learn its position one or two
-# such rounds later. If a control plane is killed, the client receives the messages since then again. The position of
-# a client that has left is sent at once, because the client may reconnect to another control plane immediately.
+# Seconds between rounds in which the positions of connected clients are sent. Messages may still be
+# on their way to a client, so a position is sent one or two rounds late. If a control plane is
+# killed, its clients receive the messages since that position again. The position of a client that
+# has disconnected is sent immediately, because the client may reconnect to another control plane.
 SEND_SECONDS = 1.0
-# A control plane that stops tries to send the last positions for this long.
+# Maximum time in seconds for which a stopping control plane tries to send the last positions.
 LAST_SEND_SECONDS_MAX = 2.0
-PER_MESSAGE_MAX = 60  # up to 120 characters each, and a message has at most 8,000
+PER_MESSAGE_MAX = 60  # each cursor takes up to 120 of the 8,000 characters that a message may have
 
 
 class ClientCursors:
-    """Cursors by a hash of user and client, with the time at which they were stored."""
+    """The cursors of clients by a hash of user and client, with the times at which they were
+    stored.
+    """
 
     def __init__(self, central: Database, name: str) -> None:
         self._hints = NotifyChannel(central, CHANNEL)
@@ -46,14 +50,14 @@ class ClientCursors:
         self._unsent: deque[str] = deque()
 
     async def run(self) -> None:
-        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        """Runs until cancelled. Returns immediately on SQLite, where there is only one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._hints.listen(self.heard, lambda: None))
-                both.create_task(self._speak())
+                both.create_task(self._run_sender())
 
     async def close(self) -> None:
-        """Sends the remaining positions, because clients now reconnect to other control planes."""
+        """Sends the remaining positions, because clients will reconnect to other control planes."""
         if self._hints.reach_others:
             self._unsent += [*self.messages(), *self.messages()]
             with contextlib.suppress(TimeoutError):
@@ -62,8 +66,8 @@ class ClientCursors:
         await self._hints.close()
 
     def keep(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
-        """Stores the position of a client that disconnects, and sends it to other control planes at
-        once.
+        """Stores the position of a client that has disconnected, and sends it to the other control
+        planes immediately.
         """
         key = _key(user_id, client_id)
         self._store(key, seen)
@@ -74,8 +78,8 @@ class ClientCursors:
             self._has_left.set()
 
     def note(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
-        """Stores the position of a connected client, so that other control planes know it if this
-        process ends.
+        """Schedules the position of a connected client to be sent, so that other control planes
+        know it if this process ends.
         """
         if self._hints.reach_others and len(self._new) < CURSORS_MAX:
             self._new[_key(user_id, client_id)] = seen
@@ -85,29 +89,29 @@ class ClientCursors:
         return seen if monotonic() - at < REMEMBERED_SECONDS else None
 
     def heard(self, message: str) -> None:
-        said = json.loads(message)
-        if said["from"] == self._name:
+        content = json.loads(message)
+        if content["from"] == self._name:
             return
-        # Older control planes send no places, because their clients were sent everything up to
+        # Older versions send no places, because their clients have been sent all rows up to
         # `floor`.
-        places = said.get("places") or [None] * len(said["seen"])
-        for (key, floor), place in zip(said["seen"], places, strict=True):
+        places = content.get("places") or [None] * len(content["seen"])
+        for (key, floor), place in zip(content["seen"], places, strict=True):
             cursor = cursor_at(floor)
             if place is not None:
                 seen, start_id, row = place
                 cursor = Cursor(seen, start_id, row, floor)
-            known, _ = self._seen.get(key, (cursor, 0.0))
-            self._store(key, max(cursor, known))
+            stored, _ = self._seen.get(key, (cursor, 0.0))
+            self._store(key, max(cursor, stored))
 
     def messages(self, *, ends_round: bool = True) -> Iterator[str]:
-        """Returns the messages to other control planes. They contain clients that have left and, at
-        the end of a round, connected clients as well.
+        """Yields the messages to other control planes. They contain the positions of disconnected
+        clients. At the end of a round, the positions of connected clients are added.
         """
-        told, self._left = self._left, {}
+        positions, self._left = self._left, {}
         if ends_round:
-            told = self._due | told
+            positions = self._due | positions
             self._due, self._new = self._new, {}
-        due = iter(told.items())
+        due = iter(positions.items())
         while few := list(islice(due, PER_MESSAGE_MAX)):
             floors = [(key, cursor.floor) for key, cursor in few]
             places = [cursor[:-1] for _, cursor in few]
@@ -119,7 +123,7 @@ class ClientCursors:
         if len(self._seen) > CURSORS_MAX:
             self._seen.popitem(last=False)
 
-    async def _speak(self) -> None:
+    async def _run_sender(self) -> None:
         round_end = monotonic() + SEND_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
@@ -133,14 +137,16 @@ class ClientCursors:
             await self._send()
 
     async def _send(self) -> None:
-        """Sends the unsent messages. If this is cancelled, the message being sent remains unsent."""
+        """Sends the pending messages. If this is cancelled, the current message stays in the
+        queue.
+        """
         try:
             while self._unsent:
                 await self._hints.send(self._unsent[0])
                 self._unsent.popleft()
         except (Unavailable, OSError, TimeoutError) as error:
             self._unsent.clear()
-            logger.debug("cursors can't be told to other control planes: %s", error)
+            logger.debug("cursors could not be sent to the other control planes: %s", error)
 
 
 def _key(user_id: UUID, client_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Logged messages, and filenames in the form that ComfyUI would give them. Pure."""
+"""Defines the logged messages of runs, and derives output filenames in ComfyUI's format. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,16 +11,16 @@ from comfyfleet.api.values import DeliveredOutput
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
 FOLDERS = ("input", "output", "temp")
-# Replaces the folder of an upload whose name was taken by another upload.
+# The folder of an upload whose name was reassigned to another upload.
 REPLACED = "replaced"
 PATH_CHARACTERS_MAX = 500
-# Splits ComfyUI_00001_.png or video_00012.mp4 into the part before the counter, the counter and the
-# rest.
+# Splits a filename such as ComfyUI_00001_.png or video_00012.mp4 into the part before the counter,
+# the counter and the rest.
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")
 
 
-# Our own message types in addition to ComfyUI's: frames that are binary in ComfyUI, prompts that
-# were cancelled while queued, and runs whose client wants previews.
+# Message types that ComfyUI doesn't have: for frames that are binary in ComfyUI, for prompts that
+# were cancelled while queued, and for runs whose client requested previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
 PREVIEWS = "comfyfleet_previews"
 START, CACHED = "execution_start", "execution_cached"
@@ -30,8 +30,8 @@ FAILED_TYPE = "comfyfleet.JobFailed"
 
 
 class RunEnd(NamedTuple):
-    """How a run ended, for messages that its backend has not sent. `status` is completed, failed or
-    cancelled.
+    """The end of a run, from which messages are built that the backend has not sent. `status` is
+    completed, failed or cancelled.
     """
 
     status: str
@@ -41,7 +41,8 @@ class RunEnd(NamedTuple):
 
 class RunFiles(NamedTuple):
     """Outputs that a worker has delivered. `aliases` maps an output's name to the name under which
-    it is already known. `file_ids` contains their files, unless their job's result does.
+    it was stored earlier. `file_ids` contains the ids of the outputs' files, unless the job's
+    result contains them.
     """
 
     outputs: Sequence[DeliveredOutput] = ()
@@ -53,8 +54,8 @@ NO_FILES = RunFiles()
 
 
 class LoggedRun(NamedTuple):
-    """The run that messages belong to, and its lease. `start_id` is 0 if its client sees its
-    prompts one at a time.
+    """The run that messages belong to, and its lease. `start_id` is 0 if the client sees its
+    prompts run one after another.
     """
 
     tenant_id: UUID
@@ -62,14 +63,16 @@ class LoggedRun(NamedTuple):
     job_id: UUID
     lease_number: int
     client_id: str | None = None
-    prompt_id: str = ""  # as the client knows it
-    report: int | None = None  # the worker's number of the report
+    prompt_id: str = ""  # the id that the client uses
+    report: int | None = None  # the number that the worker gave to the report
     start_id: int | None = None
 
     def in_attempt(self, state: "LoggedState") -> "LoggedRun":
-        """Returns the run with the row that started its attempt, if its client sees one prompt at a time.
+        """Returns the run with the row that started its attempt, if its client sees its prompts run
+        one after another.
 
-        A prompt that ends while no worker runs it isn't part of an attempt: that row stands for itself.
+        A prompt that ends while no worker is running it doesn't belong to an attempt, so its row is
+        separate.
         """
         if self.start_id is None or not state.is_running:
             return self
@@ -77,8 +80,8 @@ class LoggedRun(NamedTuple):
 
 
 class LoggedState(NamedTuple):
-    """A job's lease and the state of its log, read under the locks that every writer of the log
-    takes.
+    """A job's lease and the state of its log. It is read while the log is locked, so no other
+    writer can change it.
     """
 
     lease_token: UUID | None
@@ -86,19 +89,19 @@ class LoggedState(NamedTuple):
     is_running: bool
     start_lease: int | None  # the lease under which `execution_start` was logged
     has_end: bool
-    is_reported: bool  # the report in question was logged before
-    start_id: int | None = None  # the row that started the current attempt
+    is_reported: bool  # whether the current report has already been logged
+    start_id: int | None = None  # id of the row that started the current attempt
 
     def holds(self, token: UUID) -> bool:
-        """Whether the job runs under this lease. Reports of any other lease are dropped."""
+        """Whether the job is running under this lease. Reports of other leases are dropped."""
         return self.is_running and self.lease_token == token
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvents:
-    """One report of a worker. `is_last` means that its job has ended with it. `start_id` is the row
-    that started its attempt, or None if sockets show the row at once, regardless of their client's
-    other prompts.
+    """The events in a worker's report. `is_last` means that the job ended with this report.
+    `start_id` is the row that started the attempt, or None if the events are sent to sockets
+    immediately, regardless of the client's other prompts.
     """
 
     id: int
@@ -111,7 +114,9 @@ class LoggedEvents:
 
 
 class StartedAttempt(NamedTuple):
-    """An attempt of a prompt that has logged messages and is shown in order."""
+    """An attempt that has logged messages and whose client sees its prompts run one after
+    another.
+    """
 
     start_id: int
     job_id: UUID
@@ -119,11 +124,11 @@ class StartedAttempt(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How much of a user's run log a client was sent.
+    """The position up to which a client has been sent a user's run log.
 
-    Of the rows that are shown in order, it was sent everything up to `floor`, all attempts that
-    started before `start_id`, and everything up to `row` of that attempt. Of other rows, it was
-    sent everything up to `seen`.
+    Of the rows that are sent in order, the client has received all rows up to `floor`, all attempts
+    that started before `start_id`, and the rows up to `row` of the attempt `start_id`. Of the other
+    rows, it has received all up to `seen`.
     """
 
     seen: int
@@ -133,13 +138,13 @@ class Cursor(NamedTuple):
 
 
 def cursor_at(row_id: int) -> Cursor:
-    """Returns the cursor of a client that was sent everything up to this row."""
+    """Returns the cursor of a client that has been sent all rows up to this one."""
     return Cursor(seen=row_id, start_id=0, row=0, floor=row_id)
 
 
 class LogLook(NamedTuple):
-    """The number of queued and running prompts, and the messages since the last read, at one
-    moment.
+    """A snapshot of a user's log: the number of queued and running prompts, and the messages since
+    the last read.
     """
 
     active: int
@@ -148,14 +153,14 @@ class LogLook(NamedTuple):
 
 
 class LogPage(NamedTuple):
-    """Rows of the log, limited to what a reader handles at once."""
+    """A page of rows of the log. If `has_more` is true, the reader must read again."""
 
     rows: list[LoggedEvents]
     has_more: bool
 
 
 class UserFile(NamedTuple):
-    """A file under its user's name for it: an upload or an output of a job."""
+    """An upload or a job's output, with the folder and path under which its user sees it."""
 
     folder: str
     path: str
@@ -173,7 +178,7 @@ class UserFile(NamedTuple):
 
 
 class BackendFile(NamedTuple):
-    """The location of a file on a backend, inside the job's own folder."""
+    """The location of a file on a backend, relative to the job's folder."""
 
     folder: str
     subfolder: str
@@ -196,29 +201,31 @@ class CountedName(NamedTuple):
 
 def split_counter(path: str) -> CountedName | None:
     """Splits a path at its counter. Returns None if it has no counter."""
-    found = _COUNTED.fullmatch(path)
-    if found is None:
+    match = _COUNTED.fullmatch(path)
+    if match is None:
         return None
-    counter = found["counter"]
-    return CountedName(found["prefix"], int(counter), len(counter), found["rest"])
+    counter = match["counter"]
+    return CountedName(match["prefix"], int(counter), len(counter), match["rest"])
 
 
 def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str]:
-    """Returns the names of outputs by their location on the backend."""
+    """Returns the names of outputs by their locations on the backend."""
     return {
-        BackendFile(each.folder, each.subfolder or "", each.filename or each.name): each.name
-        for each in outputs
-        if each.folder in FOLDERS
+        BackendFile(
+            output.folder, output.subfolder or "", output.filename or output.name
+        ): output.name
+        for output in outputs
+        if output.folder in FOLDERS
     }
 
 
-# The largest plausible number of images in a batch.
+# Maximum number of images in a batch. Larger counters don't start at 1.
 BATCH_MAX = 4_096
 OUTPUT = "output"
 
 
 class CounterRange(NamedTuple):
-    """The numbers that a report's files of one prefix have on their backend."""
+    """The range of counters of a report's files with the same prefix on their backend."""
 
     first: int
     last: int
@@ -231,11 +238,11 @@ class CounterRange(NamedTuple):
 def counters_used(
     files: Iterable[BackendFile], *, after: Iterable[UserFile] = ()
 ) -> dict[tuple[str, str], CounterRange]:
-    """Returns the ranges by folder and prefix. `after` contains files that the same run has named
-    before. A prefix without any begins with 1, as in the folder of a run, because each image of a
-    batch may have its own prefix.
+    """Returns the ranges of counters by folder and prefix. `after` contains files that the same run
+    has already named. The range of a new prefix starts at 1, as in an empty output folder, because
+    each image of a batch may have a different prefix.
     """
-    named = ((each.folder, split_counter(each.path)) for each in after)
+    named = ((file.folder, split_counter(file.path)) for file in after)
     known = {(folder, counted.prefix) for folder, counted in named if counted}
     used: dict[tuple[str, str], CounterRange] = {}
     for file in files:
@@ -253,7 +260,9 @@ def path_after(
     ranges: Mapping[tuple[str, str], CounterRange],
     before: Mapping[tuple[str, str], int],
 ) -> str:
-    """Returns the file's path if this many numbers of its prefix were used before."""
+    """Returns the path of a file. `before` contains how many counters of each prefix are already in
+    use.
+    """
     counted = split_counter(file.path)
     if counted is None:
         return file.path
@@ -264,28 +273,30 @@ def path_after(
 def with_other_files(
     value: Any, renamed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 ) -> Any:
-    """Returns the same JSON in which each object that names a file is replaced by the result of
-    `renamed`.
+    """Returns a copy of the JSON value in which each object that names a file is replaced by the
+    result of `renamed`.
     """
     if isinstance(value, Mapping):
         if "filename" in value and "type" in value:
             return renamed(value) or value
-        return {key: with_other_files(each, renamed) for key, each in value.items()}
-    return [with_other_files(each, renamed) for each in value] if isinstance(value, list) else value
+        return {key: with_other_files(item, renamed) for key, item in value.items()}
+    return [with_other_files(item, renamed) for item in value] if isinstance(value, list) else value
 
 
 def with_prompt_id(value: Any, prompt_id: str) -> Any:
-    """Returns the same JSON in which each `prompt_id` is the client's."""
+    """Returns a copy of the JSON value in which each `prompt_id` is replaced by the client's prompt
+    id.
+    """
     if isinstance(value, Mapping):
         return {
-            key: prompt_id if key == "prompt_id" else with_prompt_id(each, prompt_id)
-            for key, each in value.items()
+            key: prompt_id if key == "prompt_id" else with_prompt_id(item, prompt_id)
+            for key, item in value.items()
         }
-    return [with_prompt_id(each, prompt_id) for each in value] if isinstance(value, list) else value
+    return [with_prompt_id(item, prompt_id) for item in value] if isinstance(value, list) else value
 
 
 def file_named(value: Mapping[str, Any]) -> BackendFile:
-    """Returns the file that a node's output names."""
+    """Returns the location of the file that an entry of a node's output names."""
     subfolder = str(value.get("subfolder") or "").replace("\\", "/").strip("/")
     return BackendFile(str(value.get("type")), subfolder, str(value.get("filename")))
 
@@ -293,8 +304,8 @@ def file_named(value: Mapping[str, Any]) -> BackendFile:
 def record_from(
     events: Iterable[Event], history: Mapping[str, Any] | None, *, is_success: bool
 ) -> dict[str, Any]:
-    """Returns the history record of a run: the backend's own if it was reported, and otherwise one
-    built from the messages.
+    """Returns the history record of a run. Uses the backend's record if it was reported, and
+    otherwise builds one from the messages.
     """
     if history and isinstance(history.get("status"), Mapping):
         return sound_record(history)
@@ -316,25 +327,23 @@ def record_from(
     }
 
 
-def told_by_run(events: Iterable[Event]) -> list[Event]:
-    """Returns the events that a run may report. Only the control plane may log prompts that were
-    removed.
+def reportable_events(events: Iterable[Event]) -> list[Event]:
+    """Returns the events that a run may report. The event for removed prompts is dropped, because
+    only the control plane may log it.
     """
     return [(kind, data) for kind, data in events if kind != REMOVED]
 
 
 def sound_record(history: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a backend's history entry without parts that don't have the format that clients and
-    the control plane expect.
-    """
+    """Returns a backend's history entry without the parts that don't have the expected format."""
     status = history["status"]
     messages = [
-        [each[0], each[1]]
-        for each in (status.get("messages") if isinstance(status.get("messages"), list) else ())
-        if isinstance(each, list | tuple)
-        and len(each) == 2
-        and isinstance(each[0], str)
-        and isinstance(each[1], Mapping)
+        [entry[0], entry[1]]
+        for entry in (status.get("messages") if isinstance(status.get("messages"), list) else ())
+        if isinstance(entry, list | tuple)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and isinstance(entry[1], Mapping)
     ]
     return {
         "outputs": _mappings(history.get("outputs")),
@@ -349,8 +358,8 @@ def sound_record(history: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mappings(value: object) -> dict[str, Any]:
-    found = value.items() if isinstance(value, Mapping) else ()
-    return {str(key): each for key, each in found if isinstance(each, Mapping)}
+    items = value.items() if isinstance(value, Mapping) else ()
+    return {str(key): item for key, item in items if isinstance(item, Mapping)}
 
 
 def names_files(row: LoggedEvents) -> bool:
@@ -359,7 +368,7 @@ def names_files(row: LoggedEvents) -> bool:
 
 def without_results(events: Iterable[Event]) -> list[Event]:
     """Removes events that contain results of nodes. A failed run isn't paid for, so its results
-    must not be given away.
+    must not be revealed.
     """
     return [
         (kind, data)
@@ -379,61 +388,64 @@ def starts(events: Iterable[Event]) -> bool:
 def without_repeated_start(
     events: Iterable[Event], state: LoggedState, lease_number: int
 ) -> list[Event]:
-    """Returns the events with `execution_start` only if the log has none.
+    """Removes `execution_start` from the events if the log already contains one.
 
-    A later attempt also leaves out `execution_cached`: its client sees one run that continues.
+    For a later attempt, also removes `execution_cached`, so that the client sees a single run that
+    continues.
     """
     is_later_attempt = state.start_lease is not None and state.start_lease < lease_number
     has_start = state.start_lease is not None
-    kept: list[Event] = []
+    remaining: list[Event] = []
     for kind, data in events:
         if (kind == START and has_start) or (kind == CACHED and is_later_attempt):
             continue
         has_start = has_start or kind == START
-        kept.append((kind, data))
-    return kept
+        remaining.append((kind, data))
+    return remaining
 
 
 def without_ends(events: Iterable[Event]) -> list[Event]:
-    """Removes ends, because only a run's last report ends it. Before that, another worker may still
-    run it again.
+    """Removes events that end the run. Only its final report may contain one, because until then
+    another worker may run the job again.
     """
     return [(kind, data) for kind, data in events if kind not in ENDS]
 
 
 def with_one_end(events: Iterable[Event]) -> list[Event]:
-    """Returns the events without those that repeat the first end."""
-    kept: list[Event] = []
+    """Removes repeated ends: only the first event that ends the run remains."""
+    remaining: list[Event] = []
     for kind, data in events:
-        if kind not in ENDS or not is_ended(kept):
-            kept.append((kind, data))
-    return kept
+        if kind not in ENDS or not is_ended(remaining):
+            remaining.append((kind, data))
+    return remaining
 
 
 def missing_events(
     prompt_id: str,
     end: RunEnd,
-    heard: Sequence[Event],
+    reported: Sequence[Event],
     at: datetime,
     *,
     history: Mapping[str, Any] | None = None,
 ) -> list[Event]:
-    """Returns the messages that ComfyUI would have sent but that were not reported: a start,
-    results in the backend's history, and an end.
+    """Returns the messages that ComfyUI would have sent but the worker didn't report: a start,
+    results that are only in the backend's history, and an end.
     """
-    if is_ended(heard):
+    if is_ended(reported):
         return []
     opening = {"prompt_id": prompt_id, "timestamp": int(at.timestamp() * 1000)}
-    first: list[Event] = [] if starts(heard) else [(START, opening)]
-    results = results_unheard(prompt_id, history or {}, heard) if end.status == COMPLETED else []
-    return [*first, *results, end_event(prompt_id, end, heard, at)]
+    first: list[Event] = [] if starts(reported) else [(START, opening)]
+    results = (
+        unreported_results(prompt_id, history or {}, reported) if end.status == COMPLETED else []
+    )
+    return [*first, *results, end_event(prompt_id, end, reported, at)]
 
 
-def results_unheard(
-    prompt_id: str, history: Mapping[str, Any], heard: Iterable[Event]
+def unreported_results(
+    prompt_id: str, history: Mapping[str, Any], reported: Iterable[Event]
 ) -> list[Event]:
     outputs, meta = _mappings(history.get("outputs")), _mappings(history.get("meta"))
-    known = _executed(heard)
+    reported_nodes = _executed(reported)
     return [
         (
             "executed",
@@ -445,13 +457,13 @@ def results_unheard(
             },
         )
         for node_id, output in outputs.items()
-        if node_id not in known
+        if node_id not in reported_nodes
     ]
 
 
-def end_event(prompt_id: str, end: RunEnd, heard: Iterable[Event], at: datetime) -> Event:
-    heard = list(heard)
-    node_id = current_node(heard)
+def end_event(prompt_id: str, end: RunEnd, reported: Iterable[Event], at: datetime) -> Event:
+    reported = list(reported)
+    node_id = current_node(reported)
     timestamp = int(at.timestamp() * 1000)
     if end.status == COMPLETED:
         return "execution_success", {"prompt_id": prompt_id, "timestamp": timestamp}
@@ -459,7 +471,7 @@ def end_event(prompt_id: str, end: RunEnd, heard: Iterable[Event], at: datetime)
         "prompt_id": prompt_id,
         "node_id": node_id,
         "node_type": end.prompt.get(node_id or "", {}).get("class_type"),
-        "executed": sorted(_executed(heard)),
+        "executed": sorted(_executed(reported)),
     }
     if end.status == CANCELLED:
         return "execution_interrupted", {**data, "timestamp": timestamp}
@@ -474,13 +486,13 @@ def end_event(prompt_id: str, end: RunEnd, heard: Iterable[Event], at: datetime)
     return "execution_error", {**data, **failure}
 
 
-def current_node(heard: Iterable[Event]) -> str | None:
-    nodes = [data.get("node") for kind, data in heard if kind == "executing"]
+def current_node(reported: Iterable[Event]) -> str | None:
+    nodes = [data.get("node") for kind, data in reported if kind == "executing"]
     return str(nodes[-1]) if nodes and nodes[-1] is not None else None
 
 
-def _executed(heard: Iterable[Event]) -> set[str]:
-    return {str(data.get("node")) for kind, data in heard if kind == "executed"}
+def _executed(reported: Iterable[Event]) -> set[str]:
+    return {str(data.get("node")) for kind, data in reported if kind == "executed"}
 
 
 def _meta(node_id: str, data: Mapping[str, Any]) -> dict[str, Any]:

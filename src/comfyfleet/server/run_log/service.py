@@ -1,5 +1,5 @@
-"""Logs the messages of runs and names their output files. Every function uses the caller's
-transaction with the tenant's database and never commits.
+"""Logs the messages of runs and names their output files. All functions use the caller's
+transaction on the tenant's database and never commit.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ from comfyfleet.server.run_log.model import (
     missing_events,
     path_after,
     record_from,
-    told_by_run,
+    reportable_events,
     with_one_end,
     with_other_files,
     with_prompt_id,
@@ -48,35 +48,34 @@ from comfyfleet.server.turns import FairThreads
 T = TypeVar("T")
 EVENTS_PER_READ_MAX = 200
 ATTEMPTS_MAX = 10_000
-NAMES_TRIED_MAX = 1_000
-# Large, so that no report is refused. Reports wait for a thread instead.
+NAMES_TRIED_MAX = 1_000  # names that are tried for a file
+# Reports are converted by a few threads. The number of waiting reports is so large that none is
+# refused.
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 10_000
 _threads = FairThreads("run log", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-# stored next to the folders of files, because their counters are in the same table
+# The counter for prompt numbers is in the same table as those for files, under this folder.
 QUEUE_FOLDER = "queue"
 
 
 async def lock_log(tx: Tx, user_id: UUID) -> None:
-    """Locks a user's log. Must be called before a job's row is locked whose messages are logged in
-    the same transaction.
-    """
+    """Locks a user's log. If a transaction also locks a job's row, it must call this first."""
     await store.lock_log(tx, user_id)
 
 
 async def lock_run(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, *, report: int | None = None
 ) -> LoggedState | None:
-    """Locks a run for a report and returns its state, or None if the user has no such job.
+    """Locks a run for a report and returns its state. Returns None if the user has no such job.
 
-    Must be called before anything that the report changes, so that the second of two equal reports
-    sees the first.
+    Must be called before the report changes anything, so that the second of two identical reports
+    finds the first one.
     """
     return await store.lock_run(tx, tenant_id, user_id, job_id, report)
 
 
 async def is_reported(tx: Tx, run: LoggedRun) -> bool:
-    """Whether this report was logged before. It takes no locks, so the result is only a hint that
-    saves work.
+    """Whether the report has already been logged. Takes no locks, so a negative result may be
+    outdated.
     """
     if run.report is None:
         return False
@@ -92,46 +91,46 @@ async def log_live(
     state: LoggedState,
     now: datetime,
 ) -> list[UUID]:
-    """Logs messages of a run that continues, and the files that they name. Returns the files that
-    were replaced by these.
+    """Logs messages of a run that is still in progress, and names its new files. Returns the ids of
+    files that were replaced.
 
-    `state` is what `lock_run` returned for this report. The caller must not pass a report that was
-    logged before.
+    `state` is the result of `lock_run` for this report. The report must not have been logged
+    before.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
-    named = await _events_as_known(events, run, names)
-    told = without_repeated_start(without_ends(named), state, run.lease_number)
-    if told or run.report is not None:
-        await store.add_events(tx, run.in_attempt(state), told, None, now=now)
+    named = await _events_for_client(events, run, names)
+    logged = without_repeated_start(without_ends(named), state, run.lease_number)
+    if logged or run.report is not None:
+        await store.add_events(tx, run.in_attempt(state), logged, None, now=now)
     return replaced
 
 
-async def _events_as_known(
+async def _events_for_client(
     events: Iterable[Event], run: LoggedRun, names: Mapping[BackendFile, str]
 ) -> list[Event]:
-    """Returns the run's messages with the names and the prompt id that the client knows."""
-    told = told_by_run(events)
-    known = await _as_known([data for _, data in told], run, names)
-    return [(kind, data) for (kind, _), data in zip(told, known, strict=True)]
+    """Returns a run's messages with the client's file names and prompt id."""
+    reported = reportable_events(events)
+    converted = await _for_client([data for _, data in reported], run, names)
+    return [(kind, data) for (kind, _), data in zip(reported, converted, strict=True)]
 
 
-async def _as_known(value: T, run: LoggedRun, names: Mapping[BackendFile, str]) -> T:
-    """Returns the value with the names and the prompt id that the client knows. Large values are
-    converted in a thread.
+async def _for_client(value: T, run: LoggedRun, names: Mapping[BackendFile, str]) -> T:
+    """Returns a JSON value with the client's file names and prompt id. Large values are converted
+    in a thread.
     """
     work = partial(_converted, value, run, names)
     return work() if is_small(value) else await _threads.run(run.tenant_id, work)
 
 
 def _converted(value: Any, run: LoggedRun, names: Mapping[BackendFile, str]) -> Any:
-    """Returns the value with the names and the prompt id that the client knows."""
+    """Returns a JSON value with the client's file names and prompt id."""
 
-    def renamed(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        path = names.get(file_named(said))
+    def renamed(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        path = names.get(file_named(entry))
         if path is None:
             return None
         subfolder, _, filename = path.rpartition("/")
-        return {**said, "filename": filename, "subfolder": subfolder}
+        return {**entry, "filename": filename, "subfolder": subfolder}
 
     return with_prompt_id(with_other_files(value, renamed) if names else value, run.prompt_id)
 
@@ -147,29 +146,29 @@ async def log_end(
     history: Mapping[str, Any] | None = None,
     now: datetime,
 ) -> list[UUID]:
-    """Logs the last messages of a run, with its files under their users' names, and its record.
-    Returns the files that were replaced by these.
+    """Logs the last messages of a run, names its new files, and stores its history record. Returns
+    the ids of files that were replaced.
 
-    Missing messages about the end are added, because clients wait for them. `state` is what
-    `lock_run` returned before the job's row was changed.
+    Adds messages that the worker didn't report but clients wait for, such as the end. `state` is
+    the result of `lock_run` from before the job's row was changed.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
-    named = await _events_as_known(events, run, names)
-    told = with_one_end(without_repeated_start(named, state, run.lease_number))
-    shown = await _as_known(history, run, names)
-    heard: list[Event] = []
-    if not history or not is_ended(told):
-        heard = [*await messages_of_job(tx, run.tenant_id, run.job_id), *told]
-        missing = missing_events(run.prompt_id, end, heard, now, history=shown)
-        told, heard = [*told, *missing], [*heard, *missing]
-    record = record_from(heard, shown, is_success=end.status == COMPLETED)
-    await store.add_events(tx, run.in_attempt(state), told, record, now=now)
+    named = await _events_for_client(events, run, names)
+    logged = with_one_end(without_repeated_start(named, state, run.lease_number))
+    client_history = await _for_client(history, run, names)
+    all_events: list[Event] = []
+    if not history or not is_ended(logged):
+        all_events = [*await messages_of_job(tx, run.tenant_id, run.job_id), *logged]
+        missing = missing_events(run.prompt_id, end, all_events, now, history=client_history)
+        logged, all_events = [*logged, *missing], [*all_events, *missing]
+    record = record_from(all_events, client_history, is_success=end.status == COMPLETED)
+    await store.add_events(tx, run.in_attempt(state), logged, record, now=now)
     return replaced
 
 
 async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: datetime) -> None:
-    """Logs that queued prompts were removed. `count` is their number, and `tells` is how often
-    ComfyUI would report it.
+    """Logs that queued prompts were removed. `count` is the number of prompts, and `tells` is the
+    number of messages that ComfyUI would send.
     """
     await store.lock_log(tx, run.user_id)
     await store.add_events(tx, run, [(REMOVED, {"count": count, "tells": tells})], None, now=now)
@@ -178,14 +177,14 @@ async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: da
 async def _name_files(
     tx: Tx, run: LoggedRun, delivered: RunFiles, *, now: datetime
 ) -> tuple[dict[BackendFile, str], list[UUID]]:
-    """Returns each file's path as its user knows it, which is the same for a repeated report, and
-    the files that others have replaced.
+    """Names the files of a report. Returns the paths under which the user sees them, which are the
+    same for a repeated report, and the ids of files that were replaced.
     """
     outputs, aliases, file_ids = delivered
     files = delivered_files(outputs)
     if not files:
         return {}, []
-    rows = {each.output: each for each in await store.files_of_job(tx, run.tenant_id, run.job_id)}
+    rows = {row.output: row for row in await store.files_of_job(tx, run.tenant_id, run.job_id)}
     known = {
         output: rows[aliases.get(output, output)]
         for output in files.values()
@@ -199,7 +198,7 @@ async def _name_files(
             replaced += [row.file_id] if row.file_id else []
     missing = {file: output for file, output in files.items() if output not in known}
     ranges = counters_used(missing, after=rows.values())
-    needed = {key: each.size for key, each in ranges.items()}
+    needed = {key: counters.size for key, counters in ranges.items()}
     before = await store.take_numbers(tx, run.tenant_id, run.user_id, needed)
     names = {file: known[output].path for file, output in files.items() if output in known}
     for file, output in missing.items():
@@ -209,14 +208,14 @@ async def _name_files(
     return names, replaced
 
 
-async def _take_name(tx: Tx, run: LoggedRun, wanted: UserFile, *, now: datetime) -> str:
-    path = wanted.path
+async def _take_name(tx: Tx, run: LoggedRun, file: UserFile, *, now: datetime) -> str:
+    path = file.path
     stem, dot, ending = path[:PATH_CHARACTERS_MAX].rpartition(".")
     for number in range(NAMES_TRIED_MAX):
-        tried = path if number == 0 else f"{stem} ({number}){dot}{ending}"
-        named = wanted._replace(path=tried)
-        if await store.add_file(tx, run.tenant_id, run.user_id, named, now=now):
-            return tried
+        candidate_path = path if number == 0 else f"{stem} ({number}){dot}{ending}"
+        candidate = file._replace(path=candidate_path)
+        if await store.add_file(tx, run.tenant_id, run.user_id, candidate, now=now):
+            return candidate_path
     return path
 
 
@@ -234,10 +233,10 @@ async def look(
     after_id: int,
     but_jobs: Collection[UUID] = (),
 ) -> LogLook:
-    """Returns messages after this id, and the number of queued and running prompts, without the
-    jobs in `but_jobs`.
+    """Returns the messages after an id and the number of queued and running prompts. Jobs in
+    `but_jobs` don't count.
 
-    The messages are limited to some reports. The caller reads again while there are more.
+    The number of messages is limited. The caller must read again while there are more.
     """
     return await store.look(
         tx,
@@ -252,7 +251,9 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int
 ) -> LogPage:
-    """Returns rows that aren't shown in order, the oldest first. A caller reads again while there are more."""
+    """Returns a page of a client's rows that are sent regardless of other prompts, the oldest
+    first. The caller must read again while there are more.
+    """
     return await store.events_of_client(
         tx,
         tenant_id,
@@ -267,7 +268,8 @@ async def events_of_client(
 async def events_in_order(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, cursor: Cursor, *, to_id: int
 ) -> LogPage:
-    """Returns rows that a client sees after this cursor: one attempt of a prompt after another, as they started.
+    """Returns a page of the rows that a client must be sent after the cursor, one attempt after
+    another, in the order in which they started.
 
     A caller reads again while there are more.
     """
@@ -277,24 +279,30 @@ async def events_in_order(
 
 
 async def job_of_attempt(tx: Tx, tenant_id: UUID, start_id: int) -> UUID | None:
-    """Returns the job whose attempt started with this row; None if the row was deleted."""
+    """Returns the job whose attempt started with this row, or None if the row was deleted."""
     return await store.job_of_attempt(tx, tenant_id, start_id)
 
 
 async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
-    """Checks whether an attempt has ended, was requeued or was deleted, and has no row after `to_id`."""
+    """Whether an attempt has ended, been requeued or been deleted, and has no rows after
+    `to_id`.
+    """
     return await store.is_attempt_over(tx, tenant_id, start_id, to_id=to_id)
 
 
 async def running_attempts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[StartedAttempt]:
-    """Returns a user's running attempts that clients see in order, in the order in which they started."""
+    """Returns a user's running attempts whose clients see their prompts run one after another, in
+    the order in which they started.
+    """
     return await store.running_attempts(tx, tenant_id, user_id, limit=ATTEMPTS_MAX)
 
 
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Returns the id of the oldest report for a client that is not older than `since`."""
+    """Returns the id of the client's first report since a point in time, or None if there is
+    none.
+    """
     return await store.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
 
 
@@ -303,14 +311,16 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 
 
 async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0) -> LogPage:
-    """Returns the messages of a run after an id. A caller reads again while there are more."""
+    """Returns a page of a run's messages after an id. The caller must read again while there are
+    more.
+    """
     return await store.events_of_job(
         tx, tenant_id, job_id, after_id=after_id, limit=EVENTS_PER_READ_MAX
     )
 
 
 async def messages_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[Event]:
-    """Returns all messages of a run except images and texts, which are large."""
+    """Returns all messages of a run except for images and text frames, which are large."""
     events: list[Event] = []
     after_id, has_more = 0, True
     while has_more:
@@ -327,7 +337,7 @@ async def has_messages(tx: Tx, tenant_id: UUID, job_id: UUID) -> bool:
 async def records_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
-    """Returns the lease number and the record of each job that has a record."""
+    """Returns the lease number and the history record of each job that has a record."""
     return await store.records_of(tx, tenant_id, job_ids) if job_ids else {}
 
 
@@ -338,18 +348,18 @@ async def get_file(
 
 
 async def live_files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
-    """Returns the files that were stored while the job ran or before it failed."""
-    return [each for each in await store.files_of_job(tx, tenant_id, job_id) if each.file_id]
+    """Returns the files that were stored during the job's run, before its result existed."""
+    return [file for file in await store.files_of_job(tx, tenant_id, job_id) if file.file_id]
 
 
 async def settle_outputs(
     tx: Tx, tenant_id: UUID, job_id: UUID, names: Mapping[str, str]
 ) -> list[UUID]:
-    """Settles the outputs of a completed job, whose result contains their files. Removes the names
-    of files that are not part of the result.
+    """Makes the file names of a completed job refer to its result. Removes the names of files that
+    are not part of the result.
 
-    `names` maps the name under which an output was known to its name in the job's result. Returns
-    the files that the names referred to.
+    `names` maps the name under which an output was stored during the run to its name in the job's
+    result. Returns the ids of the files that the names referred to before.
     """
     before = []
     for row in await live_files_of_job(tx, tenant_id, job_id):
@@ -364,21 +374,21 @@ async def settle_outputs(
 async def files_of_jobs(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, list[UserFile]]:
-    """Returns the names of each job's output files."""
-    found: dict[UUID, list[UserFile]] = {}
-    for each in await store.files_of_jobs(tx, tenant_id, job_ids) if job_ids else ():
-        if each.job_id is not None:
-            found.setdefault(each.job_id, []).append(each)
-    return found
+    """Returns the output files of each job, with their names."""
+    files_by_job: dict[UUID, list[UserFile]] = {}
+    for file in await store.files_of_jobs(tx, tenant_id, job_ids) if job_ids else ():
+        if file.job_id is not None:
+            files_by_job.setdefault(file.job_id, []).append(file)
+    return files_by_job
 
 
 async def names_of_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> list[UserFile]:
-    """Returns all names that a user gave to an upload."""
+    """Returns all names of a user's upload."""
     return await store.names_of_file(tx, tenant_id, user_id, file_id)
 
 
 async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> None:
-    """Deletes the names of an upload that is deleted."""
+    """Deletes all names of an upload, because the upload is deleted."""
     await store.delete_names(tx, tenant_id, user_id, file_id)
 
 
@@ -396,11 +406,11 @@ async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) ->
 async def numbered_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
 ) -> dict[str, tuple[UserFile, str | None]]:
-    """Returns the files called `a.png` or `a (1).png` by path, each with the hash of its content if
-    it is known.
+    """Returns a file and its numbered copies by path, such as `a.png` and `a (1).png`, each with
+    its content hash or None if that is unknown.
     """
-    found = await store.numbered_files(tx, tenant_id, user_id, folder, path, limit=limit)
-    return {each.path: (each, content_hash) for each, content_hash in found}
+    files = await store.numbered_files(tx, tenant_id, user_id, folder, path, limit=limit)
+    return {file.path: (file, content_hash) for file, content_hash in files}
 
 
 async def has_files_under(
@@ -412,7 +422,7 @@ async def has_files_under(
 async def add_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> bool:
-    """Adds a file. Returns False if the name is taken."""
+    """Adds a file. Returns False if its name is already in use."""
     return await store.add_file(tx, tenant_id, user_id, file, now=now)
 
 

@@ -1,6 +1,4 @@
-"""The SQL of logged messages and of users' file names. Rows are looked up with their tenant and
-user.
-"""
+"""SQL for logged messages and users' file names. Rows are looked up with their tenant and user."""
 
 import json
 import posixpath
@@ -65,7 +63,7 @@ _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
 
 def _new_values(table: Table, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Returns the parameters that `_as_new` binds."""
+    """Returns the bind parameters for the values of `_as_new`."""
     return {
         name: bindparam(f"new_{name}", type_=table.c[name].type)
         for name in (table.columns.keys() if names is None else names)
@@ -79,16 +77,16 @@ def _as_new(row: Mapping[str, Any]) -> dict[str, Any]:
 _ADD_EVENTS = PreparedStatement(
     lambda tx: insert(run_events).values(_new_values(run_events, _ADDED)).returning(run_events.c.id)
 )
-# A user's row ids are in the order of the commits, so that a reader that continues after an id
-# misses nothing. SQLite needs no lock, because it has only one writer.
+# Because of this lock, the ids of a user's rows have the order of their commits, so a reader that
+# continues after an id misses no rows. SQLite needs no lock, because it has only one writer.
 _LOCK_LOG = PreparedStatement(
     lambda tx: select(func.pg_advisory_xact_lock(bindparam("key", type_=BigInteger)))
 )
 
 
 async def lock_log(tx: Tx, user_id: UUID) -> None:
-    """Locks a user's log. A transaction that also locks a job's row must do so afterwards, so that
-    no two transactions deadlock.
+    """Locks a user's log. To prevent deadlocks, a transaction must lock the log before it locks a
+    job's row.
     """
     if not is_sqlite(tx):
         await _LOCK_LOG.first(tx, {"key": (user_id.int & _LOCK_BITS) - 2**63})
@@ -102,8 +100,8 @@ async def add_events(
     *,
     now: datetime,
 ) -> int:
-    """Adds a row. The caller has locked the log and knows its state. The indexes refuse repeated
-    rows.
+    """Adds a row and returns its id. The caller must have locked the log and checked its state.
+    Unique indexes reject repeated rows.
     """
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
     row |= {"has_start": starts(events), "has_end": record is not None or is_ended(events)}
@@ -155,7 +153,9 @@ _STATE = PreparedStatement(_state)
 async def lock_run(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, report: int | None
 ) -> LoggedState | None:
-    """Locks the user's log, then the job's row. Every writer of the log does, so what is read here stays true."""
+    """Locks the user's log and then the job's row, and returns the state of the run. Every writer
+    of the log does the same, so the state can't change until the transaction ends.
+    """
     await lock_log(tx, user_id)
     values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id, "report": report}
     rows = await _STATE.tuples(tx, values)
@@ -174,7 +174,7 @@ async def is_reported(
     return (await tx.execute(query)).first() is not None
 
 
-# Without the record, which is large and only read for the history.
+# The columns of an event row, without the record, which is large and only read for the history.
 _EVENTS = (
     run_events.c.id,
     run_events.c.job_id,
@@ -193,21 +193,22 @@ _OF_USER = (
 
 def _events(row: Sequence[Any]) -> LoggedEvents:
     row_id, job_id, client_id, prompt_id, events, is_last, start_id = row
-    told = [(kind, data) for kind, data in events]
+    typed_events = [(kind, data) for kind, data in events]
     start_id = row_id if start_id == 0 else start_id
-    return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last), start_id)
+    return LoggedEvents(row_id, job_id, client_id, prompt_id, typed_events, bool(is_last), start_id)
 
 
-# A row may have up to 16 MB, and takes several times as much memory when it is read and sent. A
-# page has at least one row.
+# Maximum size of a page in bytes. A row may have up to 16 MB, and takes several times as much
+# memory when it is read and sent. A page has at least one row.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
 def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
-    """Returns the first rows, up to `most` and `page_bytes`, each with their total number up to
-    `most`.
+    """Builds the query for the first rows, up to `most` rows and `page_bytes` bytes. Each row also
+    contains the number of available rows, up to `most`.
 
-    PostgreSQL doesn't read the externally stored part of a large row to determine its size.
+    Sizes are cheap: PostgreSQL doesn't read the externally stored part of a large row to determine
+    its size.
     """
     size = func.length if is_sqlite(tx) else func.pg_column_size
     keys = [key.label(f"key_{place}") for place, key in enumerate(order)]
@@ -231,7 +232,9 @@ def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
 
 
 def _limits(rows_max: int) -> dict[str, int]:
-    """Returns the limits of a page. One additional row shows whether there are more."""
+    """Returns the limits of a page. One additional row is counted to find out whether there are
+    more.
+    """
     return {"most": rows_max + 1, "page_bytes": PAGE_BYTES_MAX}
 
 
@@ -243,7 +246,7 @@ def _read_page(rows: Sequence[Sequence[Any]], rows_max: int) -> LogPage:
 def _is_none_of(tx: Tx) -> Any:
     """Builds a condition with the same SQL text for any number of ids."""
     if is_sqlite(tx):
-        # As it stores them.
+        # SQLite stores ids as hexadecimal text.
         others = text("ai_jobs.id NOT IN (SELECT value FROM json_each(:but_jobs))")
         return others.bindparams(bindparam("but_jobs", type_=Text))
     return ai_jobs.c.id != all_(bindparam("but_jobs", type_=ARRAY(Uuid)))
@@ -278,18 +281,22 @@ async def look(
     but_jobs: Collection[UUID],
     limit: int,
 ) -> LogLook:
-    """Counts prompts, and returns a page of the rows after an id. One statement, so that the count and the rows are of the same moment."""
-    but = json.dumps([each.hex for each in but_jobs]) if is_sqlite(tx) else list(but_jobs)
+    """Counts prompts, and returns a page of the rows after an id. Uses a single statement, so that
+    the count and the rows come from the same snapshot.
+    """
+    excluded = json.dumps([job_id.hex for job_id in but_jobs]) if is_sqlite(tx) else list(but_jobs)
     values = {"of_tenant": tenant_id, "of_user": user_id, "after_id": after_id}
-    found = await _LOOK.tuples(tx, {**values, "but_jobs": but, **_limits(limit)})
-    page = _read_page([row[1:] for row in found if row[1] is not None], limit)
-    return LogLook(found[0][0], *page)
+    rows = await _LOOK.tuples(tx, {**values, "but_jobs": excluded, **_limits(limit)})
+    page = _read_page([row[1:] for row in rows if row[1] is not None], limit)
+    return LogLook(rows[0][0], *page)
 
 
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> LogPage:
-    """Returns rows that aren't shown in order."""
+    """Returns a page of a client's rows that are sent regardless of other prompts, the oldest
+    first.
+    """
     where = (
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
@@ -363,7 +370,9 @@ _UNFINISHED = PreparedStatement(_unfinished)
 
 
 async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
-    """Uses one statement, so that rows and lease are read at the same moment."""
+    """Whether an attempt is over. Uses a single statement, so that the rows and the lease come from
+    the same snapshot.
+    """
     values = {"of_tenant": tenant_id, "start": start_id, "to_id": to_id}
     return not await _UNFINISHED.tuples(tx, values)
 
@@ -421,7 +430,7 @@ async def events_of_job(
 async def records_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
-    """Returns the lease number and the record of each job that has a record."""
+    """Returns the lease number and the history record of each job that has a record."""
     query = select(run_events.c.job_id, run_events.c.lease_number, run_events.c.record).where(
         run_events.c.tenant_id == tenant_id,
         is_one_of(tx, run_events.c.job_id, job_ids),
@@ -440,25 +449,28 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Returns the id of the oldest report for a client that is not older than `since`."""
+    """Returns the id of the client's first report since a point in time, or None if there is
+    none.
+    """
     query = select(func.min(run_events.c.id)).where(
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
         run_events.c.client_id == client_id,
         run_events.c.created_at >= since,
     )
-    found = (await tx.execute(query)).scalar()
-    return None if found is None else int(found)
+    row_id = (await tx.execute(query)).scalar()
+    return None if row_id is None else int(row_id)
 
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Removes messages of ended runs. Records stay as long as the prompts of their jobs.
+    """Removes old messages of ended runs. Their history records are kept as long as the prompts of
+    their jobs.
 
-    Messages also stay while a prompt that started earlier is running, because their client may see
-    that prompt first.
+    Messages are also kept while a prompt that started earlier is running, because their client may
+    have to see that prompt first.
     """
-    # Checked row by row. Otherwise, SQLite would scan an index over all jobs to list the active
-    # ones.
+    # This is a correlated subquery, because SQLite would otherwise scan an index over all jobs to
+    # list the active ones.
     active = select(ai_jobs.c.id).where(ai_jobs.c.id == run_events.c.job_id, text(IS_ACTIVE))
     earlier = select(ai_jobs.c.id).where(
         run_events.c.start_id.is_not(None),
@@ -494,7 +506,7 @@ _TAKE_NUMBERS = PreparedStatement(
 async def take_numbers(
     tx: Tx, tenant_id: UUID, user_id: UUID, needed: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
-    """Advances each counter. Returns how many numbers were used before, by folder and prefix."""
+    """Advances each counter. Returns the previous values by folder and prefix."""
     before: dict[tuple[str, str], int] = {}
     for (folder, prefix), count in sorted(needed.items()):
         row = {
@@ -517,7 +529,7 @@ _ADD_FILE = PreparedInsert(
 async def add_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> bool:
-    """Adds a file. Returns False if the name is taken."""
+    """Adds a file. Returns False if its name is already in use."""
     row = {"tenant_id": tenant_id, "user_id": user_id, **file._asdict(), "created_at": now}
     return bool(await _ADD_FILE.add(tx, [row]))
 
@@ -550,8 +562,8 @@ _FILES_OF_JOB = PreparedStatement(
 
 
 async def files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
-    found = await _FILES_OF_JOB.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
-    return [UserFile(*row) for row in found]
+    rows = await _FILES_OF_JOB.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return [UserFile(*row) for row in rows]
 
 
 def _is_output(tenant_id: UUID, job_id: UUID, file: UserFile) -> ColumnElement[bool]:
@@ -564,13 +576,13 @@ def _is_output(tenant_id: UUID, job_id: UUID, file: UserFile) -> ColumnElement[b
 
 
 async def set_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, file_id: UUID) -> None:
-    """Makes the name refer to this file."""
+    """Makes the name of a job's output refer to this file."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=file_id))
 
 
 async def settle_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, output: str) -> None:
-    """Makes the name refer to an output of the job's result."""
+    """Makes the name of a job's output refer to an output in the job's result."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=None, output=output))
 
@@ -609,7 +621,7 @@ async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) ->
 async def list_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
 ) -> list[UserFile]:
-    """Returns the files in a folder, newest first."""
+    """Returns the files in a folder, the newest first."""
     query = (
         select(gateway_files)
         .where(
@@ -640,7 +652,9 @@ async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) ->
 async def numbered_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
 ) -> list[tuple[UserFile, str | None]]:
-    """Returns the files named like `a.png` and its numbered copies, which start with `a (`."""
+    """Returns a file such as `a.png` and the files whose paths start with `a (`, which include its
+    numbered copies, each with its content hash.
+    """
     stem = f"{posixpath.splitext(path)[0]} ("
     query = (
         select(gateway_files, files.c.content_hash)
@@ -676,15 +690,18 @@ def _in_folder(tenant_id: UUID, user_id: UUID, folder: str) -> ColumnElement[boo
 
 
 def _begins_with(prefix: str) -> ColumnElement[bool]:
-    """Neither LIKE, which ignores case on SQLite, nor a range, which follows the collation on
-    PostgreSQL."""
+    """Compares the start of the path. LIKE would ignore case on SQLite, and a range would follow
+    the collation on PostgreSQL.
+    """
     return func.substr(gateway_files.c.path, 1, len(prefix)) == prefix
 
 
 async def replace_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> None:
-    """Assigns the name to this file. An upload that had it is marked for later removal."""
+    """Assigns the name to this file. If another upload had the name, that upload is marked for
+    removal.
+    """
     removed = await tx.execute(
         delete(gateway_files)
         .where(_in_folder(tenant_id, user_id, file.folder), gateway_files.c.path == file.path)
