@@ -65,7 +65,7 @@ export const words = {
   attempt: (number: number) => `Attempt ${number}`,
   noAttempt: "No worker has taken this job yet.",
   waited: (time: string) => `waited ${time}`,
-  prepared: (time: string) => `files and models, ${time}`,
+  prepared: (time: string) => `prepared in ${time}`,
   ran: (time: string) => `ran ${time}`,
   runs: (time: string) => `running for ${time}`,
   outcomes: {

@@ -16,7 +16,7 @@ export const words = {
   p95: "p95",
   succeeded: { title: "Succeeded", unit: "of finished jobs" },
   busy: { title: "Utilization", unit: "of workers busy", slots: "workers", gpu: "GPU" },
-  switches: { title: "Model switches saved", unit: "of runs", stayed: "no switch", switched: "switch" },
+  switches: { title: "Switches avoided", unit: "of runs", stayed: "no switch", switched: "switch" },
   tokens: { title: "Tokens", unit: "earned", series: "tokens" },
   workers: "Workers now",
   workersFacts: (busy: number, idle: number, pending: number, gone: number) =>

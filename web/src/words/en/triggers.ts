@@ -74,7 +74,7 @@ export const words = {
     nothing: "There are no graphs or pipelines to run yet. Create a graph first.",
     draw: "Create a graph",
     version: "Version",
-    newest: "latest at each run",
+    newest: "always the latest",
     base: "Initial candidates",
     kind: "Runs",
     byKinds: { schedule: "On a schedule", webhook: "By a webhook" },

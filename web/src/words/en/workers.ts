@@ -111,10 +111,8 @@ export const words = {
       : "No worker is online, so new jobs wait.",
   missingEverywhere: (what: string) => `${what} missing on all workers`,
   lacks: (worker: string, what: string, more: number) =>
-    more > 0
-      ? `${worker} is missing ${what}, ${more} more can't run it either`
-      : `${worker} is missing ${what}`,
-  notTold: (count: number) => `${workers(count)} not reported yet`,
+    more > 0 ? `${worker} is missing ${what}, and ${more} more can't run it` : `${worker} is missing ${what}`,
+  notTold: (count: number) => `no report yet from ${workers(count)}`,
   noWorkflows: "No workflows are assigned, so its workers get no jobs.",
   assign: "Workflows",
   newSecret: "New secret",
@@ -131,7 +129,7 @@ export const words = {
     table: "Compatibility matrix",
     can: "can run it",
     cannot: "missing requirements",
-    unknown: "not reported yet",
+    unknown: "no report yet",
     not: "not assigned to its fleet",
     cut: "Only the first 200 workers and workflows are shown.",
   },
