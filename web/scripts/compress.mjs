@@ -1,5 +1,5 @@
-// Writes a .gz and a .br file next to every file that compresses well. The control plane serves these files and
-// never compresses anything itself.
+// Writes a .gz and a .br file next to every file that compresses well. The control plane serves
+// these files and doesn't compress them itself.
 import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs"
 import { extname, join } from "node:path"
 import { brotliCompressSync, constants, gzipSync } from "node:zlib"

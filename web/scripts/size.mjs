@@ -1,4 +1,5 @@
-// Fails if the first page loads more than 100 KB of script (gzip). Prints the size that each page adds.
+// Fails if the first page loads more than 100 KB of script (gzip). Prints the size that each page
+// adds.
 import { readFileSync } from "node:fs"
 import { join } from "node:path"
 import { gzipSync } from "node:zlib"

@@ -1,4 +1,5 @@
-/** Small parts that most pages use. Table, Plot, JsonTree and Wipe are imported by their own names. */
+/** Small components that most pages use. Larger ones, such as Table, Plot, JsonTree and Wipe, are
+ * imported from their own modules. */
 export { bytes, count, duration, percent, Tokens, tokens } from "./amounts"
 export { Button, type ButtonKind, LinkButton } from "./Button"
 export { Code, CopyButton, CopyId, copyText, shortId } from "./CopyId"
