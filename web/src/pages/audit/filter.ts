@@ -9,7 +9,7 @@ export type AuditFilter = Readonly<Partial<Record<AuditKey, string>>>
 export const SPAN_SECONDS: Readonly<Record<string, number>> = { "1h": 3_600, "24h": 86_400, "7d": 604_800 }
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
 /** Actors that aren't operators. */
-const NOT_PEOPLE = ["admin", "sweep", "system"]
+const SYSTEM_ACTORS = ["admin", "sweep", "system"]
 
 export function filterOf(search: string): AuditFilter {
   const params = new URLSearchParams(search)
@@ -54,7 +54,7 @@ export function queryOf(filter: AuditFilter, now: Date): Query {
 /** Converts a typed name to the audit log's form: `ada` becomes `operator:ada`. */
 export function actorOf(typed: string, operators: readonly string[]): string {
   const text = typed.trim()
-  if (NOT_PEOPLE.includes(text) || text.includes(":")) return text
+  if (SYSTEM_ACTORS.includes(text) || text.includes(":")) return text
   const match = operators.find((operator) => operator.toLowerCase() === text.toLowerCase())
   return match ? `operator:${match}` : text
 }

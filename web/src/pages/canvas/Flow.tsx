@@ -46,7 +46,7 @@ import {
 } from "./document"
 import { drawnSize, type NodeFacts, type NodeRun, portOf, usesOf } from "./facts"
 import type { Sheet } from "./history"
-import { bodyOf, type NameReference, namesIn, unnamed, wired } from "./names"
+import { bodyOf, type NameReference, namesIn, withConnection, withoutReferences } from "./names"
 import type { GraphTypes, OfferOf } from "./types"
 
 export type Flow = ReactFlowInstance<FlowNode, Edge>
@@ -157,13 +157,13 @@ function Board(props: BoardProps) {
             onConnect={(wire) => {
               const [from, to] = endsOf(wire)
               const begin = types.wireFrom(from, to)
-              if (begin) onChange?.({ ...sheet, document: wired(sheet.document, begin, to) }, null)
+              if (begin) onChange?.({ ...sheet, document: withConnection(sheet.document, begin, to) }, null)
             }}
             onDelete={({ nodes, edges: wires }) => {
               const ids = new Set(nodes.map((node) => node.id))
               const ends = new Set(wires.map((edge) => edge.id))
               const names = namesIn(sheet.document).filter((reference) => ends.has(nameKey(reference)))
-              const rest = remove(unnamed(sheet.document, names), ids, ends)
+              const rest = remove(withoutReferences(sheet.document, names), ids, ends)
               onChange?.({ ...sheet, document: rest }, null)
               onSelect(new Set([...selected].filter((id) => !ids.has(id))))
             }}

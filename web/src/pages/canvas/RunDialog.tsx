@@ -7,7 +7,7 @@ import type { GraphRunAnswer, QuoteAnswer } from "@/api/schema"
 import { Button, Check, Dialog, duration, ErrorNote, Field, LinkButton, TextArea, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { type Chosen, forget } from "../effect/Media"
-import { OneFile, sentId } from "../effect/OneFile"
+import { OneFile, uploadedId } from "../effect/OneFile"
 import "../effect/effect.css"
 import { type GraphNode, own } from "./document"
 import { typedValue } from "./Expression"
@@ -172,7 +172,7 @@ async function uploadFiles(inputs: readonly GraphNode[], files: Files): Promise<
     const ids: string[] = []
     for (const file of own(files, node.id) ?? []) {
       if (!file) continue
-      ids.push(await sentId(file, words.missing(node.id)))
+      ids.push(await uploadedId(file, words.missing(node.id)))
     }
     if (ids.length > 0) mediaIds[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
   }

@@ -3,7 +3,7 @@ import type { OfferedProperty, WorkflowOffer } from "@/api/schema"
 import { clipOf, paste, rename } from "./copy"
 import { diffOf } from "./diff"
 import { connect, documentOf, freeId, type GraphDocument, isSame, remove, setProperty } from "./document"
-import { plainly } from "./facts"
+import { withShortMessage } from "./facts"
 import { began, changed, redone, undone } from "./history"
 import { filledPlaces, placesFor, placesOf, withLayout } from "./layout"
 import { asType, valuesForQuote } from "./RunDialog"
@@ -382,13 +382,13 @@ describe("a problem beside its field", () => {
 
   it("does not name the field twice", () => {
     const other = { ...problem, port: "over", message: "over must name a value" }
-    expect(plainly(other).message).toBe("must name a value")
-    expect(plainly({ ...other, port: "input" }).message).toBe("over must name a value")
-    expect(plainly({ ...other, port: "" }).message).toBe("over must name a value")
+    expect(withShortMessage(other).message).toBe("must name a value")
+    expect(withShortMessage({ ...other, port: "input" }).message).toBe("over must name a value")
+    expect(withShortMessage({ ...other, port: "" }).message).toBe("over must name a value")
   })
 
   it("of a choice that was not made says so", () => {
     const message = "workflow must be a text of 1 to 200 characters, not ''"
-    expect(plainly({ ...problem, port: "workflow", message }).message).toBe("required")
+    expect(withShortMessage({ ...problem, port: "workflow", message }).message).toBe("required")
   })
 })

@@ -60,7 +60,7 @@ const EMPTY = /^(workflow|effect|graph) must be .* characters, not ''$/
 
 /** Shortens a problem's message for display beside its field: removes the field's name, or says
  * that nothing has been selected yet. */
-export function plainly(problem: ProblemSeen): ProblemSeen {
+export function withShortMessage(problem: ProblemSeen): ProblemSeen {
   const { message, port } = problem
   if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }
   if (port === "" || !message.startsWith(`${port} `)) return problem

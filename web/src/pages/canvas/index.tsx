@@ -57,7 +57,7 @@ export default function CanvasPage({ id }: { id: string }) {
 
 /** A graph gets a new address when it is first saved. This flag carries the request to run it
  * over to the new page. */
-let isRunWanted = false
+let isRunRequested = false
 
 interface CanvasProps {
   id: string
@@ -75,7 +75,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
   const [, go] = useLocation()
   const [selected, select] = useState<ReadonlySet<string>>(NOBODY)
   const [isYaml, setYaml] = useState(false)
-  const [shown, show] = useState<"versions" | "keys" | "run" | null>(() => (takeWish() ? "run" : null))
+  const [shown, show] = useState<"versions" | "keys" | "run" | null>(() => (takeRunRequest() ? "run" : null))
   const flow = useRef<Flow | null>(null)
   const search = useRef<HTMLInputElement>(null)
   const offerOf = useMemo(() => offersOf(offers), [offers])
@@ -110,7 +110,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
     const graph = editor.isChanged || !saved ? await save() : saved
     if (!graph) return
     if (graph.id === id) return show("run")
-    isRunWanted = true
+    isRunRequested = true
     go(`/graphs/${graph.id}`, { replace: true })
   }
   const tidy = async () => {
@@ -144,7 +144,7 @@ function Canvas({ id, stored, offers }: CanvasProps) {
     p: () => problems[0] && look(outerOf(problems.find((problem) => problem.node)?.node ?? "")),
     escape: () => select(NOBODY),
   })
-  useLeaving(editor.isChanged)
+  useLeaveWarning(editor.isChanged)
   const offReason = offReasonOf(document.nodes.length, problems.length)
   return (
     <div className="canvas">
@@ -291,9 +291,9 @@ function Canvas({ id, stored, offers }: CanvasProps) {
   )
 }
 
-function takeWish(): boolean {
-  const was = isRunWanted
-  isRunWanted = false
+function takeRunRequest(): boolean {
+  const was = isRunRequested
+  isRunRequested = false
   return was
 }
 
@@ -381,7 +381,7 @@ function useBackends(): readonly WorkerSeen[] {
 }
 
 /** Makes the browser ask before it discards unsaved changes. */
-function useLeaving(isChanged: boolean): void {
+function useLeaveWarning(isChanged: boolean): void {
   useEffect(() => {
     if (!isChanged) return undefined
     const ask = (event: BeforeUnloadEvent) => event.preventDefault()

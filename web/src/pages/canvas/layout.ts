@@ -70,7 +70,7 @@ function freePlace({ x, y }: Place, places: readonly Place[]): Place {
   return { x, y: free }
 }
 
-const KEPT_PREFIX = "comfyfleet.graph-places."
+const STORAGE_PREFIX = "comfyfleet.graph-places."
 
 /** Returns the positions saved with the version, with the changes that the user has made since
  * in this browser. */
@@ -92,7 +92,7 @@ export function withLayout(document: GraphDocument, places: Places): GraphDocume
 
 function storedPlaces(graphId: string, version: number): Places {
   try {
-    const stored = JSON.parse(localStorage.getItem(KEPT_PREFIX + graphId) ?? "{}")
+    const stored = JSON.parse(localStorage.getItem(STORAGE_PREFIX + graphId) ?? "{}")
     return stored.version === version ? (stored.places as Places) : {}
   } catch {
     return {}
@@ -101,7 +101,7 @@ function storedPlaces(graphId: string, version: number): Places {
 
 export function keepPlaces(graphId: string, version: number, places: Places): void {
   try {
-    localStorage.setItem(KEPT_PREFIX + graphId, JSON.stringify({ version, places }))
+    localStorage.setItem(STORAGE_PREFIX + graphId, JSON.stringify({ version, places }))
   } catch {
     // The storage is full, so the graph is laid out again next time.
   }

@@ -4,7 +4,7 @@ import { clipOf, paste, rename } from "./copy"
 import type { GraphDocument, GraphNode } from "./document"
 import { portOf } from "./facts"
 import { placesFor } from "./layout"
-import { namesIn, pathsIn, unnamed, wired } from "./names"
+import { namesIn, pathsIn, withConnection, withoutReferences } from "./names"
 import { GraphTypes, offersOf } from "./types"
 
 const IMAGE = { name: "image", type: "image", required: true } as unknown as OfferedProperty
@@ -121,13 +121,17 @@ describe("names", () => {
       },
       { id: "each", type: "map", over: "", do: { workflow: "sharpen" } },
     )
-    let changed = wired(document, "photo.value", "framed.picture")
+    let changed = withConnection(document, "photo.value", "framed.picture")
     expect(changed.nodes[2]?.inputs).toEqual({ picture: "{{ input.photo }}" })
-    changed = wired(changed, "draw.output.images.0", "framed.picture")
+    changed = withConnection(changed, "draw.output.images.0", "framed.picture")
     expect(changed.nodes[2]?.inputs).toEqual({ picture: "{{ draw.output.images.0 }}" })
-    changed = wired(changed, "draw.output.text", "text.title")
+    changed = withConnection(changed, "draw.output.text", "text.title")
     expect(changed.nodes[3]?.values).toEqual({ title: "Photo: {{ draw.output.text }}" })
-    changed = wired(wired(changed, "draw.output.images", "each.over"), "photo.value", "each.image")
+    changed = withConnection(
+      withConnection(changed, "draw.output.images", "each.over"),
+      "photo.value",
+      "each.image",
+    )
     expect(changed.nodes[4]).toMatchObject({
       over: "draw.output.images",
       do: { properties: { image: "{{ input.photo }}" } },
@@ -135,7 +139,7 @@ describe("names", () => {
     expect(changed.connections).toEqual([])
     const whole = namesIn(changed).filter((reference) => reference.isWhole)
     expect(whole.map((reference) => reference.to)).toEqual(["framed.picture", "each.over", "each.image"])
-    const bare = unnamed(changed, whole)
+    const bare = withoutReferences(changed, whole)
     expect(bare.nodes[2]?.inputs).toBeUndefined()
     expect(bare.nodes[4]).toMatchObject({ over: "", do: { workflow: "sharpen" } })
   })

@@ -211,7 +211,7 @@ function withValue(record: Values, name: string, value: unknown): Values | undef
 
 /** Connects a source to a port: with a connection, or by writing the source's name into the field
  * if the node reads its values by name. */
-export function wired(document: GraphDocument, from: string, to: string): GraphDocument {
+export function withConnection(document: GraphDocument, from: string, to: string): GraphDocument {
   const { node: id, port } = targetOf(to)
   const node = document.nodes.find((node) => node.id === id)
   if (!node || !isByName(node)) return connect(document, from, to)
@@ -229,7 +229,7 @@ export function withName(value: unknown, name: string): string {
 }
 
 /** Removes connections that are written as names by clearing their fields. */
-export function unnamed(document: GraphDocument, ends: readonly NameReference[]): GraphDocument {
+export function withoutReferences(document: GraphDocument, ends: readonly NameReference[]): GraphDocument {
   return ends.reduce((changed, { to }) => {
     const { node, port } = targetOf(to)
     return setAt(changed, node, port, undefined)

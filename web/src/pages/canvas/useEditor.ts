@@ -6,7 +6,7 @@ import type { GraphAnswer, Verdict } from "@/api/schema"
 import { words } from "@/words/en/canvas"
 import { documentOf, type GraphDocument, isSame, own, type Places } from "./document"
 import { type Draft, draftOf, forgetDraft, keepDraft, type Saved } from "./drafts"
-import { plainly } from "./facts"
+import { withShortMessage } from "./facts"
 import { changed, redone, type Sheet, undone } from "./history"
 import { filledPlaces, keepPlaces, placesFor, placesOf, type Size, withLayout } from "./layout"
 
@@ -151,7 +151,10 @@ function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: 
     const timer = setTimeout(() => {
       api.post<Verdict>("/api/graphs/validate", { document }, { signal: abort.signal }).then(
         (verdict) =>
-          setAnswer({ verdict: { ...verdict, problems: verdict.problems.map(plainly) }, error: null }),
+          setAnswer({
+            verdict: { ...verdict, problems: verdict.problems.map(withShortMessage) },
+            error: null,
+          }),
         (thrown) => {
           if (!abort.signal.aborted) setAnswer((before) => ({ ...before, error: asApiError(thrown) }))
         },

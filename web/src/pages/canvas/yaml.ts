@@ -5,7 +5,7 @@ import { type GraphDocument, SETTINGS } from "./document"
 
 const PLAIN = /^[A-Za-z_/][\w ./()[\]-]*$/
 /** Words that YAML would parse as booleans, null or numbers. */
-const TAKEN = /^(?:true|false|yes|no|on|off|null|y|n|~|\.(?:inf|nan))$/i
+const RESERVED = /^(?:true|false|yes|no|on|off|null|y|n|~|\.(?:inf|nan))$/i
 const LINE_CHARACTERS_MAX = 110
 
 export function yamlOf(document: GraphDocument): string {
@@ -37,14 +37,14 @@ function flow(value: unknown): string {
 
 function scalar(value: unknown, inside = false): string {
   if (typeof value !== "string") return JSON.stringify(value) ?? "null"
-  const isPlain = PLAIN.test(value) && !TAKEN.test(value) && !value.endsWith(" ")
+  const isPlain = PLAIN.test(value) && !RESERVED.test(value) && !value.endsWith(" ")
   if (isPlain && !(inside && /[[\]]/.test(value))) return value
-  return JSON.stringify(value).replace(UNSEEN, escaped)
+  return JSON.stringify(value).replace(INVISIBLE, escaped)
 }
 
 /** Characters that YAML doesn't allow unescaped, and those that change the direction of
  * displayed text. */
-const UNSEEN = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
+const INVISIBLE = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
 
 function escaped(sign: string): string {
   return `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`

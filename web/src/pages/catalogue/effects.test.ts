@@ -1,6 +1,6 @@
 import { expect, test } from "vitest"
 import type { ExampleMedia } from "@/api/schema"
-import { type Effect, fits, ledBy, previewOf, tagsOf } from "./effects"
+import { type Effect, fits, previewOf, tagsOf, withPreviewFirst } from "./effects"
 
 function effect(fields: Partial<Effect>): Effect {
   return {
@@ -40,12 +40,12 @@ test("a tag leaves out effects without it", () => {
 test("one without anything to show is never the largest", () => {
   const blank = effect({ title: "blank" })
   const seen = effect({ title: "seen", preview_url: "/a.png" })
-  expect(ledBy([blank, blank, seen, blank], "")?.map((effect) => effect.title)).toEqual([
+  expect(withPreviewFirst([blank, blank, seen, blank], "")?.map((effect) => effect.title)).toEqual([
     "seen",
     ...Array(3).fill("blank"),
   ])
-  expect(ledBy([blank, blank, blank, blank], "")).toBeNull()
-  expect(ledBy([blank, seen, blank], "")).toBeNull()
+  expect(withPreviewFirst([blank, blank, blank, blank], "")).toBeNull()
+  expect(withPreviewFirst([blank, seen, blank], "")).toBeNull()
 })
 
 test("tags are told once, in order", () => {

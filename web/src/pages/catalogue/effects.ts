@@ -48,7 +48,7 @@ export function previewOf(
 
 /** Moves the first effect with a preview to the front, where it is shown larger. Returns null if
  * there are too few effects for that. */
-export function ledBy(effects: readonly Effect[], origin?: string): Effect[] | null {
+export function withPreviewFirst(effects: readonly Effect[], origin?: string): Effect[] | null {
   const lead = effects.length > 3 ? effects.find((effect) => previewOf(effect, origin)) : undefined
   return lead ? [lead, ...effects.filter((effect) => effect !== lead)] : null
 }

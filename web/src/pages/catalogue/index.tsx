@@ -5,7 +5,7 @@ import { Button, duration, Empty, ErrorNote, Field, Icon, LinkButton, Skeleton, 
 import { WipePreview } from "@/ui/Wipe"
 import { words } from "@/words/en/catalogue"
 import { words as common } from "@/words/en/common"
-import { type Effect, type Effects, fits, ledBy, previewOf, tagsOf } from "./effects"
+import { type Effect, type Effects, fits, previewOf, tagsOf, withPreviewFirst } from "./effects"
 import "./catalogue.css"
 
 /** Keeps the selected tag in the address, so that it is still selected when the user comes back
@@ -100,7 +100,7 @@ function Tags({ tags, value, onChange }: TagsProps) {
 
 /** Shows the first effect with a preview larger if there is room. */
 function Sheet({ effects, isWhole }: { effects: readonly Effect[]; isWhole: boolean }) {
-  const led = isWhole ? ledBy(effects) : null
+  const led = isWhole ? withPreviewFirst(effects) : null
   return (
     <ul className={led ? "catalogue-sheet is-led" : "catalogue-sheet"}>
       {(led ?? effects).map((effect) => (

@@ -2,7 +2,7 @@
 
 import { Button, Check, Choices, Field, FieldFrame, Select, Slider, TextArea } from "@/ui"
 import { words } from "@/words/en/effect"
-import { colourText, colourValue, type FormField, isSlider, randomSeed, stepOf } from "./form"
+import { colorText, colorValue, type FormField, isSlider, randomSeed, stepOf } from "./form"
 
 interface OneFieldProps {
   field: FormField
@@ -40,10 +40,10 @@ export function OneField({ field, value, error, onChange }: OneFieldProps) {
             <input
               {...ids}
               type="color"
-              value={colourText(value)}
-              onChange={(event) => onChange(colourValue(field, event.target.value))}
+              value={colorText(value)}
+              onChange={(event) => onChange(colorValue(field, event.target.value))}
             />
-            <span className="mono">{colourText(value)}</span>
+            <span className="mono">{colorText(value)}</span>
           </div>
         )}
       </FieldFrame>

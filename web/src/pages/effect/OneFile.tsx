@@ -9,7 +9,7 @@ import "./effect.css"
 const BYTES_MAX = 2 ** 31
 
 /** Returns the media's id once the file is uploaded. */
-export async function sentId({ mediaId, upload }: Chosen, missing: string): Promise<string> {
+export async function uploadedId({ mediaId, upload }: Chosen, missing: string): Promise<string> {
   const id = mediaId ?? (await upload?.ended) ?? null
   if (id === null) throw upload?.state().error ?? asApiError(new Error(missing))
   return id

@@ -43,7 +43,7 @@ export interface StoredDraft {
 const NOTES = "comfyfleet.effect-drafts"
 const NOTE_CHARACTERS_MAX = 100_000
 
-export function noteDraft(place: string, { chosen, values }: Draft): void {
+export function storeDraft(place: string, { chosen, values }: Draft): void {
   const media: Record<string, string> = {}
   for (const [name, file] of Object.entries(chosen)) {
     const id = file.mediaId ?? file.upload?.state().mediaId
@@ -55,7 +55,7 @@ export function noteDraft(place: string, { chosen, values }: Draft): void {
   writeNotes([...others, [place, noted] as const].slice(-DRAFTS_MAX))
 }
 
-export function notedDraft(place: string): StoredDraft | null {
+export function storedDraft(place: string): StoredDraft | null {
   return readNotes().find(([noted]) => noted === place)?.[1] ?? null
 }
 

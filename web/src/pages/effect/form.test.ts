@@ -1,7 +1,7 @@
 import { expect, test } from "vitest"
 import {
-  colourText,
-  colourValue,
+  colorText,
+  colorValue,
   fieldsOf,
   fileMistake,
   initialValues,
@@ -57,9 +57,9 @@ test("a seed is within its range", () => {
 })
 
 test("a colour is a text or a number, as the effect takes it", () => {
-  expect(colourText(255)).toBe("#0000ff")
-  expect(colourValue(field("tint"), "#0000ff")).toBe(255)
-  expect(colourValue(field("other"), "#0000ff")).toBe("#0000ff")
+  expect(colorText(255)).toBe("#0000ff")
+  expect(colorValue(field("tint"), "#0000ff")).toBe(255)
+  expect(colorValue(field("other"), "#0000ff")).toBe("#0000ff")
 })
 
 test("type and size of a file are checked before it is sent", () => {

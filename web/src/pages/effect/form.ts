@@ -153,12 +153,12 @@ export function randomSeed(field: FormField, random: () => number = Math.random)
   return low + Math.floor(random() * (high - low + 1))
 }
 
-export function colourText(value: unknown): string {
+export function colorText(value: unknown): string {
   if (typeof value === "number") return `#${Math.max(0, value).toString(16).padStart(6, "0").slice(-6)}`
   return typeof value === "string" && /^#[0-9a-f]{6}$/i.test(value) ? value.toLowerCase() : "#000000"
 }
 
-export function colourValue(field: FormField, text: string): unknown {
+export function colorValue(field: FormField, text: string): unknown {
   return field.isNumber ? Number.parseInt(text.slice(1), 16) : text
 }
 

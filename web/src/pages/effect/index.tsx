@@ -40,7 +40,7 @@ import { bytes } from "@/ui/amounts"
 import { BeforeAfter } from "@/ui/Wipe"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/effect"
-import { type Draft, draftOf, dropDraft, keepDraft, noteDraft, notedDraft } from "./drafts"
+import { type Draft, draftOf, dropDraft, keepDraft, storeDraft, storedDraft } from "./drafts"
 import { OneField } from "./Fields"
 import {
   type FormField,
@@ -95,7 +95,7 @@ function useStartValues(isIn: boolean, place: string) {
   const search = new URLSearchParams(useSearch())
   const from = search.get("from")
   const again = useQuery<AgainAnswer>(isIn && from ? `/api/ai-jobs/${encodeURIComponent(from)}/again` : null)
-  const noted = useMemo(() => notedDraft(place), [place])
+  const noted = useMemo(() => storedDraft(place), [place])
   const named = search.get("media") ?? again.data?.video_id ?? null
   const mediaId = noted ? (noted.media[MAIN] ?? null) : named
   const video = useQuery<Video>(isIn && mediaId ? `/api/videos/${encodeURIComponent(mediaId)}` : null)
@@ -115,7 +115,7 @@ interface EffectProps {
 function Effect({ effect, account, again, video, place }: EffectProps) {
   const fields = useMemo(() => fieldsOf(effect.properties), [effect.properties])
   const [draft] = useState(() => draftOf(place))
-  const [noted] = useState(() => notedDraft(place))
+  const [noted] = useState(() => storedDraft(place))
   const files = useFiles(() => draft?.chosen ?? firstFiles(fields, noted?.media ?? again?.properties, video))
   const [values, setValues] = useState<Values>(() => ({
     ...initialValues(fields),
@@ -199,7 +199,13 @@ function Effect({ effect, account, again, video, place }: EffectProps) {
         ))}
         {!effect.takes && fields.length === 0 && <p className="quiet">{words.noSettings}</p>}
         {start.error && !isCut && <Refusal error={start.error} account={account} />}
-        <Pay effect={effect} account={account} isRunning={start.isRunning} main={main} problem={problem} />
+        <PriceBar
+          effect={effect}
+          account={account}
+          isRunning={start.isRunning}
+          main={main}
+          problem={problem}
+        />
       </form>
     </div>
   )
@@ -228,7 +234,7 @@ function useStoredDraft(place: string, draft: Draft, isSent: { current: boolean 
     const note = () => {
       if (isOver()) return
       places.add(latest.current.place)
-      noteDraft(latest.current.place, latest.current.draft)
+      storeDraft(latest.current.place, latest.current.draft)
     }
     // A reload fires pagehide; a phone that discards the page fires only visibilitychange.
     window.addEventListener("pagehide", note)
@@ -265,12 +271,14 @@ function firstFiles(
   const main: Record<string, Chosen> = video?.original_file_url ? { [MAIN]: chosenMedia(video) } : {}
   const entries = fields.flatMap((field) => {
     const id = media?.[field.name]
-    return isMedia(field) && typeof id === "string" ? [[field.name, former(field.label, id)] as const] : []
+    return isMedia(field) && typeof id === "string"
+      ? [[field.name, earlierFile(field.label, id)] as const]
+      : []
   })
   return { ...main, ...Object.fromEntries(entries) }
 }
 
-function former(name: string, id: string): Chosen {
+function earlierFile(name: string, id: string): Chosen {
   return { name, size: null, url: null, mediaId: id, upload: null }
 }
 
@@ -545,7 +553,7 @@ interface PayProps {
   problem: string | null
 }
 
-function Pay({ effect, account, isRunning, main, problem }: PayProps) {
+function PriceBar({ effect, account, isRunning, main, problem }: PayProps) {
   const isOnline = useOnline()
   const id = useId()
   const phase = usePhase(main)

@@ -11,7 +11,7 @@ import type {
   NewFleet as NewFleetBody,
   Workflows,
 } from "@/api/schema"
-import { betterThan, fleetName, loopbackIn } from "@/pages/workers/machines"
+import { fleetName, loopbackAddressIn, reachableAddress } from "@/pages/workers/machines"
 import { FLEETS, readAgain } from "@/pages/workers/useMachines"
 import {
   Button,
@@ -205,7 +205,7 @@ function CapField({ value, onChange, isChecked }: CapFieldProps) {
 
 /** A command to copy. If its address works only on this machine, a note suggests another address. */
 export function JoinCommand({ text }: { text: string }) {
-  const address = loopbackIn(text)
+  const address = loopbackAddressIn(text)
   return (
     <>
       <Code text={text} label={words.joinLabel} />
@@ -214,7 +214,7 @@ export function JoinCommand({ text }: { text: string }) {
           <Icon name="warning" />
           <div className="note-text">
             <strong>{words.joinHere(address)}</strong>
-            <span>{words.joinHereText(betterThan(address))}</span>
+            <span>{words.joinHereText(reachableAddress(address))}</span>
           </div>
         </div>
       )}

@@ -37,10 +37,10 @@ export function EarlierRun({ run }: { run: GraphRunAnswer }) {
   )
 }
 
-const LATER_MAX = 5
+const RERUNS_SHOWN_MAX = 5
 
 export function LaterRuns({ run }: { run: GraphRunAnswer }) {
-  const query = { rerun_of: run.id, limit: LATER_MAX }
+  const query = { rerun_of: run.id, limit: RERUNS_SHOWN_MAX }
   const later = useQuery<GraphRunSummaries>("/api/graph-runs", { query }).data?.runs ?? []
   if (later.length === 0) return null
   return (

@@ -17,14 +17,14 @@ export function decidedOf(node: Pick<NodeSeen, "type">, executions: readonly Exe
   const outputs = only?.outputs
   if (executions.length !== 1 || !outputs) return NOTHING
   if (node.type === "switch" || node.type === "condition") return branchTaken(outputs)
-  if (node.type === "approve") return answered(outputs, only.inputs ?? {})
-  const text = tellers[node.type]?.(outputs) ?? null
+  if (node.type === "approve") return decisionOnApproval(outputs, only.inputs ?? {})
+  const text = describers[node.type]?.(outputs) ?? null
   return { decision: text, way: null }
 }
 
 type Values = Readonly<Record<string, unknown>>
 
-const tellers: Readonly<Record<string, (outputs: Values) => string | null>> = {
+const describers: Readonly<Record<string, (outputs: Values) => string | null>> = {
   loop: ({ rounds, score }) =>
     typeof rounds === "number"
       ? [words.rounds(rounds), typeof score === "number" && words.score(short(score))]
@@ -52,7 +52,7 @@ function branchTaken(outputs: Values): Decided {
   return way === undefined ? NOTHING : { decision: words.went(way), way }
 }
 
-function answered(outputs: Values, inputs: Values): Decided {
+function decisionOnApproval(outputs: Values, inputs: Values): Decided {
   const [way] = Object.keys(outputs)
   if (way === undefined) return NOTHING
   const decision = way === "approved" ? words.approved : words.rejected

@@ -23,10 +23,10 @@ export interface MadeFile {
   readonly small_url?: string | undefined
 }
 
-const OVER: ReadonlySet<string> = new Set(["completed", "failed", "cancelled"])
+const FINAL_STATUSES: ReadonlySet<string> = new Set(["completed", "failed", "cancelled"])
 
 export function isOver(status: string): boolean {
-  return OVER.has(status)
+  return FINAL_STATUSES.has(status)
 }
 
 /** Applies an event to the run. */
@@ -175,14 +175,14 @@ function shownFiles(execution: ExecutionSeen): MadeFile[] {
   return output?.scored ? filesIn(output.images) : filesOf(execution)
 }
 
-const looked = new WeakMap<ExecutionSeen, MadeFile[]>()
+const filesByExecution = new WeakMap<ExecutionSeen, MadeFile[]>()
 
 /** Returns the files that an execution has produced. The result is cached per execution. */
 export function filesOf(execution: ExecutionSeen): MadeFile[] {
-  const cached = looked.get(execution)
+  const cached = filesByExecution.get(execution)
   if (cached) return cached
   const files = filesIn(execution.outputs)
-  looked.set(execution, files)
+  filesByExecution.set(execution, files)
   return files
 }
 

@@ -179,11 +179,11 @@ function useReplay(job: JobDetails) {
   return useAct(async (worker: string | null) => {
     const body = worker === null ? {} : { backend_affinity: `worker:${worker}` }
     const newJob = await api.post<ReplayedJob>(`/api/admin/jobs/${job.id}/replay`, body)
-    tellNew(words.replayed, newJob.job_id, go)
+    notifyNewJob(words.replayed, newJob.job_id, go)
   })
 }
 
-function tellNew(title: string, id: string, go: (to: string) => void): void {
+function notifyNewJob(title: string, id: string, go: (to: string) => void): void {
   toast({ title, text: shortId(id), act: { label: words.openIt, run: () => go(`/console/jobs/${id}`) } })
 }
 
@@ -244,7 +244,7 @@ function Acts({ job, reload }: { job: JobDetails; reload: () => void }) {
     const answer = await api.post<BulkAnswer>("/api/admin/jobs/bulk", { act: "retry", ids: [job.id] })
     const newId = answer.retries[job.id]
     if (!newId) throw new Error(answer.failed[0]?.message ?? words.cannot.retry)
-    tellNew(words.retried, newId, go)
+    notifyNewJob(words.retried, newId, go)
     reload()
   })
   const retried = retryOf(job)

@@ -13,7 +13,7 @@ export type OpenDialog = "retry" | "cancel" | "priority" | null
 const WORKFLOWS = "/api/admin/workflows"
 const PRIORITY_MAX = 1000
 
-export function tellDone(act: BulkAct, { done, failed }: Done): void {
+export function notifyDone(act: BulkAct, { done, failed }: Done): void {
   const why = failed[0]?.message
   toast({
     title: words.done[act](done),
@@ -30,11 +30,11 @@ export async function setPaused(name: string, isPaused: boolean): Promise<void> 
     title: isPaused ? words.paused(name) : words.resumed(name),
     state: isPaused ? "cancelled" : "succeeded",
     ...(isPaused && { text: words.pausedText }),
-    act: { label: words.undo, run: () => void setPaused(name, !isPaused).catch(tellFailed) },
+    act: { label: words.undo, run: () => void setPaused(name, !isPaused).catch(notifyFailed) },
   })
 }
 
-export function tellFailed(thrown: unknown): void {
+export function notifyFailed(thrown: unknown): void {
   toast({ title: thrown instanceof Error ? thrown.message : String(thrown), state: "failed" })
 }
 
@@ -54,7 +54,7 @@ interface BulkBarProps {
 export function BulkBar(props: BulkBarProps) {
   const { chosen, count, dialog, onAsk, onDone, onSelectAll, onSelectNone, workflows } = props
   const run = async (act: BulkAct, priority: number | null = null) => {
-    tellDone(act, await actOn(act, chosen, priority))
+    notifyDone(act, await actOn(act, chosen, priority))
     onDone()
   }
   const retry = useAct(async () => run("retry"))
@@ -84,7 +84,7 @@ export function BulkBar(props: BulkBarProps) {
             key: slug,
             label: is_paused ? words.resumeOne(slug) : words.pauseOne(slug),
             icon: is_paused ? "play" : "pause",
-            run: () => void setPaused(slug, !is_paused).catch(tellFailed),
+            run: () => void setPaused(slug, !is_paused).catch(notifyFailed),
           }))}
         >
           {words.pause}

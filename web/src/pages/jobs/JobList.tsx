@@ -17,7 +17,7 @@ import { putConsoleCounts } from "@/app/consoleCounts"
 import { chooseDensity, density } from "@/app/theme"
 import { Choices, Dialog, Empty, ErrorNote, Page } from "@/ui"
 import { words } from "@/words/en/jobs"
-import { BulkBar, type OpenDialog, tellDone, tellFailed } from "./BulkBar"
+import { BulkBar, notifyDone, notifyFailed, type OpenDialog } from "./BulkBar"
 import { actOn } from "./bulk"
 import { FilterBar } from "./FilterBar"
 import { type Chip, chipsOf, filterOf, searchOf } from "./filter"
@@ -74,18 +74,18 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
   })
 
   const retryOne = async (row: JobListed) => {
-    tellDone("retry", await actOn("retry", { ids: [row.id] }))
+    notifyDone("retry", await actOn("retry", { ids: [row.id] }))
     jobs.reload()
   }
   const onKey = (key: string, row: JobListed) => {
     if (key === "Escape") selection.set(new Set())
     if (key === "r" && selection.isAll) setDialog("retry")
-    else if (key === "r" && selected.size === 0) void retryOne(row).catch(tellFailed)
+    else if (key === "r" && selected.size === 0) void retryOne(row).catch(notifyFailed)
     else if (key === "r")
       void actOn("retry", { ids: [...selected] }).then((done) => {
-        tellDone("retry", done)
+        notifyDone("retry", done)
         finish()
-      }, tellFailed)
+      }, notifyFailed)
     if (key === "p") {
       if (selected.size === 0) selection.set(new Set([row.id]))
       setDialog("priority")

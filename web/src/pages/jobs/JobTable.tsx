@@ -85,7 +85,7 @@ function columnsOf(tenantNames: ReadonlyMap<string, string>): Column<JobListed>[
       title: columns.stands,
       width: "minmax(140px, 2.4fr)",
       wideOnly: true,
-      cell: (row) => <Stands row={row} />,
+      cell: (row) => <ProgressOrError row={row} />,
     },
     {
       key: "worker",
@@ -124,7 +124,7 @@ function columnsOf(tenantNames: ReadonlyMap<string, string>): Column<JobListed>[
   ]
 }
 
-function Stands({ row }: { row: JobListed }) {
+function ProgressOrError({ row }: { row: JobListed }) {
   if (row.status === "processing")
     return (
       <span className="jobs-bar">

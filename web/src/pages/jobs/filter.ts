@@ -112,7 +112,7 @@ function momentOf(value: string, now: Date): string {
 }
 
 /** Checks whether a job still matches the filter after its status has changed. */
-export function keeps(filter: BulkFilter, job: Pick<JobListed, "status">): boolean {
+export function isMatch(filter: BulkFilter, job: Pick<JobListed, "status">): boolean {
   return !filter.status?.length || filter.status.includes(job.status)
 }
 
@@ -121,12 +121,12 @@ export interface View {
   readonly search: string
 }
 
-const KEPT_AS = "comfyfleet.views.jobs"
+const VIEWS_KEY = "comfyfleet.views.jobs"
 const VIEWS_MAX = 12
 
 export function storedViews(storage: Pick<Storage, "getItem">): View[] {
   try {
-    const stored: unknown = JSON.parse(storage.getItem(KEPT_AS) ?? "[]")
+    const stored: unknown = JSON.parse(storage.getItem(VIEWS_KEY) ?? "[]")
     if (!Array.isArray(stored)) return []
     return stored
       .filter((view) => typeof view?.name === "string" && typeof view?.search === "string")
@@ -138,7 +138,7 @@ export function storedViews(storage: Pick<Storage, "getItem">): View[] {
 
 export function keepViews(storage: Pick<Storage, "setItem">, views: readonly View[]): void {
   try {
-    storage.setItem(KEPT_AS, JSON.stringify(views.slice(-VIEWS_MAX)))
+    storage.setItem(VIEWS_KEY, JSON.stringify(views.slice(-VIEWS_MAX)))
   } catch {
     // The browser can't store the views, so they last until the user leaves the page.
   }

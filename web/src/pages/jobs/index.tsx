@@ -58,10 +58,10 @@ function Views({ chips, show, version }: ViewsProps) {
   const sum = of && Object.values(of).reduce((before, count) => before + count, 0)
   const isMore = of && Object.values(of).some((count) => count >= most)
   const tabs = [
-    { key: "", title: titled(words.all, sum, isMore ? sum : undefined) },
-    { key: "status=processing", title: titled(words.running, of?.processing, most) },
-    { key: "status=queued", title: titled(words.queued, of?.queued, most) },
-    { key: FAILED_TODAY, title: titled(words.failedToday, today.data?.counts.failed, most) },
+    { key: "", title: titleWithCount(words.all, sum, isMore ? sum : undefined) },
+    { key: "status=processing", title: titleWithCount(words.running, of?.processing, most) },
+    { key: "status=queued", title: titleWithCount(words.queued, of?.queued, most) },
+    { key: FAILED_TODAY, title: titleWithCount(words.failedToday, today.data?.counts.failed, most) },
     ...views.map((view) => ({ key: view.search, title: view.name })),
   ]
   const own = views.find((view) => view.search === search)
@@ -100,7 +100,7 @@ function Views({ chips, show, version }: ViewsProps) {
   )
 }
 
-function titled(name: string, count: number | undefined, most: number | undefined): ReactNode {
+function titleWithCount(name: string, count: number | undefined, most: number | undefined): ReactNode {
   return (
     <>
       {name}

@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest"
 import type { BulkAnswer, JobListed } from "@/api/schema"
 import { actOn, PART } from "./bulk"
 import { chipsOf, filterOf, isJobId, keepViews, parseTyped, searchOf, storedViews, withChips } from "./filter"
-import { isNews, type JobEvent, spansOf, withEvents, withNewest } from "./rows"
+import { hasNewJobs, type JobEvent, spansOf, withEvents, withNewest } from "./rows"
 
 const TENANT = "0197a1b2-0000-7000-8000-000000000001"
 
@@ -133,10 +133,10 @@ describe("rows", () => {
     expect(withEvents(rows, [event(7)], {})).toBe(rows)
   })
   it("are missed where an event tells of one that fits", () => {
-    expect(isNews([row(3)], [event(3)], {})).toBe(false)
-    expect(isNews([row(3)], [event(4)], {})).toBe(true)
-    expect(isNews([row(3)], [event(4)], { status: ["failed"] })).toBe(false)
-    expect(isNews([row(3)], [event(4)], { workflow: "other" })).toBe(false)
+    expect(hasNewJobs([row(3)], [event(3)], {})).toBe(false)
+    expect(hasNewJobs([row(3)], [event(4)], {})).toBe(true)
+    expect(hasNewJobs([row(3)], [event(4)], { status: ["failed"] })).toBe(false)
+    expect(hasNewJobs([row(3)], [event(4)], { workflow: "other" })).toBe(false)
   })
   it("tell how long they waited and ran", () => {
     const now = new Date("2026-01-01T00:01:00Z")

@@ -1,7 +1,7 @@
 /** Updates the rows of the list from later pages, a new read of the first page, and events. */
 
 import type { BulkFilter, DispatchStatus, JobListed, JobStatus } from "@/api/schema"
-import { keeps } from "./filter"
+import { isMatch } from "./filter"
 
 /** The fields of a job in the operators' events. */
 export interface JobEvent {
@@ -69,7 +69,7 @@ export function withEvents(
       const event = eventsById.get(row.id)
       return event ? changed(row, event) : row
     })
-    .filter((row) => keeps(filter, row))
+    .filter((row) => isMatch(filter, row))
 }
 
 function changed(row: JobListed, event: JobEvent): JobListed {
@@ -89,12 +89,16 @@ function changed(row: JobListed, event: JobEvent): JobListed {
 }
 
 /** Checks whether events report a job that belongs in the list but isn't there yet. */
-export function isNews(rows: readonly JobListed[], events: readonly JobEvent[], filter: BulkFilter): boolean {
+export function hasNewJobs(
+  rows: readonly JobListed[],
+  events: readonly JobEvent[],
+  filter: BulkFilter,
+): boolean {
   const ids = new Set(rows.map((job) => job.id))
   return events.some(
     (event) =>
       !ids.has(event.id) &&
-      keeps(filter, { status: statusOf(event) }) &&
+      isMatch(filter, { status: statusOf(event) }) &&
       (!filter.tenant || filter.tenant === event.tenant_id) &&
       (!filter.workflow || filter.workflow === event.workflow) &&
       (!filter.worker || filter.worker === event.worker_id),

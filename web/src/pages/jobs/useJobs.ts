@@ -4,7 +4,7 @@
 import { useCallback, useEffect, useRef, useState } from "react"
 import { type ApiError, api, asApiError, useEvents } from "@/api"
 import type { BulkFilter, JobListed, JobPage } from "@/api/schema"
-import { isNews, type JobEvent, withEvents, withNewest, withPage } from "./rows"
+import { hasNewJobs, type JobEvent, withEvents, withNewest, withPage } from "./rows"
 
 export const EVENTS = "/api/admin/events"
 const PAGE = 200
@@ -117,7 +117,7 @@ export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
       if (seen.error?.isTemporary) void read("first")
       return
     }
-    if (isNews(seen.rows, data.jobs, currentFilter)) readNewest()
+    if (hasNewJobs(seen.rows, data.jobs, currentFilter)) readNewest()
     const rows = withEvents(seen.rows, data.jobs, currentFilter)
     if (rows === seen.rows) return
     if (rows.length !== seen.rows.length) readNewest()

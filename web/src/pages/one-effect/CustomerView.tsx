@@ -11,7 +11,7 @@ import { Button, duration, Icon, Panel, tokens } from "@/ui"
 import { WipePreview } from "@/ui/Wipe"
 import { words as effectWords } from "@/words/en/effect"
 import { words } from "@/words/en/effects"
-import { customersOwn, type Face, isMain, listOf } from "./face"
+import { customerProperties, type Face, isMain, listOf } from "./face"
 import "@/pages/effect/effect.css"
 
 interface CustomerViewProps {
@@ -54,7 +54,7 @@ export function CustomerView({ effect, properties, face }: CustomerViewProps) {
             <span>{words.yourFile(effectWords.noun[main.type] ?? "file")}</span>
           </div>
         )}
-        <Form properties={customersOwn(properties, face)} face={face} />
+        <Form properties={customerProperties(properties, face)} face={face} />
         <div className="one-effect-pay">
           <span>
             <strong>{tokens(price)}</strong>

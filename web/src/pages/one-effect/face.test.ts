@@ -1,7 +1,7 @@
 import { expect, test } from "vitest"
 import type { AdminEffectAnswer, PropertyAnswer } from "@/api/schema"
 import { words } from "@/words/en/effects"
-import { bodyOf, customersOwn, faceOf, isChanged, mistakesOf, toggled } from "./face"
+import { bodyOf, customerProperties, faceOf, isChanged, mistakesOf, toggled } from "./face"
 
 const EFFECT: AdminEffectAnswer = {
   id: "1",
@@ -75,7 +75,7 @@ test("mistakes are told before anything is sent", () => {
 
 test("customers set neither their file nor what is locked", () => {
   const all = [property("input", "image"), property("prefix"), property("size", "integer")]
-  expect(customersOwn(all, faceOf(EFFECT)).map((property) => property.name)).toEqual(["size"])
+  expect(customerProperties(all, faceOf(EFFECT)).map((property) => property.name)).toEqual(["size"])
   expect(toggled(["a"], "b")).toEqual(["a", "b"])
   expect(toggled(["a", "b"], "a")).toEqual(["b"])
 })

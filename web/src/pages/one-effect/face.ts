@@ -91,7 +91,7 @@ export function toggled(all: readonly string[], one: string): string[] {
 }
 
 /** Returns the properties that customers can set, in the order of the form. */
-export function customersOwn(properties: readonly PropertyAnswer[], face: Face): PropertyAnswer[] {
+export function customerProperties(properties: readonly PropertyAnswer[], face: Face): PropertyAnswer[] {
   return properties.filter((property) => !isMain(property) && !face.locked.includes(property.name))
 }
 

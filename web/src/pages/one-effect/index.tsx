@@ -6,7 +6,7 @@ import { Link } from "wouter"
 import { type Act, api, cache, useAct, useQuery } from "@/api"
 import type { AdminEffectAnswer, WorkflowDetail } from "@/api/schema"
 import { EffectState } from "@/pages/effects/EffectState"
-import { tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed } from "@/pages/jobs/BulkBar"
 import { useLeaveWarning } from "@/pages/workflows/useLeaveWarning"
 import {
   Button,
@@ -208,7 +208,7 @@ async function setPublished(path: string, effect: AdminEffectAnswer, isPublished
     title: words.isUnpublished(effect.title),
     text: words.unpublishedText,
     state: "cancelled",
-    act: { label: words.undo, run: () => void setPublished(path, effect, true).catch(tellFailed) },
+    act: { label: words.undo, run: () => void setPublished(path, effect, true).catch(notifyFailed) },
   })
 }
 

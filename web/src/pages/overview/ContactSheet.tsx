@@ -5,23 +5,23 @@ import { memo, useEffect, useRef, useState } from "react"
 import { Link } from "wouter"
 import { api } from "@/api"
 import type { JobPreview, WorkerSeen } from "@/api/schema"
-import { tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed } from "@/pages/jobs/BulkBar"
 import { approve } from "@/pages/workers/acts"
-import { type Condition, conditionOf, gpuName, inOrder, jobAtHand } from "@/pages/workers/machines"
+import { type Condition, conditionOf, gpuName, runningJob, sortedWorkers } from "@/pages/workers/machines"
 import { Button, LinkButton, Progress, StateIcon, shortId } from "@/ui"
 import { words } from "@/words/en/overview"
 import { words as machines } from "@/words/en/workers"
 
 const SHOWN_MAX = 28
 
-const REST_MS = 400
+const PAUSE_MS = 400
 
 /** Returns the latest preview of each worker's job, by job, while `isOn` is true. Previews are
  * read one after another, so that many workers don't cause many calls at once. */
 function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap<string, string> {
   const [pictures, setPictures] = useState<ReadonlyMap<string, string>>(new Map())
   const jobs = useRef<readonly string[]>([])
-  jobs.current = workers.flatMap((worker) => jobAtHand(worker)?.job_id ?? [])
+  jobs.current = workers.flatMap((worker) => runningJob(worker)?.job_id ?? [])
   useEffect(() => {
     if (!isOn) return undefined
     const stop = new AbortController()
@@ -38,7 +38,7 @@ function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap
         // again.
         for (const id of jobs.current)
           if (isThere(id) && document.visibilityState === "visible") await look(id).catch(() => undefined)
-        await new Promise((resolve) => setTimeout(resolve, REST_MS))
+        await new Promise((resolve) => setTimeout(resolve, PAUSE_MS))
       }
     }
     void goOn()
@@ -57,7 +57,7 @@ interface SheetProps {
 }
 
 export function ContactSheet({ workers, withPreviews }: SheetProps) {
-  const shown = inOrder(workers.filter((worker) => worker.state !== "revoked")).slice(0, SHOWN_MAX)
+  const shown = sortedWorkers(workers.filter((worker) => worker.state !== "revoked")).slice(0, SHOWN_MAX)
   const pictures = usePreviews(shown, withPreviews)
   if (shown.length === 0)
     return (
@@ -74,7 +74,7 @@ export function ContactSheet({ workers, withPreviews }: SheetProps) {
         <Tile
           key={worker.worker_id}
           worker={worker}
-          picture={pictures.get(jobAtHand(worker)?.job_id ?? "")}
+          picture={pictures.get(runningJob(worker)?.job_id ?? "")}
         />
       ))}
     </ul>
@@ -89,12 +89,12 @@ interface TileProps {
 const Tile = memo(function Tile({ worker, picture }: TileProps) {
   const condition = conditionOf(worker)
   const name = worker.worker_id
-  const job = jobAtHand(worker)
+  const job = runningJob(worker)
   return (
     <li className={`overview-tile is-${condition}`} aria-label={`${name}: ${machines.conditions[condition]}`}>
       {condition === "pending" ? (
         <div className="overview-print">
-          <Button kind="go" size="small" onClick={() => void approve(name).catch(tellFailed)}>
+          <Button kind="go" size="small" onClick={() => void approve(name).catch(notifyFailed)}>
             {words.acts.approve}
           </Button>
         </div>
@@ -117,7 +117,7 @@ const Tile = memo(function Tile({ worker, picture }: TileProps) {
         <Link className="overview-print" href={`/console/workers/${encodeURIComponent(name)}`}>
           <span className="overview-still">
             {(condition === "offline" || condition === "faulty") && <StateIcon state="failed" />}
-            {STILL[condition]}
+            {TILE_TEXT[condition]}
           </span>
         </Link>
       )}
@@ -129,7 +129,7 @@ const Tile = memo(function Tile({ worker, picture }: TileProps) {
   )
 })
 
-const STILL: Readonly<Record<Condition, string>> = {
+const TILE_TEXT: Readonly<Record<Condition, string>> = {
   pending: "",
   faulty: machines.conditions.faulty,
   busy: words.tile.preparing,
@@ -143,7 +143,7 @@ const STILL: Readonly<Record<Condition, string>> = {
 function captionOf(worker: WorkerSeen, condition: Condition): string {
   if (condition === "pending") return words.tile.new
   if (condition === "draining") return words.drains
-  const job = jobAtHand(worker)
+  const job = runningJob(worker)
   if (job?.percent != null) return `${Math.floor(job.percent)}%`
   return condition === "idle" ? gpuName(worker.gpu ?? "") : ""
 }

@@ -5,9 +5,9 @@ import { useEffect, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
 import { api, cache, pathOf, useEvents, useQuery } from "@/api"
 import type { Alert, Overview, OverviewNow, WorkflowFigures, Workflows } from "@/api/schema"
-import { setPaused, tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed, setPaused } from "@/pages/jobs/BulkBar"
 import { approve } from "@/pages/workers/acts"
-import { busyOf, countOf } from "@/pages/workers/machines"
+import { busyCount, countOf } from "@/pages/workers/machines"
 import { EVENTS, readAgain, useWorkers } from "@/pages/workers/useMachines"
 import {
   Badge,
@@ -78,7 +78,7 @@ export default function OverviewPage() {
                     <small>
                       {workers.data &&
                         words.workersFacts(
-                          busyOf(all),
+                          busyCount(all),
                           countOf(all, "idle"),
                           countOf(all, "pending"),
                           countOf(all, "offline"),
@@ -223,7 +223,7 @@ function Alerts({ alerts }: { alerts: readonly Alert[] }) {
                     key={act.label}
                     size="small"
                     kind={act.kind === "approve" ? "go" : "plain"}
-                    onClick={() => void run(act).catch(tellFailed)}
+                    onClick={() => void run(act).catch(notifyFailed)}
                   >
                     {act.label}
                   </Button>
@@ -349,7 +349,7 @@ function ByWorkflow({ overview }: { overview: Overview }) {
                         size="small"
                         kind="ghost"
                         label={paused.get(name) ? words.resumeOne(name) : words.pauseOne(name)}
-                        onClick={() => void setPaused(name, !paused.get(name)).catch(tellFailed)}
+                        onClick={() => void setPaused(name, !paused.get(name)).catch(notifyFailed)}
                       >
                         {paused.get(name) ? words.resume : words.pause}
                       </Button>

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest"
-import { actsOn, arranged, customersThings, operatorsThings, placesAndActs, runsNamed } from "./hits"
+import { actsOn, customerHits, operatorHits, orderedHits, placesAndActs, runsNamed } from "./hits"
 
 const JOB = "6a1f0b5c-0000-4000-8000-000000000000"
 const FOUND = {
@@ -9,7 +9,7 @@ const FOUND = {
 }
 
 test("things of customers lead to their pages", () => {
-  const things = customersThings(FOUND, new Map([["1", { title: "Softened photo" }]]))
+  const things = customerHits(FOUND, new Map([["1", { title: "Softened photo" }]]))
   expect(things.map((hit) => [hit.href, hit.label])).toEqual([
     ["/effects/soften", "Softened photo"],
     ["/media/2", "Untitled"],
@@ -18,7 +18,7 @@ test("things of customers lead to their pages", () => {
 })
 
 test("things of operators lead into the console", () => {
-  const things = operatorsThings({
+  const things = operatorHits({
     found: [
       { kind: "worker", id: "w1", name: "gpu-05", detail: "online" },
       { kind: "effect", id: "a b", name: "A b", detail: "active" },
@@ -38,11 +38,11 @@ test("nobody is led to pages of others", () => {
 })
 
 test("things stand first, then acts on the first one, then places", () => {
-  const things = customersThings(FOUND, new Map())
-  const groups = arranged(things, placesAndActs("", ["customer"], false), "").map((hit) => hit.group)
+  const things = customerHits(FOUND, new Map())
+  const groups = orderedHits(things, placesAndActs("", ["customer"], false), "").map((hit) => hit.group)
   expect([...new Set(groups)]).toEqual(["things", "acts", "places"])
   expect(
-    arranged([], placesAndActs("", ["customer"], false), "").every((hit) => hit.group === "places"),
+    orderedHits([], placesAndActs("", ["customer"], false), "").every((hit) => hit.group === "places"),
   ).toBe(true)
 })
 

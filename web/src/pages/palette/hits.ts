@@ -43,7 +43,7 @@ function thing(
   return { key, group: "things", label, note, icon: ICONS[kind], href, thing: { kind, id, isOperators } }
 }
 
-export function customersThings(answer: SearchAnswer, titles: ReadonlyMap<string, { title: string }>): Hit[] {
+export function customerHits(answer: SearchAnswer, titles: ReadonlyMap<string, { title: string }>): Hit[] {
   const { kinds } = words
   return [
     ...answer.effects.map((effect) =>
@@ -90,7 +90,7 @@ export function runsNamed(
     })
 }
 
-export function operatorsThings(answer: Pick<FoundThings, "found">): Hit[] {
+export function operatorHits(answer: Pick<FoundThings, "found">): Hit[] {
   return answer.found.map(({ kind, id, name, detail }) => {
     const label = kind === "job" ? `${name}, ${id.slice(0, 8)}` : name
     const href = `/console/${kind}s/${encodeURIComponent(id)}`
@@ -163,7 +163,7 @@ function begins(label: string, text: string): boolean {
 
 /** Orders the list: results, then actions on the first result, then the rest. Actions that need
  * no result appear only if the text matches them. */
-export function arranged(things: readonly Hit[], others: readonly Hit[], text: string): Hit[] {
+export function orderedHits(things: readonly Hit[], others: readonly Hit[], text: string): Hit[] {
   const first = things[0]
   const acts = others.filter((hit) => hit.group === "acts" && text.trim() !== "")
   const places = others.filter((hit) => hit.group === "places")

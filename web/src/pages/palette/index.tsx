@@ -10,11 +10,11 @@ import { chooseTheme } from "@/app/theme"
 import { copyText, Dialog, ErrorNote, Field, Icon, toast } from "@/ui"
 import { words } from "@/words/en/palette"
 import {
-  arranged,
-  customersThings,
+  customerHits,
   type Group,
   type Hit,
-  operatorsThings,
+  operatorHits,
+  orderedHits,
   placesAndActs,
   runsNamed,
 } from "./hits"
@@ -137,12 +137,12 @@ function useHits(text: string, isConsole: boolean) {
   const runs = useRuns(isAsked && (kinds?.includes("customer") ?? false))
   const hits = useMemo(() => {
     const named = runsNamed(typed, runs.graphs, runs.pipelines)
-    const own = mine.data ? [...customersThings(mine.data, effects), ...named] : []
-    const others = all.data ? operatorsThings(all.data) : []
+    const own = mine.data ? [...customerHits(mine.data, effects), ...named] : []
+    const others = all.data ? operatorHits(all.data) : []
     // Results for an earlier text are not offered, because Enter would select them.
     const items = isConsole ? [...others, ...own] : [...own, ...others]
     const things = typed === text.trim() ? items : []
-    return arranged(things, placesAndActs(text, kinds ?? [], isConsole), text)
+    return orderedHits(things, placesAndActs(text, kinds ?? [], isConsole), text)
   }, [mine.data, all.data, effects, runs, typed, text, kinds, isConsole])
   return {
     hits,

@@ -7,7 +7,7 @@ import type { PipelineRunAnswer } from "@/api/schema"
 import { Button, bytes, Choices, Code, Dialog, ErrorNote, Progress, saveFile, toast } from "@/ui"
 import { words } from "@/words/en/pipelines"
 import type { Candidate } from "./candidates"
-import { type Part, packed } from "./pack"
+import { exportZip, type Part } from "./pack"
 import type { Book } from "./useRun"
 import { BYTES_MAX, FILES_MAX } from "./zip"
 
@@ -49,7 +49,7 @@ export function Export({ book, run, open, onClose }: ExportProps) {
       candidate,
       label: book.labels.get(candidate.id) ?? "",
     }))
-    const zip = await packed(run, parts, setDone, stop.signal).catch((thrown) => {
+    const zip = await exportZip(run, parts, setDone, stop.signal).catch((thrown) => {
       if (stop.signal.aborted) return null
       throw thrown
     })

@@ -53,7 +53,7 @@ function Row({ failure, book, onRetry }: { failure: FailureAnswer; book: Book; o
       <StateIcon state="failed" />
       <span className="pipeline-run-failed-what">
         <strong>{failure.step}</strong>
-        <span className="faint">{whatFailed(failure, parent)}</span>
+        <span className="faint">{failedTitle(failure, parent)}</span>
       </span>
       <span className="pipeline-run-failed-why">{failure.error ?? words.failed.unknown}</span>
       <span className="faint">
@@ -66,7 +66,7 @@ function Row({ failure, book, onRetry }: { failure: FailureAnswer; book: Book; o
   )
 }
 
-function whatFailed({ is_judge }: FailureAnswer, parent: string | undefined): string {
+function failedTitle({ is_judge }: FailureAnswer, parent: string | undefined): string {
   if (!parent) return words.failed.base
   return is_judge ? words.failed.judge(parent) : words.failed.of(parent)
 }

@@ -7,8 +7,8 @@ import type { PipelineRunAnswer, StepAnswer } from "@/api/schema"
 import { Button, Choices, Empty, ErrorNote, Loaded, Select } from "@/ui"
 import { words } from "@/words/en/pipelines"
 import { bestFirst, type Candidate, fits, highestFirst, SHOWS, type Show } from "./candidates"
-import { isElsewhere, useJudge, VERDICT_KEYS } from "./judge"
-import { Drawn, judgedWord, Picture } from "./Print"
+import { isForAnotherElement, useJudge, VERDICT_KEYS } from "./judge"
+import { Drawn, judgeStatus, Picture } from "./Print"
 import type { Book } from "./useRun"
 
 type Order = keyof typeof words.grid.orders
@@ -176,7 +176,7 @@ function One({ candidate, book, isChosen, onChoose }: OneProps) {
   const { id, status, score, judge_score: judgeScore } = candidate
   const label = book.labels.get(id) ?? ""
   const isWaiting = book.waiting.has(id)
-  const judged = judgedWord(candidate, book.run.data?.steps ?? [])
+  const judged = judgeStatus(candidate, book.run.data?.steps ?? [])
   const isPersons = candidate.judged_by !== "judge" && status !== "active"
   const word = isWaiting ? words.toJudge : isPersons ? words.statuses[status] : ""
   const ariaText = words.grid.told(
@@ -234,7 +234,7 @@ export function useJudgeKeys(area: { current: HTMLElement | null }, book: Book):
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
       const verdict = VERDICT_KEYS[event.key.toLowerCase()]
-      if (!verdict || isElsewhere(event)) return
+      if (!verdict || isForAnotherElement(event)) return
       const focused = (event.target as HTMLElement).closest?.<HTMLElement>("[data-candidate]")
       const pointed = area.current?.querySelector<HTMLElement>("[data-candidate]:hover")
       const id = (focused ?? pointed)?.dataset.candidate

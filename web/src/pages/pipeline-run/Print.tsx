@@ -50,7 +50,7 @@ export function Drawn({ candidate: { status, judged_by } }: { candidate: Candida
 
 /** Describes the judge's verdict, failure or pending judgment of a candidate. Returns an empty text
  * if the judge left the decision to people. */
-export function judgedWord(candidate: Candidate, steps: readonly StepAnswer[]): string {
+export function judgeStatus(candidate: Candidate, steps: readonly StepAnswer[]): string {
   const { status, judged_by, judge_error } = candidate
   if (judged_by === "judge") return words.judge.verdicts[status] ?? ""
   if (judged_by === null && judge_error !== null) return words.judge.failed

@@ -7,8 +7,8 @@ import { Button, Empty, Loaded, Skeleton, tokens } from "@/ui"
 import { words } from "@/words/en/pipelines"
 import { lineageOf } from "./candidates"
 import { useJudgeKeys } from "./Grid"
-import { Drawn, judgedWord, Picture } from "./Print"
-import { CELL, columnOf, type Layout, layout, line, neighbour, type Place } from "./tree"
+import { Drawn, judgeStatus, Picture } from "./Print"
+import { CELL, columnOf, type Layout, layout, line, neighborOf, type Place } from "./tree"
 import type { Book } from "./useRun"
 
 interface TreeProps {
@@ -73,14 +73,14 @@ function Board({ book, run, chosen, onChoose }: TreeProps) {
         onKeyDown={(event) => {
           const from = (event.target as HTMLElement).closest<HTMLElement>("[data-candidate]")?.dataset
             .candidate
-          const next = from && neighbour(placed.places, from, event.key)
+          const next = from && neighborOf(placed.places, from, event.key)
           if (!next) return
           event.preventDefault()
           board.current?.querySelector<HTMLElement>(`[data-candidate="${next}"] button`)?.focus()
         }}
       >
         <Lines placed={placed} inInk={inInk} />
-        <Brief run={run} top={placed.start} />
+        <RunInputs run={run} top={placed.start} />
         {placed.places.map((place) => (
           <Node
             key={place.candidate.id}
@@ -125,7 +125,7 @@ function Lines({ placed, inInk }: { placed: Layout; inInk: ReadonlySet<string> }
   )
 }
 
-function Brief({ run, top }: { run: PipelineRunAnswer; top: number }) {
+function RunInputs({ run, top }: { run: PipelineRunAnswer; top: number }) {
   const variables = Object.entries(run.variables)
   return (
     <div className="pipeline-run-brief" style={{ top, width: START_WIDTH }}>
@@ -151,7 +151,7 @@ interface NodeProps {
 function Node({ place: { candidate, x, y }, book, isChosen, onChoose }: NodeProps) {
   const label = book.labels.get(candidate.id) ?? ""
   const isWaiting = book.waiting.has(candidate.id)
-  const judged = judgedWord(candidate, book.run.data?.steps ?? [])
+  const judged = judgeStatus(candidate, book.run.data?.steps ?? [])
   const word = judged || (isWaiting ? words.toJudge : words.statuses[candidate.status])
   return (
     <div

@@ -7,7 +7,7 @@ import type { PairAnswer, PipelineRunAnswer, VoteAnswer } from "@/api/schema"
 import { Button, Empty, ErrorNote, LinkButton, Pencil, Progress, Select, Skeleton } from "@/ui"
 import { words } from "@/words/en/pipelines"
 import { type Candidate, isPicture, promptOf } from "./candidates"
-import { isElsewhere, say } from "./judge"
+import { isForAnotherElement, sendVerdict } from "./judge"
 import { Large } from "./Large"
 import { Picture } from "./Print"
 import type { Book } from "./useRun"
@@ -189,7 +189,7 @@ function Option({ side, place, candidate, ratio, isPicked, isRejected, book, onC
           type="button"
           className="print"
           aria-label={words.vote.choose(label, words.vote[place])}
-          onClick={({ currentTarget }) => (isWhole(currentTarget) ? onChoose() : bringIn(currentTarget))}
+          onClick={({ currentTarget }) => (isWhole(currentTarget) ? onChoose() : scrollTo(currentTarget))}
         >
           <Picture candidate={candidate} book={book} alt="" eager />
           {isPicked && <Pencil kind="frame" />}
@@ -216,7 +216,7 @@ function isWhole(option: HTMLElement): boolean {
   return left >= -CUT_MAX && right <= window.innerWidth + CUT_MAX
 }
 
-function bringIn(option: HTMLElement): void {
+function scrollTo(option: HTMLElement): void {
   option.scrollIntoView({ inline: "center", block: "nearest", behavior: "smooth" })
 }
 
@@ -335,7 +335,7 @@ function useJury(book: Book, step: string): Jury {
       if (!pair || pair.candidates.length < 2) return
       setPicked(choice)
       const drawn = new Promise((end) => setTimeout(end, choice === "skip" ? 0 : LOOP_MS))
-      const votes = [...done, { choice, pair, voteId: await give(book, pair, choice) }]
+      const votes = [...done, { choice, pair, voteId: await sendChoice(book, pair, choice) }]
       const next = await read(votes)
       await drawn
       setDone(votes)
@@ -345,7 +345,7 @@ function useJury(book: Book, step: string): Jury {
     void alone(async () => {
       const last = done.at(-1)
       if (!last) return
-      await takeBack(book, last)
+      await undoChoice(book, last)
       setDone(done.slice(0, -1))
       setPair(last.pair)
     })
@@ -353,11 +353,15 @@ function useJury(book: Book, step: string): Jury {
 }
 
 /** Sends the choice and returns the vote's id, or null if it wasn't a vote. */
-async function give(book: Book, { candidates: [one, other] }: Pair, choice: Choice): Promise<string | null> {
+async function sendChoice(
+  book: Book,
+  { candidates: [one, other] }: Pair,
+  choice: Choice,
+): Promise<string | null> {
   if (!one || !other || choice === "skip") return null
   if (choice === "reject") {
-    await say(book, one.id, "reject")
-    await say(book, other.id, "reject")
+    await sendVerdict(book, one.id, "reject")
+    await sendVerdict(book, other.id, "reject")
     return null
   }
   const [winner, loser] = choice === "right" ? [other, one] : [one, other]
@@ -365,10 +369,10 @@ async function give(book: Book, { candidates: [one, other] }: Pair, choice: Choi
   return (await api.post<VoteAnswer>(`${book.path}/vote`, body)).id
 }
 
-async function takeBack(book: Book, { choice, voteId, pair }: Done): Promise<void> {
+async function undoChoice(book: Book, { choice, voteId, pair }: Done): Promise<void> {
   if (voteId) await api.post<VoteAnswer>(`${book.path}/votes/${voteId}/undo`)
   if (choice !== "reject") return
-  for (const candidate of pair.candidates) await say(book, candidate.id, "undo")
+  for (const candidate of pair.candidates) await sendVerdict(book, candidate.id, "undo")
 }
 
 /** Waits until the picture can be drawn, so that both pictures of a pair appear at the same
@@ -387,7 +391,7 @@ function useKeys(choose: (choice: Choice) => void, undo: () => void, onLarge: ()
   latest.current = { choose, undo, onLarge }
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
-      if (isElsewhere(event) || event.repeat) return
+      if (isForAnotherElement(event) || event.repeat) return
       const key = event.key.length === 1 ? event.key.toLowerCase() : event.key
       const choice = KEYS[key]
       const button = (event.target as HTMLElement).closest?.("button, a")

@@ -16,7 +16,7 @@ import {
   withEvent,
   withStableUrls,
 } from "./candidates"
-import { BEST, CELL, layout, neighbour, STEP_MAX, shownIds } from "./tree"
+import { BEST, CELL, layout, neighborOf, STEP_MAX, shownIds } from "./tree"
 
 function candidateWith(id: string, step = 0, fields: Partial<Candidate> = {}): Candidate {
   return {
@@ -181,14 +181,14 @@ describe("the tree", () => {
 
   it("is walked by arrow keys", () => {
     const { places } = layout(TREE, 3, new Set(), null)
-    const go = (id: string, key: string) => neighbour(places, id, `Arrow${key}`)
+    const go = (id: string, key: string) => neighborOf(places, id, `Arrow${key}`)
     expect([go("1", "Right"), go("3", "Right"), go("3", "Left"), go("1", "Left")]).toEqual([
       "3",
       "4",
       "1",
       null,
     ])
-    expect([go("1", "Down"), go("2", "Up"), go("2", "Down"), neighbour(places, "1", "a")]).toEqual([
+    expect([go("1", "Down"), go("2", "Up"), go("2", "Down"), neighborOf(places, "1", "a")]).toEqual([
       "2",
       "1",
       null,

@@ -11,14 +11,14 @@ export interface Part {
   label: string
 }
 
-const AT_ONCE = 4
+const FETCHES_MAX = 4
 const SHEET_MAX = 200
 const CELL = 192
 const GAP = 8
 const LABEL = 18
 const COLUMNS_MAX = 8
 
-export async function packed(
+export async function exportZip(
   run: PipelineRunAnswer,
   parts: readonly Part[],
   onDone: (count: number) => void,
@@ -27,14 +27,14 @@ export async function packed(
   const zip = new Zip()
   const small: { label: string; picture: ImageBitmap }[] = []
   let done = 0
-  for (let from = 0; from < parts.length; from += AT_ONCE) {
-    const some = parts.slice(from, from + AT_ONCE)
+  for (let from = 0; from < parts.length; from += FETCHES_MAX) {
+    const some = parts.slice(from, from + FETCHES_MAX)
     const files = await Promise.all(some.map(({ candidate }) => fileOf(candidate, signal)))
     for (const [index, { candidate, label }] of some.entries()) {
       const file = files[index]
       if (!file) continue
       await zip.add(candidate.path, file, new Date(candidate.created_at))
-      const picture = isPicture(candidate) && small.length < SHEET_MAX ? await smaller(file) : null
+      const picture = isPicture(candidate) && small.length < SHEET_MAX ? await scaledDown(file) : null
       if (picture)
         small.push({ label: `${label}  ${Math.round(candidate.score)}  ${candidate.status}`, picture })
       done += 1
@@ -68,7 +68,7 @@ async function fileOf(candidate: Candidate, signal: AbortSignal): Promise<Blob> 
 }
 
 /** Scales a picture down. Returns null if the browser can't decode the file as a picture. */
-async function smaller(file: Blob): Promise<ImageBitmap | null> {
+async function scaledDown(file: Blob): Promise<ImageBitmap | null> {
   try {
     const whole = await createImageBitmap(file)
     const part = Math.min(1, CELL / Math.max(whole.width, whole.height))

@@ -100,22 +100,22 @@ function restsOf(all: readonly Candidate[], shown: ReadonlySet<string>, steps: n
 
 /** Returns the id of the candidate that an arrow key leads to: the parent, the first child, or the
  * next one in the same column. */
-export function neighbour(places: readonly Place[], id: string, key: string): string | null {
+export function neighborOf(places: readonly Place[], id: string, key: string): string | null {
   const here = places.find((place) => place.candidate.id === id)
   if (!here) return null
   if (key === "ArrowLeft") return here.candidate.parent
-  if (key === "ArrowRight") return higher(places.filter((place) => place.candidate.parent === id))
+  if (key === "ArrowRight") return highest(places.filter((place) => place.candidate.parent === id))
   const column = places.filter((place) => place.x === here.x)
-  if (key === "ArrowDown") return higher(column.filter((place) => place.y > here.y))
-  if (key === "ArrowUp") return lower(column.filter((place) => place.y < here.y))
+  if (key === "ArrowDown") return highest(column.filter((place) => place.y > here.y))
+  if (key === "ArrowUp") return lowest(column.filter((place) => place.y < here.y))
   return null
 }
 
-function higher(places: readonly Place[]): string | null {
+function highest(places: readonly Place[]): string | null {
   return places.toSorted((one, other) => one.y - other.y)[0]?.candidate.id ?? null
 }
 
-function lower(places: readonly Place[]): string | null {
+function lowest(places: readonly Place[]): string | null {
   return places.toSorted((one, other) => other.y - one.y)[0]?.candidate.id ?? null
 }
 

@@ -18,7 +18,7 @@ import {
 const PAGE = 100
 /** The number of candidates read at once. More are read on request. */
 const READ_MAX = 1_000
-const TOGETHER_MS = 200
+const BATCH_MS = 200
 const URLS_MS = 600_000
 
 export interface Book {
@@ -183,6 +183,6 @@ function useLater(path: string): (event: string, data: CandidateEvent) => void {
     now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed" || event === "retried"
     now.isVoted ||= event === "voted" || event === "vote_undone"
     now.isFailed ||= event === "job_failed" || event === "retried"
-    timer.current ??= setTimeout(read, TOGETHER_MS)
+    timer.current ??= setTimeout(read, BATCH_MS)
   }
 }

@@ -10,7 +10,7 @@ import { reasonOf } from "../pipeline-run/state"
 
 const PAGE = 12
 const PRINTS = 5
-const TOGETHER_MS = 1_000
+const BATCH_MS = 1_000
 
 export function Runs({ pipelineId }: { pipelineId?: string }) {
   const pages = usePages<PipelineRunSummary, PipelineRunSummaries>(
@@ -51,7 +51,7 @@ function useLive(): void {
     timer.current ??= setTimeout(() => {
       timer.current = null
       cache.invalidate("/api/pipeline-runs")
-    }, TOGETHER_MS)
+    }, BATCH_MS)
   }
   useAccountEvents((job) => job.completed_at && later(), later)
 }

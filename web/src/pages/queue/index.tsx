@@ -3,20 +3,20 @@
 import { useEffect } from "react"
 import { useQuery } from "@/api"
 import type { BulkFilter, JobCountsAnswer, Overview, WorkflowAnswer, Workflows } from "@/api/schema"
-import { setPaused, tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed, setPaused } from "@/pages/jobs/BulkBar"
 import { type Chip, searchOf } from "@/pages/jobs/filter"
 import { JobList } from "@/pages/jobs/JobList"
 import { Button, duration, Empty, LinkButton, Tabs } from "@/ui"
 import { words } from "@/words/en/jobs"
 
-const WITHIN: BulkFilter = { status: ["queued", "processing"] }
+const QUEUE_FILTER: BulkFilter = { status: ["queued", "processing"] }
 
 export default function QueuePage() {
   return (
     <JobList
       title={words.queue}
       path="/console/queue"
-      within={WITHIN}
+      within={QUEUE_FILTER}
       views={(chips, show, version) => <Views chips={chips} show={show} version={version} />}
       above={<Flows />}
       empty={
@@ -101,7 +101,7 @@ function Flows() {
                 size="small"
                 icon={is_paused ? "play" : "pause"}
                 label={is_paused ? words.resumeOne(slug) : words.pauseOne(slug)}
-                onClick={() => void setPaused(slug, !is_paused).catch(tellFailed)}
+                onClick={() => void setPaused(slug, !is_paused).catch(notifyFailed)}
               />
             </div>
           ))}

@@ -64,7 +64,7 @@ function ActiveRow({ job }: { job: FollowedJob }) {
       <Progress
         label={title}
         value={job.progress === null ? 0 : job.progress / 100}
-        told={job.progress !== null}
+        withPercent={job.progress !== null}
       />
     </Link>
   )

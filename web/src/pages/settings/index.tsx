@@ -47,7 +47,7 @@ export default function SettingsPage() {
     >
       <People />
       <Loaded query={settings} skeleton={<Skeleton height="60vh" />}>
-        {(answer) => <InForce settings={answer.settings} />}
+        {(answer) => <CurrentSettings settings={answer.settings} />}
       </Loaded>
     </Page>
   )
@@ -282,7 +282,7 @@ function NewOperator({ onClose, onMade }: NewOperatorProps) {
   )
 }
 
-function InForce({ settings }: { settings: readonly SettingAnswer[] }) {
+function CurrentSettings({ settings }: { settings: readonly SettingAnswer[] }) {
   const { inForce } = words
   const [text, setText] = useState("")
   const [isChanged, setChanged] = useState(false)

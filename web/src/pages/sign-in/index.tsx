@@ -4,7 +4,7 @@ import { type Session, signIn, signInHere, useAct, useSession } from "@/api"
 import { Brand } from "@/app/Brand"
 import { Button, ErrorNote, Field, LinkButton, Pencil, useTitle } from "@/ui"
 import { words } from "@/words/en/signIn"
-import { goesTo } from "./next"
+import { pageAfterSignIn } from "./next"
 import { forgetSecret, secretInAddress } from "./secret"
 import "./sign-in.css"
 
@@ -17,7 +17,7 @@ export default function SignIn() {
   const next = params.get("next")
   const problem = params.get("problem")
   const [, go] = useLocation()
-  const enter = (signedIn: Session) => go(goesTo(next, signedIn.kinds))
+  const enter = (signedIn: Session) => go(pageAfterSignIn(next, signedIn.kinds))
   const byKey = useAct(async () => enter(await signIn(key.trim())))
   const [secret] = useState(secretInAddress)
   const byClick = useAct(async () => {
@@ -51,7 +51,7 @@ export default function SignIn() {
               <Button kind="go" size="large" busy={byClick.isRunning} onClick={() => void byClick.run()}>
                 {words.here}
               </Button>
-              <Or />
+              <OrDivider />
             </>
           )}
           {ways?.one_click && !canClick && <p className="quiet">{words.noSecret}</p>}
@@ -73,11 +73,11 @@ export default function SignIn() {
           </Button>
           {ways?.oidc && (
             <>
-              <Or />
+              <OrDivider />
               <LinkButton
                 size="large"
                 outside
-                href={`/auth/oidc/start?next=${encodeURIComponent(goesTo(next, []))}`}
+                href={`/auth/oidc/start?next=${encodeURIComponent(pageAfterSignIn(next, []))}`}
               >
                 {words.oidc(ways.oidc_name ?? words.oidcUnnamed)}
               </LinkButton>
@@ -101,7 +101,7 @@ export default function SignIn() {
   )
 }
 
-function Or() {
+function OrDivider() {
   return <p className="sign-in-or faint">{words.or}</p>
 }
 

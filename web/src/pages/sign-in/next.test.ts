@@ -1,14 +1,14 @@
 import { expect, test } from "vitest"
-import { goesTo } from "./next"
+import { pageAfterSignIn } from "./next"
 
 test("one goes on to the page that asked for a sign-in", () => {
-  expect(goesTo("/console/jobs?state=failed", ["operator"])).toBe("/console/jobs?state=failed")
+  expect(pageAfterSignIn("/console/jobs?state=failed", ["operator"])).toBe("/console/jobs?state=failed")
 })
 
 test("operators go to the console, all others to the effects", () => {
-  expect(goesTo(null, ["operator"])).toBe("/console")
-  expect(goesTo(null, ["operator", "customer"])).toBe("/")
-  expect(goesTo(null, ["customer"])).toBe("/")
+  expect(pageAfterSignIn(null, ["operator"])).toBe("/console")
+  expect(pageAfterSignIn(null, ["operator", "customer"])).toBe("/")
+  expect(pageAfterSignIn(null, ["customer"])).toBe("/")
 })
 
 test.each([
@@ -22,5 +22,5 @@ test.each([
   "/sign-in?next=/",
   "%",
 ])("%s is not gone to", (next) => {
-  expect(goesTo(next, [])).toBe("/")
+  expect(pageAfterSignIn(next, [])).toBe("/")
 })

@@ -1,6 +1,6 @@
 /** Returns the page to open after the sign-in: the page that required it, but never another
  * site. */
-export function goesTo(next: string | null, kinds: readonly string[]): string {
+export function pageAfterSignIn(next: string | null, kinds: readonly string[]): string {
   const home = kinds.includes("operator") && !kinds.includes("customer") ? "/console" : "/"
   if (!next) return home
   try {

@@ -107,7 +107,7 @@ export default function TenantsPage() {
 }
 
 const { columns } = words
-const wide = { wideOnly: true } as const
+const WIDE_ONLY = { wideOnly: true } as const
 const COLUMNS: Column<TenantAnswer>[] = [
   {
     key: "state",
@@ -116,26 +116,26 @@ const COLUMNS: Column<TenantAnswer>[] = [
     cell: (row) => <Status status={ICONS[stateOfTenant(row)]}>{words.states[stateOfTenant(row)]}</Status>,
   },
   { key: "name", title: columns.name, width: "minmax(120px, 2fr)", cell: (row) => <b>{row.name}</b> },
-  { key: "id", title: columns.id, width: "112px", ...wide, cell: (row) => <CopyId id={row.id} /> },
+  { key: "id", title: columns.id, width: "112px", ...WIDE_ONLY, cell: (row) => <CopyId id={row.id} /> },
   {
     key: "queued",
     title: columns.queued,
     width: "minmax(110px, 1fr)",
-    ...wide,
+    ...WIDE_ONLY,
     cell: (row) => limit(row.max_queued, count),
   },
   {
     key: "storage",
     title: columns.storage,
     width: "minmax(110px, 1fr)",
-    ...wide,
+    ...WIDE_ONLY,
     cell: (row) => limit(row.max_storage_bytes, bytes),
   },
   {
     key: "kept",
     title: columns.kept,
     width: "minmax(100px, 1fr)",
-    ...wide,
+    ...WIDE_ONLY,
     cell: (row) =>
       row.retention_days === null ? (
         <span className="faint">{words.asSettings}</span>
@@ -147,7 +147,7 @@ const COLUMNS: Column<TenantAnswer>[] = [
     key: "pool",
     title: columns.pool,
     width: "minmax(80px, 1fr)",
-    ...wide,
+    ...WIDE_ONLY,
     cell: (row) => <span className="mono">{row.pool}</span>,
   },
   {

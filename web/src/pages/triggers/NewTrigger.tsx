@@ -8,7 +8,7 @@ import { Button, Check, Choices, Dialog, Empty, ErrorNote, Field, LinkButton, Se
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/triggers"
 import { type Chosen, forget } from "../effect/Media"
-import { OneFile, sentId } from "../effect/OneFile"
+import { OneFile, uploadedId } from "../effect/OneFile"
 import { cronOf, DAYS, inputOf, inWords, momentIn, type Plan, RHYTHMS } from "./cron"
 import type { Targets } from "./index"
 
@@ -390,7 +390,7 @@ async function sentFiles(draft: Draft, inputs: readonly GraphPort[]): Promise<Re
   const sent: Record<string, string> = {}
   for (const { name, type } of inputs) {
     const chosen = draft.files[name]
-    if (chosen && isFile(draft, type)) sent[name] = await sentId(chosen, form.missing(name))
+    if (chosen && isFile(draft, type)) sent[name] = await uploadedId(chosen, form.missing(name))
   }
   return sent
 }

@@ -35,10 +35,10 @@ export function inWords(cron: string): string {
   if (every && hour === "*") return days && join(words.everyMinutes(Number(every[1])), date, day, days)
   if (!/^\d+$/.test(minute)) return cron
   const hours = /^\*\/(\d+)$/.exec(hour)
-  if (hours && days) return join(words.everyHours(Number(hours[1]), two(minute)), date, day, days)
-  if (hour === "*" && days) return join(words.everyHour(two(minute)), date, day, days)
+  if (hours && days) return join(words.everyHours(Number(hours[1]), twoDigits(minute)), date, day, days)
+  if (hour === "*" && days) return join(words.everyHour(twoDigits(minute)), date, day, days)
   if (!/^\d+(,\d+)*$/.test(hour) || !days) return cron
-  const times = hour.split(",").map((time) => `${two(time)}:${two(minute)}`)
+  const times = hour.split(",").map((time) => `${twoDigits(time)}:${twoDigits(minute)}`)
   return words.daysAt(days, times.join(", "))
 }
 
@@ -47,7 +47,7 @@ function join(time: string, date: string, day: string, days: string): string {
   return date === "*" && day === "*" ? time : `${time}, ${days}`
 }
 
-function two(text: string): string {
+function twoDigits(text: string): string {
   return text.padStart(2, "0")
 }
 

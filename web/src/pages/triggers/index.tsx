@@ -107,7 +107,7 @@ export default function TriggersPage() {
         />
       )}
       {newTrigger?.secret && (
-        <Once trigger={newTrigger} secret={newTrigger.secret} onDone={() => setNewTrigger(null)} />
+        <NewSecret trigger={newTrigger} secret={newTrigger.secret} onDone={() => setNewTrigger(null)} />
       )}
     </Page>
   )
@@ -126,7 +126,15 @@ function useTargets(): Targets {
 }
 
 /** Shows the secret, which can't be shown again later, and explains how to use it. */
-function Once({ trigger, secret, onDone }: { trigger: MadeTrigger; secret: string; onDone: () => void }) {
+function NewSecret({
+  trigger,
+  secret,
+  onDone,
+}: {
+  trigger: MadeTrigger
+  secret: string
+  onDone: () => void
+}) {
   const address = `${location.origin}${trigger.path}`
   const curl = `curl -X POST "${address}" \\\n  -H "Authorization: Bearer ${secret}" \\\n  -d '${exampleOf(trigger)}'`
   return (

@@ -6,7 +6,7 @@ import { Link } from "wouter"
 import { useQuery } from "@/api"
 import type { Matrix, Reading, ReadingAnswer, Readings, WorkerDetail, WorkerSeen } from "@/api/schema"
 import { useQuestions, WorkerButtons } from "@/pages/workers/acts"
-import { conditionOf, GIGABYTE, gigabytes, lackOf, modelName, STATE_OF } from "@/pages/workers/machines"
+import { conditionOf, GIGABYTE, gigabytes, missingFor, modelName, STATE_OF } from "@/pages/workers/machines"
 import { useMatrix, useWorkers, WORKERS } from "@/pages/workers/useMachines"
 import { Now } from "@/pages/workers/WorkerRows"
 import {
@@ -137,7 +137,7 @@ function CanRun({ worker, matrix }: { worker: WorkerDetail; matrix: Matrix | und
       {worker.workflows.length === 0 && <p className="worker-none">{words.one.runsNone}</p>}
       <ul className="worker-runs">
         {worker.workflows.map((workflow) => {
-          const lack = row ? lackOf(row, workflow) : []
+          const lack = row ? missingFor(row, workflow) : []
           const isUnknown = row?.unknown.includes(workflow)
           return (
             <li key={workflow}>
@@ -167,19 +167,23 @@ interface Kind {
 
 const part = (value: number) => percent(Math.round(value))
 /** Values in gigabytes, so that the grid lines are at round values. */
-const big = (value: number | null | undefined) => (value == null ? null : value / GIGABYTE)
+const inGigabytes = (value: number | null | undefined) => (value == null ? null : value / GIGABYTE)
 const size = (value: number) => `${gigabytes(value * GIGABYTE)} GB`
 const KINDS: readonly Kind[] = [
   { title: words.one.gpuLoad, value: (reading) => reading.gpu_load_percent, format: part, range: [0, 100] },
-  { title: words.one.gpuMemory, value: (reading) => big(reading.gpu_memory_used_bytes), format: size },
+  {
+    title: words.one.gpuMemory,
+    value: (reading) => inGigabytes(reading.gpu_memory_used_bytes),
+    format: size,
+  },
   {
     title: words.one.temperature,
     value: (reading) => reading.gpu_temperature_celsius,
     format: words.celsius,
   },
   { title: words.one.cpu, value: (reading) => reading.cpu_percent, format: part, range: [0, 100] },
-  { title: words.one.memory, value: (reading) => big(reading.memory_used_bytes), format: size },
-  { title: words.one.disk, value: (reading) => big(reading.disk_free_bytes), format: size },
+  { title: words.one.memory, value: (reading) => inGigabytes(reading.memory_used_bytes), format: size },
+  { title: words.one.disk, value: (reading) => inGigabytes(reading.disk_free_bytes), format: size },
 ]
 const HOURS = Object.entries(words.one.hours).map(([value, label]) => ({ value, label }))
 const POINTS = 240

@@ -38,12 +38,12 @@ function Chip({ ability }: { ability: Ability }) {
     >
       {isStuck && <StateIcon state="failed" size={13} />}
       {workflow} {online > 0 && <Badge>{words.able(able, online)}</Badge>}
-      {able < online && <span className="workers-lack">{lackInWords(ability)}</span>}
+      {able < online && <span className="workers-lack">{missingText(ability)}</span>}
     </Link>
   )
 }
 
-function lackInWords({ everywhere, first, unknown }: Ability): string {
+function missingText({ everywhere, first, unknown }: Ability): string {
   if (everywhere) return words.missingEverywhere(everywhere)
   if (first) return words.lacks(first.worker, first.what, first.more)
   return unknown > 0 ? words.notTold(unknown) : ""

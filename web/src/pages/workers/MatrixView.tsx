@@ -5,7 +5,7 @@ import { Link } from "wouter"
 import type { Matrix } from "@/api/schema"
 import { Badge, Empty, Icon, LinkButton, Panel, StateIcon } from "@/ui"
 import { words } from "@/words/en/workers"
-import { type Cell, cellOf, type Gap, gapsOf, lackOf } from "./machines"
+import { type Cell, cellOf, type Gap, gapsOf, missingFor } from "./machines"
 
 export function MatrixView({ matrix }: { matrix: Matrix }) {
   const workflows = matrix.workflows.filter((workflow) => workflow.fleets.length > 0)
@@ -104,7 +104,9 @@ function Grid({ matrix }: { matrix: Matrix }) {
               {workers.map((worker) => {
                 const cell = cellOf(worker, workflow)
                 const title =
-                  cell === "cannot" ? words.one.lacks(lackOf(worker, workflow).join(", ")) : words.grid[cell]
+                  cell === "cannot"
+                    ? words.one.lacks(missingFor(worker, workflow).join(", "))
+                    : words.grid[cell]
                 return (
                   <td key={worker.worker_id} title={title} data-cell={cell}>
                     {MARKS[cell]}

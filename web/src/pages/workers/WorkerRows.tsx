@@ -8,7 +8,7 @@ import { Badge, Progress, percent, Status, shortId, Time } from "@/ui"
 import { Plot } from "@/ui/Plot"
 import { words } from "@/words/en/workers"
 import { type Ask, WorkerButtons } from "./acts"
-import { type Condition, conditionOf, gigabytes, gpuName, jobAtHand, modelName, STATE_OF } from "./machines"
+import { type Condition, conditionOf, gigabytes, gpuName, modelName, runningJob, STATE_OF } from "./machines"
 import { WORKERS } from "./useMachines"
 
 interface RowsProps {
@@ -108,7 +108,7 @@ export function GpuMemory({ worker }: { worker: WorkerSeen }) {
   )
 }
 
-const IN_WORDS: Readonly<Record<Exclude<Condition, "busy" | "silent">, string>> = {
+const CONDITION_TEXT: Readonly<Record<Exclude<Condition, "busy" | "silent">, string>> = {
   pending: words.waitsForApproval,
   draining: words.finished,
   idle: words.waitsForWork,
@@ -118,7 +118,7 @@ const IN_WORDS: Readonly<Record<Exclude<Condition, "busy" | "silent">, string>> 
 }
 
 export function Now({ worker, condition }: { worker: WorkerSeen; condition: Condition }) {
-  const job = jobAtHand(worker)
+  const job = runningJob(worker)
   if (condition === "silent" && worker.silent_since)
     return (
       <span className="is-failed">
@@ -132,7 +132,7 @@ export function Now({ worker, condition }: { worker: WorkerSeen; condition: Cond
           ? worker.problem
           : condition === "busy" || condition === "silent"
             ? words.preparing
-            : IN_WORDS[condition]}
+            : CONDITION_TEXT[condition]}
       </span>
     )
   return (

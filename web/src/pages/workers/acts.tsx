@@ -3,7 +3,7 @@
 import { type ReactNode, useCallback, useState } from "react"
 import { api, useAct } from "@/api"
 import type { NewKey, Revoked, WorkerAnswer } from "@/api/schema"
-import { tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed } from "@/pages/jobs/BulkBar"
 import { Button, Choices, Confirm, Dialog, ErrorNote, Menu, toast } from "@/ui"
 import { ShownOnce } from "@/ui/ShownOnce"
 import { words as common } from "@/words/en/common"
@@ -28,7 +28,7 @@ async function setDraining(name: string, isDraining: boolean): Promise<void> {
     title: isDraining ? words.drains(name) : words.takenBack(name),
     ...(isDraining && { text: words.drainsText }),
     state: isDraining ? "running" : "succeeded",
-    act: { label: words.undo, run: () => void setDraining(name, !isDraining).catch(tellFailed) },
+    act: { label: words.undo, run: () => void setDraining(name, !isDraining).catch(notifyFailed) },
   })
 }
 
@@ -147,7 +147,7 @@ interface ActsProps {
 
 /** The buttons for one worker. */
 export function WorkerButtons({ name, condition, ask, size = "small" }: ActsProps) {
-  const run = (act: (worker: string) => Promise<void>) => () => void act(name).catch(tellFailed)
+  const run = (act: (worker: string) => Promise<void>) => () => void act(name).catch(notifyFailed)
   if (condition === "pending")
     return (
       <>

@@ -8,7 +8,7 @@ import { words } from "@/words/en/workers"
 import { Abilities } from "./Abilities"
 import { type Ask, useQuestions } from "./acts"
 import { MatrixView } from "./MatrixView"
-import { busyOf, byFleet, countOf, type FleetGroup, inOrder } from "./machines"
+import { busyCount, byFleet, countOf, type FleetGroup, sortedWorkers } from "./machines"
 import { useFleets, useMatrix, useWaiting, useWorkers } from "./useMachines"
 import { WorkerRows } from "./WorkerRows"
 import "./workers.css"
@@ -40,7 +40,7 @@ export default function WorkersPage() {
       className="workers"
       aside={
         <span className="faint workers-summary">
-          {all && list && words.summary(all.length, list.length, busyOf(all))}
+          {all && list && words.summary(all.length, list.length, busyCount(all))}
         </span>
       }
       actions={
@@ -69,7 +69,12 @@ export default function WorkersPage() {
                   <NoFleet onMake={() => setDialog({ kind: "new" })} />
                 ) : view === "all" && all.length > 0 ? (
                   <Panel>
-                    <WorkerRows label={words.all} workers={inOrder(all)} ask={questions.ask} withFleet />
+                    <WorkerRows
+                      label={words.all}
+                      workers={sortedWorkers(all)}
+                      ask={questions.ask}
+                      withFleet
+                    />
                   </Panel>
                 ) : (
                   byFleet(all, groups).map((group) => (

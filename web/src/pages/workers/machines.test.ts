@@ -2,16 +2,16 @@ import { expect, test } from "vitest"
 import type { Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@/api/schema"
 import {
   abilitiesOf,
-  betterThan,
   byFleet,
   cellOf,
   conditionOf,
   gapsOf,
-  inOrder,
   type JobNews,
-  jobAtHand,
-  loopbackIn,
+  loopbackAddressIn,
   modelName,
+  reachableAddress,
+  runningJob,
+  sortedWorkers,
   withJobs,
   withWorkers,
 } from "./machines"
@@ -99,9 +99,9 @@ test("of a worker that was not heard when it should have been nobody says that i
 test("what a worker makes now is what has begun, not what it holds for later", () => {
   const next = job("next")
   const started = job("begun", { started_at: "2031-05-01T12:00:00Z" })
-  expect(jobAtHand(worker("a", { jobs: [next, started] }))).toBe(started)
-  expect(jobAtHand(worker("a", { jobs: [next] }))).toBe(next)
-  expect(jobAtHand(worker("a"))).toBeUndefined()
+  expect(runningJob(worker("a", { jobs: [next, started] }))).toBe(started)
+  expect(runningJob(worker("a", { jobs: [next] }))).toBe(next)
+  expect(runningJob(worker("a"))).toBeUndefined()
 })
 
 test("who waits for a person comes first, who is shut out last, the rest by name as people count", () => {
@@ -111,7 +111,7 @@ test("who waits for a person comes first, who is shut out last, the rest by name
     worker("a", { state: "revoked" }),
     worker("z", { state: "pending" }),
   ]
-  expect(inOrder(all).map((worker) => worker.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
+  expect(sortedWorkers(all).map((worker) => worker.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
 })
 
 test("a fleet without a worker is listed, too", () => {
@@ -207,11 +207,11 @@ test("who drains is not gone", () => {
 
 test("an address of this machine only is told, with what to put instead", () => {
   const command = (url: string) => `export A=B\ncomfyfleet worker --control ${url} --fleet gpu`
-  expect(loopbackIn(command("http://127.0.0.1:8000"))).toBe("http://127.0.0.1:8000")
-  expect(loopbackIn(command("'http://[::1]:8000/'"))).toBe("http://[::1]:8000/")
-  expect(loopbackIn(command("https://fleet.example.org"))).toBeNull()
-  expect(betterThan("http://localhost:8000", "http://10.0.0.4:8000")).toBe("http://10.0.0.4:8000")
-  expect(betterThan("http://127.0.0.1:8000", "http://127.0.0.1:8000")).toBe("http://192.168.1.20:8000")
+  expect(loopbackAddressIn(command("http://127.0.0.1:8000"))).toBe("http://127.0.0.1:8000")
+  expect(loopbackAddressIn(command("'http://[::1]:8000/'"))).toBe("http://[::1]:8000/")
+  expect(loopbackAddressIn(command("https://fleet.example.org"))).toBeNull()
+  expect(reachableAddress("http://localhost:8000", "http://10.0.0.4:8000")).toBe("http://10.0.0.4:8000")
+  expect(reachableAddress("http://127.0.0.1:8000", "http://127.0.0.1:8000")).toBe("http://192.168.1.20:8000")
 })
 
 test("what is missing everywhere comes first", () => {

@@ -43,7 +43,7 @@ export function conditionOf(worker: WorkerReport): Condition {
 
 /** Returns the job that the worker is running. A worker may also hold its next job, which hasn't
  * started. */
-export function jobAtHand(worker: Pick<WorkerSeen, "jobs">): WorkerJob | undefined {
+export function runningJob(worker: Pick<WorkerSeen, "jobs">): WorkerJob | undefined {
   return worker.jobs.find((job) => job.started_at !== null) ?? worker.jobs[0]
 }
 
@@ -51,7 +51,7 @@ const names = new Intl.Collator(undefined, { numeric: true })
 
 /** Sorts workers: pending ones first and revoked ones last, otherwise by name, so that no row
  * moves when a job starts or ends. */
-export function inOrder(workers: readonly WorkerSeen[]): WorkerSeen[] {
+export function sortedWorkers(workers: readonly WorkerSeen[]): WorkerSeen[] {
   const rank = (worker: WorkerSeen) => (worker.state === "pending" ? 0 : worker.state === "revoked" ? 2 : 1)
   return [...workers].sort((a, b) => rank(a) - rank(b) || names.compare(a.worker_id, b.worker_id))
 }
@@ -70,14 +70,14 @@ const LOOPBACK = /^(127\.[\d.]+|localhost|\[::1\]|0\.0\.0\.0|\[::\])$/
 
 /** Returns the control plane's address in a command if it is a loopback address, which other
  * machines can't reach. */
-export function loopbackIn(command: string): string | null {
+export function loopbackAddressIn(command: string): string | null {
   const address = /--control '?([^\s']+)/.exec(command)?.[1]
   return address && URL.canParse(address) && LOOPBACK.test(new URL(address).hostname) ? address : null
 }
 
 /** Returns the address at which this page was opened if other machines can reach it, otherwise
  * an example. */
-export function betterThan(address: string, here: string = window.location.origin): string {
+export function reachableAddress(address: string, here: string = window.location.origin): string {
   if (!LOOPBACK.test(new URL(here).hostname)) return here
   const { protocol, port } = new URL(address)
   return `${protocol}//192.168.1.20${port && `:${port}`}`
@@ -90,7 +90,7 @@ export function byFleet(workers: readonly WorkerSeen[], fleets: readonly FleetAn
   return [...all].sort(names.compare).map((name) => ({
     name,
     fleet: fleetsByName.get(name) ?? null,
-    workers: inOrder(workers.filter((worker) => worker.fleet === name)),
+    workers: sortedWorkers(workers.filter((worker) => worker.fleet === name)),
   }))
 }
 
@@ -99,7 +99,7 @@ export function countOf(workers: readonly WorkerSeen[], ...conditions: readonly 
 }
 
 /** Counts the workers that have a job, including draining workers. */
-export function busyOf(workers: readonly WorkerSeen[]): number {
+export function busyCount(workers: readonly WorkerSeen[]): number {
   return workers.filter(
     (worker) => conditionOf(worker) === "busy" || (worker.state === "draining" && worker.jobs.length > 0),
   ).length
@@ -146,7 +146,7 @@ export function withJobs(seen: readonly WorkerSeen[], jobs: readonly JobNews[]):
   const news = new Map(jobs.map((job) => [job.id, job]))
   let isChanged = false
   const next = seen.map((worker) => {
-    const stays = worker.jobs.filter((job) => isStill(news.get(job.job_id), worker.worker_id))
+    const stays = worker.jobs.filter((job) => isStillOn(news.get(job.job_id), worker.worker_id))
     const held = stays.map((job) => withNews(job, news.get(job.job_id)))
     const own = new Set(held.map((job) => job.job_id))
     const started = jobs.filter((job) => job.worker_id === worker.worker_id && job.status === "leased")
@@ -162,7 +162,7 @@ export function withJobs(seen: readonly WorkerSeen[], jobs: readonly JobNews[]):
   return isChanged ? next : seen
 }
 
-function isStill(news: JobNews | undefined, worker: string): boolean {
+function isStillOn(news: JobNews | undefined, worker: string): boolean {
   return !news || (news.status === "leased" && news.worker_id === worker)
 }
 
@@ -178,7 +178,7 @@ function jobOf(news: JobNews): WorkerJob {
 }
 
 /** Returns everything that a worker lacks for one workflow. */
-export function lackOf(worker: MatrixWorker, workflow: string): string[] {
+export function missingFor(worker: MatrixWorker, workflow: string): string[] {
   return Object.values(worker.missing[workflow] ?? {}).flat()
 }
 
@@ -201,11 +201,11 @@ export function abilitiesOf(matrix: Matrix, fleet: string, workflows: readonly s
   const mine = all.filter((worker) => worker.state === "online")
   const draining = all.filter((worker) => worker.state === "draining").length
   return workflows.map((workflow) => {
-    const lacking = mine.filter((worker) => lackOf(worker, workflow).length > 0)
+    const lacking = mine.filter((worker) => missingFor(worker, workflow).length > 0)
     const [first] = lacking
     const common =
       first &&
-      lackOf(first, workflow).find((what) => mine.every((worker) => doesLack(worker, workflow, what)))
+      missingFor(first, workflow).find((what) => mine.every((worker) => isMissing(worker, workflow, what)))
     return {
       workflow,
       able: mine.filter((worker) => worker.can_run.includes(workflow)).length,
@@ -213,15 +213,15 @@ export function abilitiesOf(matrix: Matrix, fleet: string, workflows: readonly s
       draining,
       everywhere: common ?? null,
       first: first
-        ? { worker: first.worker_id, what: lackOf(first, workflow)[0] ?? "", more: lacking.length - 1 }
+        ? { worker: first.worker_id, what: missingFor(first, workflow)[0] ?? "", more: lacking.length - 1 }
         : null,
       unknown: mine.filter((worker) => worker.unknown.includes(workflow)).length,
     }
   })
 }
 
-function doesLack(worker: MatrixWorker, workflow: string, what: string): boolean {
-  return lackOf(worker, workflow).includes(what)
+function isMissing(worker: MatrixWorker, workflow: string, what: string): boolean {
+  return missingFor(worker, workflow).includes(what)
 }
 
 export interface Gap {

@@ -3,7 +3,7 @@
 import { useMemo, useState } from "react"
 import { api, cache, useAct, useQuery } from "@/api"
 import type { Drawing as Drawn, WorkflowDetail, WorkflowDiff } from "@/api/schema"
-import { tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed } from "@/pages/jobs/BulkBar"
 import { type Change, Drawing } from "@/pages/workflows/Drawing"
 import { Drop, type Opened } from "@/pages/workflows/Drop"
 import { inputAt } from "@/pages/workflows/draft"
@@ -77,7 +77,7 @@ export function Use({
     await choose(path, version, isForced)
     toast({
       title: words.used(version),
-      act: { label: words.undo, run: () => void choose(path, before, true).catch(tellFailed) },
+      act: { label: words.undo, run: () => void choose(path, before, true).catch(notifyFailed) },
     })
   })
   if (version === workflow.version) return <Status status="succeeded">{words.current}</Status>

@@ -12,7 +12,7 @@ import type {
   PropertyAnswer,
   WorkflowDetail,
 } from "@/api/schema"
-import { tellFailed } from "@/pages/jobs/BulkBar"
+import { notifyFailed } from "@/pages/jobs/BulkBar"
 import { Drawing } from "@/pages/workflows/Drawing"
 import { Drop, type Opened, useOpen } from "@/pages/workflows/Drop"
 import { inputAt, labelOf } from "@/pages/workflows/draft"
@@ -325,7 +325,7 @@ async function change(path: string, slug: string, act: Change): Promise<void> {
     title: words.changed[act](slug),
     text: act === "pause" ? words.pausedText : undefined,
     state: act === "pause" || act === "deactivate" ? "cancelled" : "succeeded",
-    act: { label: words.undo, run: () => void change(path, slug, UNDO[act]).catch(tellFailed) },
+    act: { label: words.undo, run: () => void change(path, slug, UNDO[act]).catch(notifyFailed) },
   })
 }
 
@@ -337,7 +337,7 @@ function Acts({ workflow, path, onOpened }: WholeProps) {
     const document = await api.get<unknown>(`${path}/document`)
     await reopen.act.run(new Blob([JSON.stringify(document)]), workflow.slug)
   })
-  const act = (one: Change) => void change(path, workflow.slug, one).catch(tellFailed)
+  const act = (one: Change) => void change(path, workflow.slug, one).catch(notifyFailed)
   const error = edit.error ?? reopen.act.error
   return (
     <>

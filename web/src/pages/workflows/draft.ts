@@ -67,7 +67,7 @@ function freeName(base: string, usedNames: ReadonlySet<string>): string {
   return name
 }
 
-export function exposedBefore(property: PropertyAnswer): Exposed {
+export function exposedFromPrevious(property: PropertyAnswer): Exposed {
   return {
     key: property.binding ?? `placeholder ${property.placeholder}`,
     name: property.name,
@@ -95,7 +95,7 @@ export function carriedOver(
   const bindings = new Set(suggested.map((property) => property.binding))
   const isThere = (property: PropertyAnswer) => property.binding === null || bindings.has(property.binding)
   return {
-    kept: before.filter(isThere).map(exposedBefore),
+    kept: before.filter(isThere).map(exposedFromPrevious),
     lost: before.filter((property) => !isThere(property)).map((property) => property.name),
   }
 }
