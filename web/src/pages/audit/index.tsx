@@ -188,7 +188,7 @@ function columnsOf(tenants: ReadonlyMap<string, string>): Column<EntryAnswer>[] 
   ]
 }
 
-/** Replaces tenant ids by names, and shortens other ids. */
+/** Replaces a tenant's id with its name, and shortens other ids. */
 function nameOf(subject: string, tenants: ReadonlyMap<string, string>): string {
   const at = subject.indexOf(":")
   if (at < 0) return subject

@@ -9,7 +9,7 @@ import { words } from "@/words/en/canvas"
 interface BarProps {
   name: ReactNode
   status: ReactNode
-  /** Null until the graph is first saved. */
+  /** The graph's id, or null until the graph is first saved. */
   graphId: string | null
   view: "edit" | "run" | "runs"
   runId?: string
@@ -46,7 +46,7 @@ export function Bar({ name, status, graphId, view, runId, children }: BarProps) 
 }
 
 /** Shown if the graph or the run doesn't exist. It contains a link, because these pages have no
- * shell to navigate with. */
+ * navigation bar. */
 export function NotThere({ title, href, act }: { title: string; href: string; act: string }) {
   useTitle(title)
   return (

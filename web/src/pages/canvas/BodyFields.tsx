@@ -14,7 +14,7 @@ import { MEDIA } from "./types"
 type GraphReference = Readonly<Record<string, unknown>>
 
 interface BodyFieldsProps extends NodePanelProps {
-  /** Names defined inside the node, such as item. */
+  /** The names that are defined inside the node, such as `item`. */
   inner: readonly string[]
 }
 

@@ -203,7 +203,8 @@ function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: b
   )
 }
 
-/** While the user draws a connection, marks the ports where it may end. */
+/** Returns the CSS class that marks whether the connection that the user is drawing may end at a
+ * port. */
 function useFit(node: string, port: string, type: "source" | "target"): string {
   const isFitting = useContext(Fitting)
   const start = useConnection((state) =>

@@ -142,8 +142,8 @@ function isFilled(node: GraphNode, typed: InputValues, files: Files): boolean {
   return own(typed, node.id) !== undefined && own(typed, node.id) !== ""
 }
 
-/** Returns the inputs for the quote: all typed values and the number of files, including files
- * that are still being uploaded. */
+/** Returns the inputs for the quote: all typed values, and placeholders for files that are still
+ * being uploaded. */
 export function valuesForQuote(inputs: readonly GraphNode[], typed: InputValues, files: Files): InputValues {
   const values: InputValues = {}
   for (const node of inputs) {

@@ -107,8 +107,8 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value)
 }
 
-/** Parses a document from outside, or returns null if it can't be drawn. Nodes that can't be
- * parsed are left out. */
+/** Parses an unchecked document. Returns null if it can't be drawn. Nodes that can't be parsed are
+ * left out. */
 export function documentOf(value: unknown): GraphDocument | null {
   if (!isRecord(value) || !Array.isArray(value.nodes ?? [])) return null
   const rawNodes = (value.nodes ?? []) as unknown[]

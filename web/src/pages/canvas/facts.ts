@@ -12,7 +12,7 @@ import { MEDIA, type NodePorts, type Port } from "./types"
 /** A node's state in a run. */
 export interface NodeRun {
   readonly status: string
-  /** From 0 to 1; null means unknown. */
+  /** The progress from 0 to 1; null if it is unknown. */
   readonly progress: number | null
   readonly step: string | null
   readonly backend: string | null
@@ -58,8 +58,8 @@ export function portOf({ node, port }: ProblemSeen): string {
 
 const EMPTY = /^(workflow|effect|graph) must be .* characters, not ''$/
 
-/** Shortens a problem's message for display beside its field: removes the field's name, or says
- * that nothing has been selected yet. */
+/** Shortens a problem's message for display beside its field. The field's name is removed. If
+ * nothing has been selected yet, the message becomes a short request to select something. */
 export function withShortMessage(problem: ProblemSeen): ProblemSeen {
   const { message, port } = problem
   if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }
@@ -69,8 +69,8 @@ export function withShortMessage(problem: ProblemSeen): ProblemSeen {
 
 const PORTS_MAX = 8
 
-/** Returns the inputs to show: all if the node is selected or has few, otherwise those that are
- * required, set, connected or invalid. */
+/** Returns the inputs to show: all of them if the node is selected or has few, otherwise those that
+ * are required, set, connected, invalid or files. */
 export function shownInputs(
   { ports, node, wired, problems }: NodeFacts,
   isSelected: boolean,

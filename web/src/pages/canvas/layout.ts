@@ -10,8 +10,8 @@ export interface Size {
 
 const USUAL: Size = { width: 232, height: 220 }
 const APART = { nodes: 36, ranks: 90 }
-/** Graphs with more nodes get a faster layout, which takes a third of the time but has more
- * crossings. */
+/** Graphs with more nodes than this get a faster layout, which takes a third of the time but has
+ * more crossings. */
 const NODES_MANY = 100
 
 /** Loads the layout library before it is needed. */
@@ -19,8 +19,8 @@ export function loadLayout(): void {
   import("@dagrejs/dagre").catch(() => undefined)
 }
 
-/** Lays out the graph with the real node sizes and as few crossings as possible, for users who
- * ask for it and wait. */
+/** Calculates the positions of all nodes. With `sizeOf`, it uses the real node sizes and always the
+ * slower layout with fewer crossings, because the user has asked for it. */
 export async function placesFor(
   document: GraphDocument,
   sizeOf?: (id: string) => Size | undefined,
@@ -72,8 +72,8 @@ function freePlace({ x, y }: Place, places: readonly Place[]): Place {
 
 const STORAGE_PREFIX = "comfyfleet.graph-places."
 
-/** Returns the positions saved with the version, with the changes that the user has made since
- * in this browser. */
+/** Returns the positions saved with the version, updated with the changes that the user has made
+ * since then in this browser. */
 export function placesOf(graph: { id: string; version: number; document: unknown }): Places {
   const { layout } = graph.document as { layout?: Record<string, [number, number]> }
   const saved = Object.entries(layout ?? {}).map(([id, [x, y]]) => [id, { x, y }] as const)

@@ -98,7 +98,7 @@ function Tags({ tags, value, onChange }: TagsProps) {
   )
 }
 
-/** Shows the first effect with a preview larger if there is room. */
+/** Shows the effects. If there is room, the first one with a preview is larger than the others. */
 function Sheet({ effects, isWhole }: { effects: readonly Effect[]; isWhole: boolean }) {
   const led = isWhole ? withPreviewFirst(effects) : null
   return (
@@ -180,7 +180,7 @@ function Coming() {
   )
 }
 
-/** Shown if only customers may see the catalog. */
+/** Shown to visitors if only customers may see the catalog. */
 function SignInFirst() {
   return (
     <Empty

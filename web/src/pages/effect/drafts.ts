@@ -6,7 +6,7 @@ import type { Values } from "./form"
 import { type Chosen, forget } from "./Media"
 
 export interface Draft {
-  /** Unfinished uploads among these files continue. */
+  /** The chosen files by property. Unfinished uploads continue. */
   chosen: Record<string, Chosen>
   values: Values
 }

@@ -1,4 +1,4 @@
-/** All effects, published or not. */
+/** Lists all effects, published or not. */
 
 import { useEffect, useState } from "react"
 import { useLocation } from "wouter"

@@ -169,7 +169,7 @@ function runningText({ seconds, executions, status }: NodeTimeline): string {
   return executions > 1 ? words.times(executions, average) : average
 }
 
-/** Smaller fractions of the critical path are not listed. */
+/** The smallest fraction of the critical path's duration at which a step is listed. */
 const STEP_PART_MIN = 0.005
 
 function Path({ timeline }: { timeline: RunTimeline }) {

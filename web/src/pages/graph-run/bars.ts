@@ -4,7 +4,7 @@ import type { KindSeconds, NodeTimeline } from "@/api/schema"
 
 export interface Bar {
   readonly kind: string
-  /** Fractions of the axis, from 0 to 1. */
+  /** The start of the bar as a fraction of the axis, from 0 to 1; `to` is its end. */
   readonly from: number
   readonly to: number
   readonly seconds: number

@@ -5,7 +5,7 @@ import { words } from "@/words/en/canvas"
 
 export interface Decided {
   readonly decision: string | null
-  /** The port through which the value was passed on. */
+  /** The output port through which the node passed the value on. */
   readonly way: string | null
 }
 

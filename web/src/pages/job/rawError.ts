@@ -1,7 +1,7 @@
 /** Parses a backend's error: an exception as JSON, or plain text. */
 
 export interface ReadError {
-  /** For example "PIL.UnidentifiedImageError: cannot identify image file". */
+  /** The error's title, such as "PIL.UnidentifiedImageError: cannot identify image file". */
   readonly title: string | null
   readonly nodeId: string | null
   readonly nodeType: string | null

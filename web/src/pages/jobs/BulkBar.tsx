@@ -40,7 +40,7 @@ export function notifyFailed(thrown: unknown): void {
 
 interface BulkBarProps {
   chosen: Chosen
-  /** Null means all matching jobs. */
+  /** The number of selected jobs; null means all matching jobs. */
   count: number | null
   dialog: OpenDialog
   onAsk: (dialog: OpenDialog) => void

@@ -160,8 +160,8 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
   )
 }
 
-/** Keeps the selection: rows by id, or all matching jobs, including those that haven't been read
- * yet. */
+/** Keeps the selection, either as row ids or as all matching jobs, including those that haven't
+ * been read yet. */
 function useSelection(of: string) {
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set())
   const [isAll, setAll] = useState(false)

@@ -1,4 +1,4 @@
-/** The rows of the job list, with state, place and duration. */
+/** The table of jobs, with state, progress or error, and duration. */
 
 import { useMemo } from "react"
 import type { JobListed } from "@/api/schema"

@@ -91,8 +91,8 @@ export function searchOf(chips: readonly Chip[]): string {
   return params.toString()
 }
 
-/** Converts chips to API parameters. Time ranges end at the current minute, so that a list keeps
- * the same address for a while. */
+/** Converts chips to API parameters. Time ranges end at the current minute, so that the request URL
+ * stays the same for a while. */
 export function filterOf(chips: readonly Chip[], now: Date): BulkFilter {
   const filter: BulkFilter = {}
   const status = chips.filter((chip) => chip.key === "status").map((chip) => chip.value as JobStatus)

@@ -8,8 +8,8 @@ import { hasNewJobs, type JobEvent, withEvents, withNewest, withPage } from "./r
 
 export const EVENTS = "/api/admin/events"
 const PAGE = 200
-/** The maximum number of pages read at once. With a filter by worker or error, a page may be
- * empty although later ones have rows. */
+/** The maximum number of pages read in a row. With a filter by worker or error, a page may be empty
+ * although later ones have rows. */
 const PAGES_AT_ONCE_MAX = 20
 const AGAIN_MS = 2_000
 
@@ -18,7 +18,7 @@ export interface Jobs {
   readonly rows: readonly JobListed[] | undefined
   readonly hasMore: boolean
   readonly error: ApiError | null
-  /** Pools whose database is down, so that their jobs are missing. */
+  /** The pools whose databases are down. Their jobs are missing from the rows. */
   readonly leftOut: readonly string[]
   readonly loadMore: () => void
   readonly reload: () => void

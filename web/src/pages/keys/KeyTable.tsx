@@ -1,4 +1,4 @@
-/** A user's keys, for customers and operators. */
+/** A table of a user's keys, used by the pages for customers and for operators. */
 
 import { useState } from "react"
 import { Badge, Button, Time } from "@/ui"
@@ -12,7 +12,7 @@ export function isOver(key: ShownKey): boolean {
 
 interface KeyTableProps<Key> {
   keys: readonly Key[]
-  /** The key with which this browser is signed in. */
+  /** The id of the key with which this browser is signed in. */
   here?: string | undefined
   onRotate?: (key: Key) => void
   onRevoke: (key: Key) => void

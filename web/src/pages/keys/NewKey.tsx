@@ -32,7 +32,7 @@ function endOf(end: End): string | null {
 }
 
 interface NewKeyProps<Made> {
-  /** The path for creating keys. */
+  /** The API path for creating keys. */
   path: string
   /** The scopes that the current user may grant. */
   mine: readonly string[]

@@ -44,7 +44,7 @@ export default function Keys() {
           {(answer) => <KeyList keys={answer.keys} onMade={setShown} />}
         </Loaded>
       )}
-      {/* Rendered only once the list above has loaded, so that it doesn't move. */}
+      {/* The example programs appear only once the list above has loaded, so that they don't move. */}
       {!keys.isFirstLoad && <Programs />}
       {isNew && (
         <NewKey<MadeKey>

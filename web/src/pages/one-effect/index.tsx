@@ -1,4 +1,4 @@
-/** The operator's page of one effect, with its title and description, price, catalog settings and
+/** The operator's page of one effect, with its title, description, price, catalog settings and
  * fixed values. */
 
 import { useEffect, useState } from "react"

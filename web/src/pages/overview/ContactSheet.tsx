@@ -16,8 +16,8 @@ const SHOWN_MAX = 28
 
 const PAUSE_MS = 400
 
-/** Returns the latest preview of each worker's job, by job, while `isOn` is true. Previews are
- * read one after another, so that many workers don't cause many calls at once. */
+/** Returns the latest preview of each worker's job, by job, while `isOn` is true. Previews are read
+ * one after another, so that many workers don't cause many concurrent calls. */
 function usePreviews(workers: readonly WorkerSeen[], isOn: boolean): ReadonlyMap<string, string> {
   const [pictures, setPictures] = useState<ReadonlyMap<string, string>>(new Map())
   const jobs = useRef<readonly string[]>([])

@@ -1,4 +1,4 @@
-/** Shows a picture in the full window. Arrow keys switch to the other picture; Space and Escape
+/** Shows a picture that fills the window. Arrow keys switch to the other picture; Space and Escape
  * close it. */
 
 import { useLayoutEffect, useRef } from "react"

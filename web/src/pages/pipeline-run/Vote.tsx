@@ -33,8 +33,8 @@ const SETTLED_MS = 1_500
 const PICTURE_MS_MAX = 2_000
 const SKIPPED_MAX = 20
 const USUAL_RATIO = 0.8
-/** On a phone, pictures narrower than this ratio stand next to each other and are swiped; wider
- * ones are stacked. */
+/** A ratio of width to height. On a phone, narrower pictures are shown side by side, where users
+ * swipe between them; wider ones are stacked. */
 const TALL_RATIO = 0.85
 const STACKED = { left: "upper", right: "lower" } as const
 const NARROW = window.matchMedia("(max-width: 700px)")

@@ -30,7 +30,7 @@ export interface Book {
   byId: ReadonlyMap<string, Candidate>
   labels: ReadonlyMap<string, string>
   waiting: ReadonlySet<string>
-  /** Stores a candidate from an API answer. */
+  /** Stores a candidate from an API response. */
   put: (candidate: CandidateAnswer) => void
   more: () => Promise<void>
   /** Called when a picture can't be loaded, which may mean that its URL has expired. */

@@ -67,7 +67,7 @@ export interface StepFacts {
   judge: string | null
 }
 
-/** Expects a document that the control plane has accepted. */
+/** Returns the steps of a document that the control plane has accepted. */
 export function stepsOf(document: Record<string, unknown>): StepFacts[] {
   const steps = Array.isArray(document.steps) ? document.steps : []
   return steps.map((step: Record<string, unknown>) => ({

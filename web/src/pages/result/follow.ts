@@ -30,8 +30,8 @@ export interface Fill {
   isReal: boolean
 }
 
-/** Returns the progress: measured, or else estimated from the effect's history and the time
- * since the job was read `readMs` ago. */
+/** Returns the progress as measured, or else estimated from the effect's history and from the
+ * `readMs` milliseconds since the job was read. */
 export function fillOf(job: FollowedJob, readMs: number): Fill {
   if (job.status === "completed") return { part: 1, isReal: true }
   if (job.progress !== null) return { part: job.progress / 100, isReal: true }
@@ -76,7 +76,7 @@ export function useFollowed(id: string): Followed {
 
 type JobUpdate = FollowedJob & { job_id: string; preview: string }
 
-/** Returns the milliseconds since `of` last changed. */
+/** Returns the milliseconds since the value `of` last changed. */
 export function useSince(of: unknown, isOn: boolean): number {
   const start = useRef({ of, at: performance.now() })
   if (start.current.of !== of) start.current = { of, at: performance.now() }

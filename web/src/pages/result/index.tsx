@@ -57,7 +57,7 @@ function NotFound() {
   )
 }
 
-/** A placeholder of the content's size. */
+/** A placeholder with the size of the content. */
 function Coming() {
   return (
     <div className="result" aria-busy="true">

@@ -1,4 +1,4 @@
-/** The operators of this installation, and its settings. */
+/** Shows the operators of this installation, and its settings. */
 
 import { type FormEvent, useMemo, useState } from "react"
 import { api, cache, useAct, useAuditNews, useQuery, useRoleReason, useSession } from "@/api"

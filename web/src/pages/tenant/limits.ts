@@ -1,4 +1,4 @@
-/** Parses the typed limits, and works out the calls that set them. */
+/** Parses the typed limits, and determines the API calls that set them. */
 
 import type { TenantAnswer } from "@/api/schema"
 

@@ -48,8 +48,8 @@ export default function Wallet() {
   useTitle(words.title)
   const summary = useQuery<WalletSummaryAnswer>("/api/wallet/summary")
   const readAgain = () => cache.invalidate("/api/wallet/")
-  // The hold becomes a charge when the job ends. The balance doesn't change, so no event reports
-  // it.
+  // When a job ends, its reserved tokens are consumed. The balance doesn't change, so no event
+  // reports that.
   useAccountEvents((job) => job.completed_at && readAgain(), readAgain)
   return (
     <div className="page wallet">
@@ -67,7 +67,7 @@ export default function Wallet() {
   )
 }
 
-/** A placeholder of the balance's size. */
+/** A placeholder with the size of the balance. */
 function BalanceComing() {
   return (
     <div className="wallet-side">

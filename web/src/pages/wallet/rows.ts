@@ -1,4 +1,5 @@
-/** Turns transactions into readable lines: a hold and its charge become one line. */
+/** Turns transactions into readable lines. The reservation and the consumption of a job's price
+ * become one line. */
 
 import type { TransactionAnswer, TransactionType } from "@/api/schema"
 
@@ -9,13 +10,14 @@ export interface Line {
   id: number
   kind: Kind
   amount: number
-  /** The balance after the transaction; null means unknown, because some types are filtered out. */
+  /** The balance after the transaction. It is null if it is unknown because some types of
+   * transactions are filtered out. */
   balance: number | null
   jobId: string | null
   effectId: string | null
   videoId: string | null
   payment: string | null
-  /** True if the job has ended. For a hold, this means that its tokens were refunded. */
+  /** True if the job has ended. For reserved tokens, this means that they were refunded. */
   isOver: boolean
   at: string
 }
@@ -27,8 +29,8 @@ const KINDS: Record<TransactionType, Kind> = {
   JOB_REFUND: "back",
 }
 
-/** The transaction types to request for each filter. "Spent" needs holds as well, because a
- * job's price is in its hold. */
+/** The transaction types to request for each filter. "Spent" requires reservations as well, because
+ * they contain the jobs' prices. */
 export const TYPES: Record<Filter, readonly TransactionType[]> = {
   all: [],
   spent: ["JOB_CONSUME", "JOB_RESERVE"],
@@ -36,8 +38,8 @@ export const TYPES: Record<Filter, readonly TransactionType[]> = {
   added: ["PAYMENT_CREDIT"],
 }
 
-/** Returns the lines, newest first. If `hasMore` is true, charges whose hold may be on the next
- * page are left out until that page is read. */
+/** Returns the lines, newest first. If `hasMore` is true, consumed tokens whose reservation may be
+ * on the next page are left out until that page is read. */
 export function linesOf(
   transactions: readonly TransactionAnswer[],
   filter: Filter,

@@ -166,7 +166,7 @@ interface Kind {
 }
 
 const part = (value: number) => percent(Math.round(value))
-/** Values in gigabytes, so that the grid lines are at round values. */
+/** Converts bytes to gigabytes, so that the grid lines are at round values. */
 const inGigabytes = (value: number | null | undefined) => (value == null ? null : value / GIGABYTE)
 const size = (value: number) => `${gigabytes(value * GIGABYTE)} GB`
 const KINDS: readonly Kind[] = [

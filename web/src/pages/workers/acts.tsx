@@ -1,4 +1,4 @@
-/** Actions on a worker: reversible ones run at once, others ask for confirmation. */
+/** Actions on a worker. Reversible actions run immediately; the others ask for confirmation. */
 
 import { type ReactNode, useCallback, useState } from "react"
 import { api, useAct } from "@/api"

@@ -1,5 +1,5 @@
-/** Groups, orders and updates the workers for the pages about machines, and works out which
- * worker can run which workflow. */
+/** Groups, orders and updates the workers for the pages about machines, and determines which worker
+ * can run which workflow. */
 
 import type { FleetAnswer, Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@/api/schema"
 import type { JobEvent } from "@/pages/jobs/rows"
@@ -226,7 +226,7 @@ function isMissing(worker: MatrixWorker, workflow: string, what: string): boolea
 
 export interface Gap {
   readonly workflow: string
-  /** One of node_types, models or capabilities. */
+  /** The kind of the missing items: node_types, models or capabilities. */
   readonly kind: string
   readonly what: string
   readonly workers: readonly string[]

@@ -10,7 +10,7 @@ import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/workflows"
 
 interface MakeEffectProps {
-  /** Null means that the user picks the workflow here. */
+  /** The workflow's name; null lets the user pick a workflow in the dialog. */
   workflow: string | null
   onClose: () => void
 }

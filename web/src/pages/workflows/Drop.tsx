@@ -71,7 +71,7 @@ export function PickButton({
   accept: string
   onFile: (file: File) => void
   children: ReactNode
-  /** Names the input for screen readers and tests. */
+  /** The accessible name of the file input, for screen readers and tests. */
   label: string
   kind?: "plain" | "go" | "ink" | "ghost"
   size?: "small" | "normal"

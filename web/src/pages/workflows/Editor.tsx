@@ -55,7 +55,8 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
     onRegistered?.()
   })
   useLeaveWarning(true)
-  // Without this, the browser would leave this page to open a dropped file.
+  // Accepts dropped files anywhere on the page. Otherwise, the browser would leave the page to open
+  // them.
   useDropped((file) =>
     toast({ title: words.oneAtATime, text: words.discardFirst(file.name), state: "cancelled" }),
   )

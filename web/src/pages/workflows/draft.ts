@@ -9,7 +9,7 @@ export type PropertyType = PropertyBody["type"]
 export type Format = NonNullable<PropertyBody["format"]>
 
 export interface Exposed {
-  /** Stays the same if the name is changed. */
+  /** Identifies the property even if its name changes. */
   key: string
   name: string
   label: string
@@ -23,7 +23,7 @@ export interface Exposed {
   maximum: number | null
   step: number | null
   choices: readonly unknown[] | null
-  /** Null means the default for the property's type. */
+  /** Whether customers must set the property. Null means the default for its type. */
   required: boolean | null
 }
 
