@@ -305,7 +305,7 @@ def test_a_key_that_is_missing_or_wrong_is_told_apart(
     for url, key, said in (
         ("http://fleet.invalid", "", "COMFYFLEET_KEY is not set"),
         (local_server.url, "cf_wrong", "COMFYFLEET_KEY must be"),
-        (local_server.url, local_server.admin_key, "this key is not a customer's"),
+        (local_server.url, local_server.admin_key, "this key doesn't belong to a customer"),
     ):
         environ = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
         done = comfyfleet(command, word, "7c1f0000-0000-4000-8000-000000000000", environ=environ)

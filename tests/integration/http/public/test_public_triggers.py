@@ -274,7 +274,7 @@ async def test_unknown_ids_and_wrong_secrets_are_answered_alike(
         await hook(ada, "/hooks/nothing", **wrong),
     ]
     assert {(each.status_code, each.json()["error"]["message"]) for each in answers} == {
-        (404, "there is no such webhook, or the secret is wrong")
+        (404, "this webhook doesn't exist, or the secret is wrong")
     }
     assert (await ada.get(f"triggers/{found['id']}/firings"))["firings"] == []
     assert (await ada.get("graph-runs"))["runs"] == []

@@ -1,4 +1,4 @@
-"""The customers' API: effects, media, jobs, wallet, keys, webhooks, behind a user's key.
+"""The customers' API, which requires a user's key.
 
 Internal: may change without notice.
 """
@@ -29,7 +29,8 @@ from comfyfleet.server.http.public.auth import (
 from comfyfleet.server.http.public.auth import authenticate_customer as authenticate_customer
 from comfyfleet.server.http.streams import StreamLimiter
 
-# Batches stand before jobs, and reports before graphs: their paths would else be taken for an id.
+# The order matters. Batches come before jobs and reports before graphs, because the first segment
+# of their paths would otherwise match as an id.
 ROUTERS = (
     effects.router,
     effects.catalogue_router,

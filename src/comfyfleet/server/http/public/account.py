@@ -78,7 +78,7 @@ Scopes = Annotated[
     Field(
         min_length=1,
         max_length=10,
-        description="Its scopes; default: those of the key that makes it.",
+        description="The new key's scopes. The default is the scopes of the caller's key.",
         examples=[["read", "write"]],
     ),
 ]
@@ -88,27 +88,27 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("there is no such moment in UTC") from None
+        raise ValueError("this time is out of range in UTC") from None
 
 
 class WantedKey(Body):
     name: Text = Field(
         min_length=1,
         max_length=NAME_CHARACTERS_MAX,
-        description="A name for people.",
+        description="A display name.",
         examples=["build server"],
     )
     scopes: Scopes = None
     expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = Field(
         default=None,
-        description="null: never.",
+        description="When the key expires. null means never.",
         examples=["2031-01-01T00:00:00Z"],
     )
 
 
 @keys_router.post("/keys", status_code=status.HTTP_201_CREATED, name="create")
 async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> MadeKey:
-    """Creates a key. It can't have more scopes than the caller's key, or expire later."""
+    """Creates an API key. It can't have more scopes or a later expiry than the caller's key."""
     scopes = caller.key.scopes if body.scopes is None else frozenset(body.scopes)
     for scope in sorted(scopes - caller.key.scopes):
         caller.require(scope)
@@ -139,9 +139,10 @@ async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyH
 
 
 async def _require_still_valid(plane: ControlPlane, caller: Caller) -> None:
-    """Checks that the caller's key wasn't revoked while a new key was created, because the new key
-    would survive that. The check runs after the new key is stored. Any later revocation also finds
-    the new key."""
+    """Checks that the caller's key wasn't revoked while a new key was created.
+
+    This check must run after the new key is stored. Any later revocation finds the new key as well.
+    """
     async with plane.central.read() as tx:
         is_valid = await sessions.is_caller_valid(tx, caller, now=plane.clock())
         is_valid = is_valid and (await tenants.get_tenant(tx, caller.tenant.id)).erasing_at is None
@@ -161,15 +162,15 @@ async def list_keys(plane: PlaneDep, caller: KeyHolder) -> PublicKeys:
 
 @keys_router.delete("/keys/{key_id}", responses=problems(404))
 async def revoke(key_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> KeyAnswer:
-    """Revokes a key immediately. Repeating the call has no effect."""
+    """Revokes an API key immediately. Repeated calls have no effect."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, caller.tenant.id, caller.user_id, key_id, now=now)
         await _audit(tx, caller, "revoke_key", f"key:{revoked.id}", now)
     return _key_answer(revoked)
 
 
-def _earlier(wanted: datetime | None, limit: datetime | None) -> datetime | None:
-    return min(filter(None, (wanted, limit)), default=None)
+def _earlier(first: datetime | None, second: datetime | None) -> datetime | None:
+    return min(filter(None, (first, second)), default=None)
 
 
 async def _audit(tx: Tx, caller: Caller, action: str, subject: str, now: datetime) -> None:
@@ -203,7 +204,7 @@ wallet_router = public_router("wallet")
 
 @wallet_router.get("/wallet")
 async def balance(plane: PlaneDep, caller: Reader) -> WalletAnswer:
-    """Returns the balance of the key's user."""
+    """Returns the balance of your wallet in tokens."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         return WalletAnswer(balance=await ledger.balance(tx, caller.tenant.id, caller.user_id))
 
@@ -224,9 +225,12 @@ async def wallet_summary(
     plane: PlaneDep,
     now: NowDep,
     caller: Reader,
-    days: Annotated[int, Query(ge=1, le=366, description="Of the sums.")] = SUMMARY_DAYS,
+    days: Annotated[
+        int, Query(ge=1, le=366, description="Number of days to sum up.")
+    ] = SUMMARY_DAYS,
 ) -> WalletSummaryAnswer:
-    """Returns the balance, the reserved tokens, and the tokens added, spent and refunded."""
+    """Returns the balance, the reserved tokens, and the tokens added, spent and refunded in the
+    last `days` days."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.pools[caller.tenant.pool].read() as tx:
         balance = await ledger.balance(tx, tenant_id, user_id)
@@ -248,14 +252,16 @@ async def transactions(
     plane: PlaneDep,
     caller: Reader,
     type: Annotated[
-        list[TransactionType] | None, Query(max_length=4, description="Only of these types.")
+        list[TransactionType] | None,
+        Query(max_length=4, description="Only transactions of these types."),
     ] = None,
     before: Annotated[
-        int | None, Query(ge=0, le=ROW_ID_MAX, description="Only those with a lower id.")
+        int | None, Query(ge=0, le=ROW_ID_MAX, description="Only transactions with a lower id.")
     ] = None,
     limit: Limit = PAGE_USUAL,
 ) -> Transactions:
-    """Lists payments, reservations, consumptions and refunds. Their sum is the balance."""
+    """Lists payments, reservations, consumptions and refunds, newest first. Their sum is the
+    balance."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         entries = await ledger.transactions(
             tx,
@@ -293,11 +299,14 @@ webhooks_router = public_router("webhooks")
 class NewWebhook(Body):
     url: Text = Field(
         max_length=URL_CHARACTERS_MAX,
-        description="http or https, at a public address.",
+        description="The http or https URL to call. Its host must have a public address.",
         examples=["https://shop.example/hooks/comfyfleet"],
     )
     events: list[WebhookEvent] = Field(
-        default=list(WebhookEvent), min_length=1, max_length=10, description="Default: all."
+        default=list(WebhookEvent),
+        min_length=1,
+        max_length=10,
+        description="The events to send. The default is all events.",
     )
 
 
@@ -305,12 +314,12 @@ class NewWebhook(Body):
 async def create_webhook(
     body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeWebhook:
-    """Creates a webhook for all of this user's jobs that end from now on. Its address must be
-    public unless the operator has listed its host and port."""
+    """Creates a webhook, which is called whenever one of your jobs finishes. The URL's address must
+    be public, unless the operator allows its host and port."""
     listed = plane.outward.private_hosts
     target = parse_webhook_url(body.url, listed)
     async with plane.pools[caller.tenant.pool].read() as tx:
-        # Checks the limit before the host is resolved, which may take seconds.
+        # Checks the limit first, because resolving the host may take seconds.
         await webhooks.require_room(tx, caller.tenant.id, caller.user_id)
     await plane.outward.refuse_private(target, listed, who=caller.tenant.id)
     async with plane.pools[caller.tenant.pool].transaction() as tx:
@@ -338,8 +347,8 @@ async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
 
 @webhooks_router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
 async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> WebhookAnswer:
-    """Enables a webhook that was disabled after days of failed deliveries. It receives all jobs
-    that end from now on. Missed deliveries are listed in its log."""
+    """Enables a webhook that was disabled after days of failed deliveries. It is called for jobs
+    that finish from now on. Missed deliveries are listed in its log."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         webhook, was_off = await webhooks.enable(
             tx, caller.tenant.id, caller.user_id, webhook_id, now=now
@@ -361,14 +370,15 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
 async def send_test(
     webhook_id: UUID, request: Request, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> WebhookTest:
-    """Sends a signed message of the type `test` immediately, even to a disabled webhook, and
-    returns the response. The message isn't retried or logged."""
+    """Sends a signed `test` event immediately and returns the result. This also works for a
+    disabled webhook. The event isn't retried or logged."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
     testing: set[UUID] = request.app.state.webhook_tests
     if caller.user_id in testing:
         raise TooManyCalls(
-            "a test message of yours is still being sent", retry_after_seconds=webhooks.TEST_SECONDS
+            "your previous test event is still being sent",
+            retry_after_seconds=webhooks.TEST_SECONDS,
         )
     testing.add(caller.user_id)
     try:
@@ -388,9 +398,12 @@ async def send_test(
 async def show_secret(
     webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder
 ) -> MadeWebhook:
-    """Returns the secret that signs the webhook's deliveries. It changes if the operator replaces
-    the key from which secrets are derived. Requires the scopes keys and write, because the secret
-    remains valid after the key that was used to read it is revoked."""
+    """Returns the secret that signs the webhook's deliveries. It changes only if the operator
+    replaces the key from which secrets are derived.
+
+    Requires the scopes keys and write, because the secret stays valid after the caller's key is
+    revoked.
+    """
     caller.require(Scope.WRITE)
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
@@ -405,7 +418,7 @@ async def show_secret(
     "/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def remove(webhook_id: UUID, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a webhook with its log and pending deliveries."""
+    """Deletes a webhook, its log and its pending deliveries."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         await webhooks.delete_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
 
@@ -418,7 +431,7 @@ async def deliveries(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Deliveries:
-    """Lists deliveries with their payload, number of attempts and last response."""
+    """Lists a webhook's deliveries with their payload, number of attempts and last response."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
         logged = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
@@ -435,7 +448,7 @@ async def deliveries(
 async def redeliver(
     webhook_id: UUID, delivery_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> DeliveryAnswer:
-    """Sends a delivery again within seconds, with the same id."""
+    """Sends a delivery again with the same id, within a few seconds."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
         return _delivery(await webhooks.redeliver(tx, webhook, delivery_id, now=now))
@@ -446,7 +459,7 @@ account_router = public_router("account")
 
 @account_router.get("/account")
 async def show_account(plane: PlaneDep, caller: Reader) -> AccountAnswer:
-    """Returns the key's user and tenant, with balance and limits."""
+    """Returns the key's user and tenant, the balance and the limits."""
     tenant, user_id = caller.tenant, caller.user_id
     async with plane.pools[tenant.pool].read() as tx:
         user = await tenants.get_user(tx, tenant.id, user_id)
@@ -476,10 +489,15 @@ FOUND_MAX = 10
 async def search(
     plane: PlaneDep,
     caller: Reader,
-    q: Annotated[Text, Query(max_length=100, description="Of a name, or of an id.")] = "",
-    limit: Annotated[int, Query(ge=1, le=FOUND_MAX, description="Of each kind.")] = 5,
+    q: Annotated[
+        Text, Query(max_length=100, description="Part of a name, or the start of an id.")
+    ] = "",
+    limit: Annotated[
+        int, Query(ge=1, le=FOUND_MAX, description="Maximum number of results of each kind.")
+    ] = 5,
 ) -> SearchAnswer:
-    """Finds the caller's media and jobs, and effects, by name or by the first 6 digits of an id."""
+    """Finds effects and your own media and jobs, by part of a name or by at least the first 6
+    digits of an id."""
     text = q.strip()
     if not text:
         return SearchAnswer()
@@ -489,7 +507,7 @@ async def search(
     effect_ids = [offer.effect.id for offer in offers]
     async with plane.pools[caller.tenant.pool].read() as tx:
         items = await media.search(tx, tenant_id, user_id, text, limit=limit)
-        found_jobs = await jobs.search(
+        job_rows = await jobs.search(
             tx, tenant_id, user_id, text, effect_ids=effect_ids, limit=limit
         )
     return SearchAnswer(
@@ -511,7 +529,7 @@ async def search(
                 video_id=job.video_id,
                 submitted_at=job.submitted_at,
             )
-            for job in found_jobs
+            for job in job_rows
         ),
     )
 
@@ -526,18 +544,18 @@ def _webhook_answer(webhook: RegisteredWebhook) -> WebhookAnswer:
     )
 
 
-def _delivery(each: WebhookDelivery) -> DeliveryAnswer:
-    is_pending = each.status == DeliveryStatus.PENDING
+def _delivery(delivery: WebhookDelivery) -> DeliveryAnswer:
+    is_pending = delivery.status == DeliveryStatus.PENDING
     return DeliveryAnswer(
-        id=each.id,
-        job_id=each.job_id,
-        event=each.event,
-        status=each.status,
-        tries=each.tries,
-        last_status=each.last_status,
-        last_error=each.last_error,
-        next_try_at=each.not_before if is_pending else None,
-        payload=dict(each.payload),
-        created_at=each.created_at,
-        ended_at=each.ended_at,
+        id=delivery.id,
+        job_id=delivery.job_id,
+        event=delivery.event,
+        status=delivery.status,
+        tries=delivery.tries,
+        last_status=delivery.last_status,
+        last_error=delivery.last_error,
+        next_try_at=delivery.not_before if is_pending else None,
+        payload=dict(delivery.payload),
+        created_at=delivery.created_at,
+        ended_at=delivery.ended_at,
     )

@@ -1,4 +1,4 @@
-"""Authentication and rate limits of customers, and the router that all parts of the public API use."""
+"""Authenticates customers, applies rate limits, and creates the routers of the public API."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,23 +26,27 @@ from comfyfleet.server.secrets import is_key_of_hash
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller, Scope
 
+# Maximum number of callers whose rate is tracked. The least recent ones are forgotten.
 KEPT_MAX = 100_000
+# Maximum numbers of concurrent fetches, per user and in total.
 FETCHES_PER_USER_MAX = 3
 FETCHES_MAX = 50
 FETCH_RETRY_SECONDS = 10
-# Rate limit per IP address for requests without a key. It protects the database; keys are too
-# long to guess.
+# Rate limit per IP address for requests without a key. It only protects the database, because keys
+# are too long to guess.
 STRANGERS_PER_SECOND, STRANGERS_AT_ONCE = 20.0, 200
 ADDRESSES = UUID("5f9a6c1e-3c54-4d0e-9a6b-0d3a6f3d7c11")
 
 
 @dataclass(slots=True)
 class _Bucket:
-    left: float
+    remaining: float
     at: datetime
 
 
 class RateLimiter:
+    """Limits the rate of requests per caller. Short bursts are allowed."""
+
     def __init__(self, whose: str, *, per_second: float, at_once: int) -> None:
         self._whose = whose
         self._per_second = per_second
@@ -50,26 +54,27 @@ class RateLimiter:
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
     def take(self, who: UUID, now: datetime) -> None:
-        """Takes one call from the bucket, or raises TooManyCalls with the time until the next one."""
+        """Counts a request. If the limit is exceeded, raises TooManyCalls with the seconds until
+        the next request is allowed."""
         bucket = self._buckets.setdefault(who, _Bucket(self._at_once, now))
         self._buckets.move_to_end(who)
         if len(self._buckets) > KEPT_MAX:
             self._buckets.popitem(last=False)
         seconds = max(0.0, (now - bucket.at).total_seconds())
-        bucket.left = min(self._at_once, bucket.left + seconds * self._per_second)
+        bucket.remaining = min(self._at_once, bucket.remaining + seconds * self._per_second)
         bucket.at = now
-        if bucket.left < 1:
-            wait = (1 - bucket.left) / self._per_second
+        if bucket.remaining < 1:
+            wait = (1 - bucket.remaining) / self._per_second
             raise TooManyCalls(
-                f"this {self._whose} calls more than {self._per_second:g} times a second",
+                f"rate limit exceeded: {self._per_second:g} requests per second per {self._whose}",
                 retry_after_seconds=round(wait, 3),
             )
-        bucket.left -= 1
+        bucket.remaining -= 1
 
 
 class FetchLimiter:
-    """Limits concurrent fetches of customers' URLs, so that a slow server affects only its own
-    user."""
+    """Limits the concurrent fetches of URLs from customers, so that a slow server affects only the
+    user who named it."""
 
     def __init__(self) -> None:
         self._open: Counter[UUID] = Counter()
@@ -78,7 +83,8 @@ class FetchLimiter:
     def slot(self, user_id: UUID) -> Iterator[None]:
         if self._open[user_id] >= FETCHES_PER_USER_MAX or self._open.total() >= FETCHES_MAX:
             raise TooManyCalls(
-                "too many files are being fetched", retry_after_seconds=FETCH_RETRY_SECONDS
+                "too many files are being fetched from URLs",
+                retry_after_seconds=FETCH_RETRY_SECONDS,
             )
         self._open[user_id] += 1
         try:
@@ -89,7 +95,7 @@ class FetchLimiter:
 
 
 _bearer = HTTPBearer(
-    auto_error=False, scheme_name="API key", description="Of a user of a tenant: `cf_…`."
+    auto_error=False, scheme_name="API key", description="The API key of a user (`cf_…`)."
 )
 
 
@@ -99,14 +105,16 @@ def rate_limiter_of(request: Request) -> RateLimiter:
 
 
 def admit_stranger(request: Request, now: datetime) -> None:
-    """Limits calls without a key by IP address."""
+    """Applies the rate limit for requests without a key, per IP address."""
     rates: RateLimiter = request.app.state.stranger_rates
     rates.take(uuid5(ADDRESSES, _network(request.client.host if request.client else "")), now)
 
 
 def _network(address: str) -> str:
-    """Returns the address to count by. For IPv6 this is the /64 network, because one subscriber
-    usually has a whole /64."""
+    """Returns the address or network that counts as one client.
+
+    For IPv6 this is the /64 network, because a single subscriber usually has a whole /64.
+    """
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -133,7 +141,7 @@ async def authenticate_customer(request: Request) -> Caller:
     else:
         async with plane.central.read() as tx:
             caller = await _authenticate(tx, plane, bearer.credentials, now)
-    # This limit is per user, regardless of the key.
+    # The rate limit applies per user, so that several keys don't increase it.
     rate_limiter_of(request).take(caller.user_id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
     tenant_rates.take(caller.tenant.id, now)
@@ -147,7 +155,7 @@ async def _signed_in(plane: ControlPlane, request: Request) -> Caller:
     session = await trusted_session(plane, request)
     if session is None or session.customer is None:
         raise Unauthenticated(
-            "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
+            "an API key is required", hint="Send Authorization: Bearer KEY with one of your keys."
         )
     return session.customer
 
@@ -163,7 +171,7 @@ async def _authenticate(tx: Tx, plane: ControlPlane, key: str, now: datetime) ->
         return await tenants.authenticate_key(tx, key, now=now)
     except Unauthenticated:
         if await _is_key_of_another_role(tx, plane, key):
-            raise Forbidden("this key is not a customer's") from None
+            raise Forbidden("this key doesn't belong to a customer") from None
         raise
 
 
@@ -187,7 +195,7 @@ def _require_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     return allowed
 
 
-# The type of an endpoint's `caller` defines the scope that the key must have.
+# Annotations for an endpoint's `caller` parameter, which define the scope that the key must have.
 Reader: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.READ))]
 Writer: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.WRITE))]
 KeyHolder: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.KEYS))]
@@ -207,7 +215,7 @@ Wait: TypeAlias = Annotated[
     Query(
         ge=0,
         le=WAIT_SECONDS_MAX,
-        description="Respond when it has ended, or after so many seconds.",
+        description="Maximum seconds to wait for the job to finish before responding.",
     ),
 ]
 
@@ -218,24 +226,26 @@ IdempotencyHeader: TypeAlias = Annotated[
         alias=IDEMPOTENCY_HEADER,
         min_length=1,
         max_length=KEY_CHARACTERS_MAX,
-        description="The same as `idempotency_key` of the body.",
+        description="The idempotency key, as an alternative to `idempotency_key` in the body.",
     ),
 ]
 
 
 def idempotency_key(of_body: str | None, of_header: str | None) -> str | None:
-    """Returns the idempotency key from the body or the header. Overlooking a key could charge
-    twice."""
+    """Returns the idempotency key from the body or the header.
+
+    Raises InvalidInput if they differ, because ignoring one of them could charge a customer twice.
+    """
     if of_header is None or of_header == of_body:
         return of_body
     if of_body is not None:
         raise InvalidInput(
-            f"idempotency_key and the header {IDEMPOTENCY_HEADER} are not the same",
+            f"idempotency_key differs from the header {IDEMPOTENCY_HEADER}; send only one of them",
             field="idempotency_key",
         )
     if not 0 < len(of_header) <= KEY_CHARACTERS_MAX:
         raise InvalidInput(
-            f"{IDEMPOTENCY_HEADER} has 1 to {KEY_CHARACTERS_MAX} characters",
+            f"{IDEMPOTENCY_HEADER} must have 1 to {KEY_CHARACTERS_MAX} characters",
             field="idempotency_key",
         )
     return of_header

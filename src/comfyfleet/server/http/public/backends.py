@@ -1,4 +1,4 @@
-"""Route for the backends that a customer's jobs may run on."""
+"""The route that lists the backends on which a customer's jobs may run."""
 
 from comfyfleet.api.backends import Backends
 from comfyfleet.server.gateway.visible_backends import visible_backends
@@ -10,6 +10,6 @@ router = public_router("graphs")
 
 @router.get("/backends", name="backends")
 async def list_backends(plane: PlaneDep, caller: Reader) -> Backends:
-    """Lists the backends that your jobs may run on, with their state, queue and memory. If machines
-    are hidden, fleets are listed instead."""
+    """Lists the backends on which your jobs may run, with their state, queue and memory. If the
+    operator hides machines, fleets are listed instead."""
     return await visible_backends(plane, caller)

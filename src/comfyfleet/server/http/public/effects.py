@@ -1,4 +1,4 @@
-"""The catalogue: published effects with price, examples and properties."""
+"""Routes for the catalog of published effects, with their prices, examples and properties."""
 
 from datetime import datetime
 from typing import Annotated
@@ -25,19 +25,19 @@ from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("effects")
-# For anybody, where the operator allows it.
+# These routes need no key if the operator allows it.
 CATALOGUE_PATH = "/api/catalogue"
 catalogue_router = APIRouter(tags=["effects"], responses=problems(401, 404, 422, 429, 503))
 TEXT_CHARACTERS_MAX = 100
 Search = Annotated[
     Text | None,
-    Query(max_length=TEXT_CHARACTERS_MAX, description="Only those with this text in them."),
+    Query(max_length=TEXT_CHARACTERS_MAX, description="Only effects that contain this text."),
 ]
 Tag = Annotated[
-    str | None, Query(max_length=TEXT_CHARACTERS_MAX, description="Only those with this tag.")
+    str | None, Query(max_length=TEXT_CHARACTERS_MAX, description="Only effects with this tag.")
 ]
-After = Annotated[Text | None, Query(max_length=100, description="Only later slugs.")]
-EffectName = Annotated[Text, Path(max_length=100, description="Its id, or its slug.")]
+After = Annotated[Text | None, Query(max_length=100, description="Only effects after this slug.")]
+EffectName = Annotated[Text, Path(max_length=100, description="The effect's id or slug.")]
 
 
 @router.get("/effects")
@@ -64,7 +64,7 @@ async def list_catalogue(
     after: After = None,
     limit: Limit = PAGE_USUAL,
 ) -> PublicEffects:
-    """Lists published effects for visitors without a key, if COMFYFLEET_PUBLIC_CATALOGUE allows it."""
+    """Lists published effects without a key, if COMFYFLEET_PUBLIC_CATALOGUE is set."""
     await _admit_visitor(request, now)
     return await _list(plane, 0, q, tag, after, limit)
 
@@ -73,7 +73,7 @@ async def list_catalogue(
 async def show_catalogue_entry(
     effect_id: EffectName, plane: PlaneDep, request: Request, now: NowDep
 ) -> EffectAnswer:
-    """Returns an effect for visitors without a key, if COMFYFLEET_PUBLIC_CATALOGUE allows it."""
+    """Returns a published effect without a key, if COMFYFLEET_PUBLIC_CATALOGUE is set."""
     await _admit_visitor(request, now)
     return _effect_answer(plane, await _find(plane, effect_id), 0)
 
@@ -81,8 +81,9 @@ async def show_catalogue_entry(
 async def _admit_visitor(request: Request, now: datetime) -> None:
     if not await is_catalogue_public(request):
         raise Unauthenticated(
-            "effects are shown to customers only",
-            hint="Send a key to /api/effects, or let the operator set COMFYFLEET_PUBLIC_CATALOGUE.",
+            "effects are visible to customers only",
+            hint="Use /api/effects with a key, or ask the operator to set "
+            "COMFYFLEET_PUBLIC_CATALOGUE.",
         )
     admit_stranger(request, now)
 
@@ -110,7 +111,7 @@ async def _list(
 
 @router.get("/effects/{effect_id}", responses=problems(404), name="show")
 async def show_effect(effect_id: EffectName, plane: PlaneDep, caller: Reader) -> EffectAnswer:
-    """Returns an effect from the catalogue."""
+    """Returns an effect from the catalog."""
     offer = await _find(plane, effect_id)
     return _effect_answer(plane, offer, await _balance(plane, caller))
 

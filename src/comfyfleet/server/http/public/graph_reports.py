@@ -1,4 +1,4 @@
-"""Reports on graph runs: the timeline of a run, and a comparison of two runs."""
+"""Routes for the timeline of a graph run and for comparing two graph runs."""
 
 from typing import Annotated
 from uuid import UUID
@@ -20,17 +20,15 @@ async def compare(
     b: Annotated[UUID, Query(description="Another one, of any graph.")],
     plane: PlaneDep,
     caller: Reader,
-    all: Annotated[bool, Query(description="Lists what is the same, too.")] = False,
+    all: Annotated[bool, Query(description="Whether to list equal values as well.")] = False,
 ) -> RunComparison:
-    """Compares two runs: inputs, graph, versions, states, prices, times and outputs. Times that
-    differ by less than a tenth count as the same.
-    """
+    """Compares the inputs, graph, versions, states, prices, times and outputs of two runs. Times
+    that differ by less than a tenth count as equal."""
     return await reports.compare_own_runs(plane.graphs, owner_of(caller), a, b, with_same=all)
 
 
 @router.get("/graph-runs/{run_id}/timeline", responses=problems(404))
 async def timeline(run_id: UUID, plane: PlaneDep, caller: Reader) -> RunTimeline:
-    """Returns when each node of a run waited, ran and ended, what it waited for, and the critical
-    path. All executions of a node share one row.
-    """
+    """Returns when each node of a run waited, ran and finished, what it waited for, and the
+    critical path. All executions of a node share one row."""
     return await reports.read_timeline(plane.graphs, owner_of(caller), run_id)

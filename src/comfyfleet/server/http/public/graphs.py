@@ -1,4 +1,4 @@
-"""Customer routes for graphs, graph runs and the workflows that graphs may use."""
+"""Routes for graphs, graph runs and the workflows that graphs can use."""
 
 import json
 from asyncio import get_running_loop, sleep
@@ -77,7 +77,7 @@ router = public_router("graphs")
 
 @router.get("/workflows")
 async def list_offered(plane: PlaneDep, _: Reader) -> WorkflowOffers:
-    """Lists published effects and workflows that are offered directly."""
+    """Lists the published effects and offered workflows that you can use in graphs."""
     async with plane.central.read() as tx:
         workflows = await all_offered(tx)
     return WorkflowOffers(workflows=tuple(map(_offer, workflows)))
@@ -94,18 +94,18 @@ def _offer(facts: WorkflowFacts) -> WorkflowOffer:
     )
 
 
-def _property(each: Property) -> OfferedProperty:
+def _property(prop: Property) -> OfferedProperty:
     return OfferedProperty(
-        name=each.name,
-        type=each.type,
-        # A media default names a file on the backend, which customers must not see.
-        default=None if each.is_media else each.default,
-        minimum=each.minimum,
-        maximum=each.maximum,
-        step=each.step,
-        choices=each.choices,
-        required=is_required(each),
-        description=each.description,
+        name=prop.name,
+        type=prop.type,
+        # The default of a media property is a file on the backend, which customers must not see.
+        default=None if prop.is_media else prop.default,
+        minimum=prop.minimum,
+        maximum=prop.maximum,
+        step=prop.step,
+        choices=prop.choices,
+        required=is_required(prop),
+        description=prop.description,
     )
 
 
@@ -122,13 +122,14 @@ GraphName = Annotated[
     str,
     Path(
         max_length=200,
-        description="Its id or name; your own graphs are found before those of the tenant.",
+        description="The graph's id or name. Your own graphs take precedence over your tenant's.",
     ),
 ]
 Document = Annotated[
     dict[str, Any],
     FromBody(
-        description="The graph itself, or `{document}` with it, or with a text in JSON or YAML.",
+        description="The graph, or an object whose `document` is the graph as an object or as JSON "
+        "or YAML text.",
         examples=[GRAPH_EXAMPLE],
     ),
 ]
@@ -137,7 +138,7 @@ Document = Annotated[
 class QuoteBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict,
-        description="Without them, lists are assumed to have their maximum length.",
+        description="The run's inputs. Missing lists are assumed to have their maximum length.",
     )
     version: VersionNumber | None = None
 
@@ -157,13 +158,13 @@ async def _document(body: Mapping[str, Any], tenant_id: UUID) -> Any:
 @router.post(
     "/graphs",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": GraphAnswer, "description": "You have it stored already"}},
+    responses={200: {"model": GraphAnswer, "description": "You have already stored this graph"}},
 )
 async def create(
     body: Document, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphAnswer:
-    """Stores a graph, or returns all its problems. A graph with the same name and content is stored
-    only once."""
+    """Creates a graph. If it is invalid, the error lists all problems. A graph with the same name
+    and content is stored only once."""
     graph, is_new = await actions.create_graph_once(
         plane.graphs, owner_of(caller), await _document(body, caller.tenant.id)
     )
@@ -175,7 +176,8 @@ async def create(
 async def list_graphs(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> GraphPage:
-    """Lists the tenant's graphs without their documents. Get a single graph to see its document."""
+    """Lists the tenant's graphs, newest first, without their documents. To see a graph's document,
+    retrieve it by its id."""
     graphs = await actions.list_graphs(
         plane.graphs, owner_of(caller), before=before, limit=limit + 1
     )
@@ -188,8 +190,8 @@ async def list_graphs(
 
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Validates a graph without storing it. If the graph is sent as text, the response includes the
-    parsed document."""
+    """Validates a graph without storing it, and estimates its price. If the graph is sent as text,
+    the response includes the parsed document."""
     document = await _document(body, caller.tenant.id)
     checked = await actions.check_document(plane.graphs, owner_of(caller), document)
     was_text = isinstance(body.get("document"), str) and isinstance(document, dict)
@@ -223,8 +225,8 @@ async def show_graph(
 async def show_ports(
     graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
 ) -> GraphPorts:
-    """Returns the inputs and outputs of a graph with their types, which are its ports when it is
-    used as a node."""
+    """Returns the inputs and outputs of a graph with their types. If the graph is used as a node of
+    another graph, they are the node's ports."""
     stored_id = await find_graph_id(plane, caller, graph_id)
     return await actions.graph_ports(plane.graphs, owner_of(caller), stored_id, version)
 
@@ -233,7 +235,8 @@ async def show_ports(
     "/graphs/{graph_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a graph. Only its creator can do this. Its runs are kept, and active runs continue."""
+    """Deletes a graph. Only its creator can do this. Its runs aren't deleted, and active runs
+    continue."""
     await actions.delete_graph(
         plane.graphs, owner_of(caller), await find_graph_id(plane, caller, graph_id)
     )
@@ -245,8 +248,8 @@ async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
 async def new_version(
     graph_id: GraphName, body: Document, plane: PlaneDep, caller: Writer
 ) -> GraphAnswer:
-    """Adds a version. Only the graph's creator can do this. Active runs keep the version that they
-    were started with."""
+    """Adds a new version of a graph. Only its creator can do this. Active runs continue with the
+    version that they started with."""
     owner, stored_id = owner_of(caller), await find_graph_id(plane, caller, graph_id)
     return await _graph_answer(
         await actions.add_graph_version(
@@ -257,7 +260,8 @@ async def new_version(
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))
 async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Checks whether a stored graph can run now, because workflows and workers may have changed."""
+    """Validates a stored graph again. It may have become invalid, because workflows and workers
+    change."""
     stored_id = await find_graph_id(plane, caller, graph_id)
     owner = owner_of(caller)
     stored = await actions.get_graph(plane.graphs, owner, stored_id)
@@ -269,7 +273,7 @@ async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) 
 async def quote(
     graph_id: GraphName, body: QuoteBody, plane: PlaneDep, caller: Reader
 ) -> QuoteAnswer:
-    """Estimates the minimum and maximum price and duration of a run."""
+    """Estimates the minimum and maximum price and duration of a graph run."""
     price = await actions.quote_run(
         plane.graphs,
         owner_of(caller),
@@ -280,31 +284,31 @@ async def quote(
     return _quote_answer(plane, price)
 
 
-def _quote_answer(plane: ControlPlane, found: RunQuote) -> QuoteAnswer:
+def _quote_answer(plane: ControlPlane, quote: RunQuote) -> QuoteAnswer:
     return QuoteAnswer(
-        tokens_min=found.tokens_min,
-        tokens_max=found.tokens_max,
-        jobs_min=found.jobs_min,
-        jobs_max=found.jobs_max,
-        seconds_min=found.seconds_min,
-        seconds_max=found.seconds_max,
-        executions_min=found.executions_min,
-        executions_max=found.executions_max,
+        tokens_min=quote.tokens_min,
+        tokens_max=quote.tokens_max,
+        jobs_min=quote.jobs_min,
+        jobs_max=quote.jobs_max,
+        seconds_min=quote.seconds_min,
+        seconds_max=quote.seconds_max,
+        executions_min=quote.executions_min,
+        executions_max=quote.executions_max,
         executions_limit=plane.settings.max_executions_per_graph_run,
-        unknown_durations=found.unknown_durations,
-        warnings=_problems(found.warnings),
+        unknown_durations=quote.unknown_durations,
+        warnings=_problems(quote.warnings),
     )
 
 
-def _verdict(found: GraphCheck) -> Verdict:
-    problems_seen = _problems(found.problems)
+def _verdict(check: GraphCheck) -> Verdict:
+    problems_seen = _problems(check.problems)
     return Verdict(
-        valid=not problems_seen, problems=problems_seen, warnings=_problems(found.warnings)
+        valid=not problems_seen, problems=problems_seen, warnings=_problems(check.warnings)
     )
 
 
-def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
-    return tuple(ProblemSeen(**problem._asdict()) for problem in found)
+def _problems(document_problems: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
+    return tuple(ProblemSeen(**problem._asdict()) for problem in document_problems)
 
 
 async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
@@ -323,45 +327,47 @@ async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
 
 
 EXECUTIONS_USUAL, EXECUTIONS_MAX = 200, 20_000
+# Minimum seconds between two progress events of a run.
 PROGRESS_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0
 STREAM_SECONDS_MAX = 3600.0
 RUN_EXAMPLE = 'event: progress\ndata: {"status": "running", "overall_percent": 40.0}\n\n'
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "`progress` while something changes; `end` once, when the run is over.",
+        "description": "`progress` events whenever the run changes, and one `end` event when it "
+        "finishes.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": RUN_EXAMPLE}},
     }
 }
 WithPreviews = Annotated[
-    bool, Query(description="Include `preview`: the latest picture of a node that runs.")
+    bool, Query(description="Whether to include `preview` events with images of running nodes.")
 ]
 Executions = Annotated[
-    int, Query(ge=0, le=EXECUTIONS_MAX, description="At most so many executions.")
+    int, Query(ge=0, le=EXECUTIONS_MAX, description="Maximum number of executions to return.")
 ]
 
 
 class RunBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict,
-        description="By input node. A file is named by its id, or by that of its media.",
+        description="Values by input node. A file is given by its id or the id of its media item.",
         examples=[{"width": 640}],
     )
-    version: VersionNumber | None = Field(default=None, description="Default: the newest.")
+    version: VersionNumber | None = Field(default=None, description="Default: the newest version.")
     max_tokens: Tokens | None = Field(
         default=None,
         ge=0,
         le=TOKENS_MAX,
-        description="Spending limit: no job starts that could exceed it.",
+        description="Spending limit in tokens. Jobs that could exceed it aren't started.",
     )
     idempotency_key: Text | None = Field(
-        default=None, min_length=1, max_length=200, description="The same key gives the same run."
+        default=None, min_length=1, max_length=200, description="The same key returns the same run."
     )
 
 
 class NewGraphRunBody(RunBody):
     document: dict[str, Any] | str = Field(
-        description="The graph, as an object or as a text in JSON or YAML."
+        description="The graph, as an object or as JSON or YAML text."
     )
 
 
@@ -370,7 +376,7 @@ class RetryBody(Body):
         default=None,
         ge=0,
         le=TOKENS_MAX,
-        description="A higher spending limit for the whole run.",
+        description="A higher spending limit for the whole run, in tokens.",
     )
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
 
@@ -380,44 +386,50 @@ class RerunBody(Body):
         default=None,
         alias="from",
         max_length=200,
-        description="The node from which on everything runs again; without it, what has no result or has changed.",
+        description="The node that runs again with everything that depends on it. By default, "
+        "changed nodes and nodes without a result run again.",
         examples=["soften"],
     )
     inputs: dict[str, Any] = Field(
-        default_factory=dict, description="Inputs that are others than in the earlier run."
+        default_factory=dict, description="Inputs that differ from those of the earlier run."
     )
     set: dict[str, Any] = Field(
         default_factory=dict,
         max_length=CHANGES_MAX,
-        description="Properties of nodes for this run only, each as `node.property`.",
+        description="Values for properties of nodes, by `node.property`, for this run only.",
         examples=[{"soften.radius": 4}],
     )
     version: VersionNumber | None = Field(
-        default=None, description="Of the graph; default: as it was run."
+        default=None, description="The graph's version. The default is that of the earlier run."
     )
     max_tokens: Tokens | None = Field(
         default=None,
         ge=0,
         le=TOKENS_MAX,
-        description="Spending limit of the new run; default: that of the earlier one.",
+        description="Spending limit of the new run in tokens. The default is that of the earlier "
+        "run.",
     )
     idempotency_key: Text | None = Field(
-        default=None, min_length=1, max_length=200, description="The same key gives the same run."
+        default=None, min_length=1, max_length=200, description="The same key returns the same run."
     )
 
 
 class AnswerBody(Body):
-    node: Text | None = Field(default=None, description="May be left out if one node asks.")
+    node: Text | None = Field(
+        default=None, description="The node with the question. Optional if there is only one."
+    )
     index: list[ItemIndex] = Field(default_factory=list, max_length=10)
     choice: Choice
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
     picked: list[ItemIndex] | None = Field(
         default=None,
         max_length=10_000,
-        description="With `approve`, of a node that lets people pick: which, in the order wanted.",
+        description="With `approve` on a node for picking items, the indexes of the picked items, "
+        "in order.",
     )
     for_all: bool = Field(
-        default=False, description="Every item of the node that asks now gets the same answer."
+        default=False,
+        description="Whether to give the same answer to all current questions of the node.",
     )
 
 
@@ -425,7 +437,7 @@ class AnswerBody(Body):
     "/graphs/{graph_id}/runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": GraphRunAnswer, "description": "A run with this key exists already"},
         **problems(404, 409),
     },
 )
@@ -437,7 +449,8 @@ async def start(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Starts a run. The caller pays for it: each job reserves its price when it is submitted."""
+    """Starts a run of a graph. You are charged for each job, and its price is reserved when the job
+    is submitted."""
     stored_id = await find_graph_id(plane, caller, graph_id)
     new = _new_run(body, idempotency_header)
     loaded, is_new = await actions.start_run(plane.graphs, owner_of(caller), stored_id, new)
@@ -449,7 +462,7 @@ async def start(
     "/graph-runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": GraphRunAnswer, "description": "A run with this key exists already"},
         **problems(409),
     },
 )
@@ -460,7 +473,8 @@ async def start_document(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Stores a graph once and runs it. If the run is rejected, nothing is stored."""
+    """Stores a graph, if it doesn't exist yet, and starts a run of it. If the run is rejected, the
+    graph isn't stored."""
     document = await read_body(caller.tenant.id, body.document)
     owner, new = owner_of(caller), _new_run(body, idempotency_header)
     loaded, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
@@ -483,7 +497,8 @@ async def list_runs(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> GraphRunSummaries:
-    """Lists your graph runs without inputs and outputs. Get a single run to see them."""
+    """Lists your graph runs, newest first, without inputs and outputs. To see them, retrieve a run
+    by its id."""
     runs = await actions.list_runs(
         plane.graphs,
         owner_of(caller),
@@ -515,7 +530,8 @@ LIST_EXAMPLE = 'event: run\ndata: {"id": "6a1f…", "name": "Portraits", "status
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "`run`: one of the latest as it is listed, at first and whenever it changes.",
+            "description": "A `run` event for each of the latest runs, at first and whenever it "
+            "changes.",
             "content": {MEDIA_TYPE: {"example": LIST_EXAMPLE}},
         }
     },
@@ -523,8 +539,8 @@ LIST_EXAMPLE = 'event: run\ndata: {"id": "6a1f…", "name": "Portraits", "status
 async def follow_all(
     request: Request, plane: PlaneDep, caller: Reader, graph_id: UUID | None = None
 ) -> Response:
-    """Streams server-sent events of your latest graph runs, including runs that start later. The
-    stream doesn't end with a run."""
+    """Streams changes of your latest graph runs as server-sent events, including runs that start
+    later."""
     return EventStream(request, caller, _list_lines(plane, caller, graph_id))
 
 
@@ -550,7 +566,7 @@ async def _list_lines(
             yield ": still there\n\n"
         active = [run.id for run in runs if not run.status.is_over]
         seconds = LIST_REREAD_SECONDS if active else LIST_IDLE_SECONDS
-        # Changes during this sleep are read afterwards.
+        # Waits a moment for further changes, so that they are sent together.
         if await plane.context.notifier.any_changed([*active, owner.user_id], seconds):
             await sleep(PROGRESS_SECONDS)
 
@@ -561,8 +577,8 @@ async def show_run(
     plane: PlaneDep,
     caller: Reader,
     executions: Executions = EXECUTIONS_USUAL,
-    urls: Annotated[bool, Query(description="Adds URLs to files of executions, too.")] = False,
-    document: Annotated[bool, Query(description="Adds the graph as it was run.")] = False,
+    urls: Annotated[bool, Query(description="Whether to include file URLs.")] = False,
+    document: Annotated[bool, Query(description="Whether to include the graph.")] = False,
 ) -> GraphRunAnswer:
     loaded, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
     run_answer = await views.run_view(plane, caller.tenant, loaded, run, limit=executions)
@@ -573,12 +589,14 @@ async def show_run(
     return await views.with_execution_urls(plane, loaded.head, run_answer) if urls else run_answer
 
 
-async def _document_of_run(plane: ControlPlane, kept: LoadedRun) -> dict[str, Any] | None:
-    """Returns the graph of a run. A run keeps its graph until it expires. After that, the stored
-    graph is used, unless it was deleted."""
-    head = kept.head
+async def _document_of_run(plane: ControlPlane, loaded: LoadedRun) -> dict[str, Any] | None:
+    """Returns the graph of a run.
+
+    After the run has expired, the stored graph is used instead. Returns None if it was deleted.
+    """
+    head = loaded.head
     if not head.is_expired:
-        return write_graph(kept.plan.source)
+        return write_graph(loaded.plan.source)
     owner = Owner(head.tenant_id, head.user_id)
     try:
         stored = await actions.get_graph(plane.graphs, owner, head.graph_id, head.graph_version)
@@ -589,8 +607,7 @@ async def _document_of_run(plane: ControlPlane, kept: LoadedRun) -> dict[str, An
 
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Cancels a run and its jobs, including jobs that are running on backends. A run that has ended
-    isn't changed."""
+    """Cancels a run and all its jobs, including running ones. A finished run isn't changed."""
     return await _run_answer(
         plane, caller, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -598,8 +615,8 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
 
 @router.post("/graph-runs/{run_id}/pause", responses=problems(404, 409))
 async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Pauses a run: no more jobs are submitted, and submitted jobs continue. Deadlines are extended
-    by the length of the pause."""
+    """Pauses a run. No more jobs are submitted, and jobs that were already submitted continue.
+    Deadlines are extended by the length of the pause."""
     return await _run_answer(
         plane, caller, await pause_actions.pause_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -607,7 +624,7 @@ async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer
 
 @router.post("/graph-runs/{run_id}/resume", responses=problems(404, 409))
 async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Continues a paused run."""
+    """Resumes a paused run."""
     return await _run_answer(
         plane, caller, await pause_actions.resume_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -617,7 +634,7 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: RetryBody | None = None
 ) -> GraphRunAnswer:
-    """Continues a failed run. Finished results are reused."""
+    """Continues a failed run. Nodes that have finished aren't run again."""
     options = body or RetryBody()
     loaded = await actions.retry_graph_run(
         plane.graphs,
@@ -633,7 +650,7 @@ async def retry(
     "/graph-runs/{run_id}/rerun",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": GraphRunAnswer, "description": "A run with this key exists already"},
         **problems(404, 409),
     },
 )
@@ -645,9 +662,11 @@ async def rerun(
     body: RerunBody | None = None,
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
-    """Starts a new run that reuses results of a finished one. Results before the selected node are
-    kept and not charged again. The selected node, everything that depends on it and nodes without a
-    result run again."""
+    """Starts a new run that reuses results of a finished one. Reused results aren't charged again.
+
+    The node in `from`, everything that depends on it, changed nodes and nodes without a result run
+    again.
+    """
     options = body or RerunBody()
     new = NewRerun(
         options.start,
@@ -664,7 +683,7 @@ async def rerun(
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
 async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Answers a node's question. There is no time limit unless the question has a deadline."""
+    """Answers a node's question. Questions without a deadline can be answered at any time."""
     owner = owner_of(caller)
     if body.node is None:
         key = actions.only_question(await actions.get_run(plane.graphs, owner, run_id))
@@ -678,8 +697,8 @@ async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer
     return await _run_answer(plane, caller, loaded)
 
 
-async def _run_answer(plane: ControlPlane, caller: Caller, kept: LoadedRun) -> GraphRunAnswer:
-    return await views.run_view(plane, caller.tenant, kept, kept.run, limit=EXECUTIONS_USUAL)
+async def _run_answer(plane: ControlPlane, caller: Caller, loaded: LoadedRun) -> GraphRunAnswer:
+    return await views.run_view(plane, caller.tenant, loaded, loaded.run, limit=EXECUTIONS_USUAL)
 
 
 @router.get(
@@ -690,8 +709,8 @@ async def _run_answer(plane: ControlPlane, caller: Caller, kept: LoadedRun) -> G
 async def follow(
     request: Request, run_id: UUID, plane: PlaneDep, caller: Reader, previews: WithPreviews = False
 ) -> Response:
-    """Streams server-sent events while the run changes, at most one every half second. The stream
-    ends with the run."""
+    """Streams a run's progress as server-sent events, at most one every half second. The stream
+    ends when the run finishes."""
     await actions.get_run(plane.graphs, owner_of(caller), run_id)
     return EventStream(request, caller, _watched_lines(plane, caller, run_id, previews=previews))
 
@@ -699,7 +718,7 @@ async def follow(
 async def _watched_lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields events until the stream ends, and then stops watching previews."""
+    """Yields the lines of the event stream, and stops watching previews at its end."""
     watched = WatchedPreviews(plane, caller.tenant.id)
     try:
         async for line in _lines(plane, caller, run_id, watched if previews else None):
@@ -709,10 +728,10 @@ async def _watched_lines(
 
 
 def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) -> str:
-    """Returns events with the newest previews of running jobs."""
+    """Returns events with the latest previews of running jobs."""
     keys = sorted(run.in_flight)[:WATCHED_MAX]
     jobs = {job_id(run.id, key, run.record(key).attempt): key for key in keys}
-    # Watches the user as well, because a job may start before this stream has read it.
+    # Watches the user as well, because a job may send previews before this stream has read it.
     watched.look_at([*jobs, user_id])
     pictures = ((key, watched.news(job)) for job, key in jobs.items())
     messages = (
@@ -726,7 +745,8 @@ def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) 
 async def _lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, watched: WatchedPreviews | None
 ) -> AsyncIterator[str]:
-    """Yields events. Each read uses a new transaction, so that a slow client doesn't keep one open."""
+    """Yields the lines of the event stream. Each read uses a new transaction, so that a slow client
+    doesn't keep one open."""
     owner, key = owner_of(caller), StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
     started_at, sent_at, last_data = clock(), 0.0, ""
@@ -747,31 +767,31 @@ async def _lines(
         await _wait_for_change(plane, owner, run_id, sent_at)
 
 
-async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float) -> None:
-    """Waits until half a second after the last event, or until the run ends. If that time has
-    already passed, waits for a change for up to half a second."""
+async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, sent_at: float) -> None:
+    """Waits until the next event may be sent, which is half a second after the last one, or until
+    the run finishes. If that time has already passed, waits up to half a second for a change."""
     clock = get_running_loop().time
-    while (remaining := said_at + PROGRESS_SECONDS - clock()) > 0:
+    while (remaining := sent_at + PROGRESS_SECONDS - clock()) > 0:
         if not await plane.context.notifier.changed(run_id, remaining):
             return
         # The change was made in this process, so the cached run is up to date.
         cached = plane.graphs.runs.get_cached(owner.tenant_id, run_id)
         if cached is None or cached.run.status.is_over:
             return
-    if said_at + PROGRESS_SECONDS <= clock():
+    if sent_at + PROGRESS_SECONDS <= clock():
         await plane.context.notifier.changed(run_id, PROGRESS_SECONDS)
 
 
 def _event_data(
-    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
+    plane: ControlPlane, tenant: Tenant, loaded: LoadedRun, run: GraphRunState
 ) -> dict[str, Any]:
-    progress = views.progress_view(plane, tenant, kept, run).model_dump(mode="json")
-    questions = [question.model_dump(mode="json") for question in views.questions(kept, run)]
+    progress = views.progress_view(plane, tenant, loaded, run).model_dump(mode="json")
+    questions = [question.model_dump(mode="json") for question in views.questions(loaded, run)]
     return {
         "run_id": str(run.id),
         "status": run.status,
         **progress,
-        "nodes": [node.model_dump(mode="json") for node in views.node_views(kept, run)],
+        "nodes": [node.model_dump(mode="json") for node in views.node_views(loaded, run)],
         "questions": questions,
         "error": run.error.message if run.error else None,
         "paused_at": paused_at.isoformat() if (paused_at := views.paused_at(run)) else None,

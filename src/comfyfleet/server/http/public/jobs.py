@@ -1,4 +1,4 @@
-"""Routes of effect jobs and batches: submitting, reading, following, cancelling and retrying."""
+"""Routes for submitting, reading, following, canceling and retrying effect jobs and batches."""
 
 import contextlib
 import hashlib
@@ -64,13 +64,14 @@ from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("ai-jobs")
-WAITS = "No backend can run this at the moment: the job waits until one can."
+WAITS = "No backend can run this job at the moment. It stays queued until one can."
 IdempotencyKey = Annotated[
     Text | None,
     Field(
         min_length=1,
         max_length=KEY_CHARACTERS_MAX,
-        description="The same key and body again give the same job; with another body: 409.",
+        description="Repeating the request with the same key returns the same object. If the body "
+        "differs, the response is 409.",
         examples=["order-4711"],
     ),
 ]
@@ -79,13 +80,14 @@ IdempotencyKey = Annotated[
 class NewJob(Body):
     effect_id: UUID
     video_id: UUID | None = Field(
-        default=None, description="The media that the effect is applied to, if it takes any."
+        default=None, description="The media item to process, if the effect accepts media."
     )
     idempotency_key: IdempotencyKey = None
     properties: dict[str, Any] = Field(
         default_factory=dict,
         max_length=PROPERTIES_MAX,
-        description="As the effect's JSON Schema says. A file is named by the id of its media.",
+        description="Values for the properties in the effect's JSON Schema. Files are given by the "
+        "ids of their media items.",
         examples=[{"prompt": "a cat"}],
     )
 
@@ -94,7 +96,7 @@ class NewJob(Body):
     "/ai-jobs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": JobAnswer, "description": "It was submitted before, by the same key"},
+        200: {"model": JobAnswer, "description": "A job with this idempotency key exists already"},
         **problems(404, 409),
     },
     name="submit",
@@ -108,7 +110,8 @@ async def submit_job(
     idempotency_header: IdempotencyHeader = None,
     wait: Wait = 0,
 ) -> JobAnswer:
-    """Applies an effect: checks the input, reserves the price and queues the job."""
+    """Submits a job that applies an effect. The input is validated, the price reserved, and the job
+    queued."""
     request = JobRequest(
         effect_id=body.effect_id,
         values=body.properties,
@@ -119,7 +122,9 @@ async def submit_job(
     submission = await submit_effect(plane.context, caller.tenant, request)
     response.status_code = status.HTTP_201_CREATED if submission.is_new else status.HTTP_200_OK
     job = await _wait_for_end(plane, submission.job, wait)
-    answer = await _job_answer(plane, job, now, known=submission if submission.is_new else None)
+    answer = await _job_answer(
+        plane, job, now, submission=submission if submission.is_new else None
+    )
     short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
     return answer if short is None else answer.model_copy(update={"warnings": (WAITS,)})
 
@@ -132,7 +137,8 @@ async def list_jobs(
     status: JobStatus | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Jobs:
-    """Lists your jobs without their outputs. Get a single job to see its outputs."""
+    """Lists your jobs, newest first, without their outputs. To see a job's outputs, retrieve it by
+    its id."""
     jobs_read = await customer.list_jobs(
         plane.context,
         caller.tenant.id,
@@ -151,7 +157,10 @@ async def list_jobs(
 @router.get(
     "/ai-jobs/{job_id}",
     response_model=JobAnswer,
-    responses={304: {"description": "As If-None-Match has it"}, **problems(404)},
+    responses={
+        304: {"description": "The job hasn't changed since the response with this ETag"},
+        **problems(404),
+    },
     name="show",
 )
 async def show_job(
@@ -162,11 +171,11 @@ async def show_job(
     response: Response,
     wait: Wait = 0,
     if_none_match: Annotated[
-        str | None, Header(description="The ETag of an earlier response.")
+        str | None, Header(description="The ETag of the previous response.")
     ] = None,
 ) -> Any:
-    """Returns a job. To poll, send the ETag of the last response; the response is 304 if nothing
-    has changed."""
+    """Returns a job. To poll, send the ETag of the last response as If-None-Match. If the job
+    hasn't changed, the response is 304."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     job = await _wait_for_end(plane, job, wait)
     etag = _etag(plane, job, now)
@@ -180,11 +189,12 @@ async def show_job(
 @router.post("/ai-jobs/{job_id}/cancel", include_in_schema=False)
 @router.delete("/ai-jobs/{job_id}", responses=problems(404, 409), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
-    """Cancels a job and refunds it. A run that is priced by the second is charged for the seconds
-    it has run.
+    """Cancels a job and refunds its price. A job that is priced by the second is charged for the
+    seconds that it has run.
 
-    Returns 409 `job_ended` if the job has already completed or failed. This call doesn't delete
-    results."""
+    Returns 409 `job_ended` if the job has already completed or failed. The results of a completed
+    job aren't deleted.
+    """
     job = await customer.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _job_answer(plane, job, now)
 
@@ -193,14 +203,14 @@ async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer)
     "/ai-jobs/{job_id}/retry",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": JobAnswer, "description": "It was retried before, by this job"},
+        200: {"model": JobAnswer, "description": "The job was already retried as this job"},
         **problems(404, 409),
     },
 )
 async def retry(
     job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer, response: Response
 ) -> JobAnswer:
-    """Runs a failed job again, as a new job at the current price."""
+    """Retries a failed job as a new job at the current price."""
     job, is_new = await customer.retry_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _job_answer(plane, job, now)
@@ -208,7 +218,7 @@ async def retry(
 
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
 async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
-    """Explains why a job isn't running."""
+    """Returns the reason why a job isn't running."""
     explanation = await customer.explain_job(
         plane.context, caller.tenant.id, caller.user_id, job_id
     )
@@ -222,7 +232,8 @@ async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
 
 @router.get("/ai-jobs/{job_id}/again", responses=problems(404))
 async def show_again(job_id: UUID, plane: PlaneDep, caller: Reader) -> AgainAnswer:
-    """Returns a job's settings, so that it can be submitted again with changes."""
+    """Returns a job's effect, media and properties, so that you can submit it again with
+    changes."""
     settings = await customer.former_settings(
         plane.context, caller.tenant.id, caller.user_id, job_id
     )
@@ -244,8 +255,10 @@ async def _wait_for_end(plane: ControlPlane, job: Job, seconds: float) -> Job:
 
 
 def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
-    """Returns an ETag of everything that can change. The ETag of an ended job also changes whenever
-    its URLs reach half of their lifetime."""
+    """Returns an ETag that covers everything in the response that can change.
+
+    The ETag of a finished job also changes when its URLs have reached half of their lifetime.
+    """
     age = int(now.timestamp()) // max(1, plane.settings.url_seconds // 2)
     facts = [
         str(job.id),
@@ -281,14 +294,14 @@ def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
 
 
 async def _job_answer(
-    plane: ControlPlane, job: Job, now: datetime, known: EffectSubmission | None = None
+    plane: ControlPlane, job: Job, now: datetime, submission: EffectSubmission | None = None
 ) -> JobAnswer:
-    """Builds the response. `known` holds the facts read at submission, which saves a query."""
+    """Builds the response for a job. If the job was just submitted, `submission` saves a query."""
     original, named_files = await views.original_and_outputs(plane, job)
     names = await views.download_names(plane, job, original, [file for _, file in named_files])
     outputs = await views.outputs_of(plane, named_files, names)
-    if known:
-        remaining = stages.seconds_left(job, known.typical_seconds, now)
+    if submission:
+        remaining = stages.seconds_left(job, submission.typical_seconds, now)
     else:
         remaining = await views.seconds_left(plane, job, now)
     return JobAnswer(
@@ -304,7 +317,7 @@ async def _job_answer(
     )
 
 
-# Routes that are called at least once per job, or repeatedly while it runs.
+# Routes that are called for every job or repeatedly while it runs. They bypass FastAPI.
 CALLED_OFTEN = tuple(
     route
     for route in router.routes
@@ -317,9 +330,11 @@ batches_router = public_router("ai-jobs")
 
 class Item(Body):
     properties: dict[str, Any] = Field(
-        default_factory=dict, description="As the effect's JSON Schema says."
+        default_factory=dict, description="Values for the properties in the effect's JSON Schema."
     )
-    video_id: UUID | None = Field(default=None, description="Where the effect takes media.")
+    video_id: UUID | None = Field(
+        default=None, description="The media item, if the effect accepts media."
+    )
 
 
 class NewBatch(Body):
@@ -327,7 +342,7 @@ class NewBatch(Body):
     items: list[Item] = Field(
         min_length=1,
         max_length=JOBS_PER_BATCH_MAX,
-        description="A job for each; all of them are accepted, or none.",
+        description="One job is created for each item. Either all items are accepted or none.",
         examples=[[{"properties": {"prompt": "a cat"}}, {"properties": {"prompt": "a dog"}}]],
     )
     idempotency_key: IdempotencyKey = None
@@ -337,7 +352,10 @@ class NewBatch(Body):
     "/ai-jobs/batches",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": BatchAnswer, "description": "It was submitted before, by the same key"},
+        200: {
+            "model": BatchAnswer,
+            "description": "A batch with this idempotency key exists already",
+        },
         **problems(404, 409),
     },
     name="submit",
@@ -349,7 +367,7 @@ async def submit_batch(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> BatchAnswer:
-    """Submits a batch and reserves the price of all its jobs. Without enough tokens, the whole
+    """Submits a batch of jobs and reserves their total price. If the balance is too low, the whole
     batch is rejected."""
     has_media = any(item.video_id for item in body.items)
     request = BatchRequest(
@@ -370,16 +388,18 @@ async def show_batch(
     batch_id: UUID,
     plane: PlaneDep,
     caller: Reader,
-    start: Annotated[int, Query(ge=0, le=JOBS_PER_BATCH_MAX, description="From this item on.")] = 0,
+    start: Annotated[
+        int, Query(ge=0, le=JOBS_PER_BATCH_MAX, description="Index of the first item to list.")
+    ] = 0,
     limit: Limit = PAGE_USUAL,
 ) -> BatchAnswer:
-    """Returns a summary of the batch and a page of its jobs."""
+    """Returns a summary of a batch and a page of its jobs."""
     return await _batch_answer(plane, caller, batch_id, start, limit)
 
 
 @batches_router.delete("/ai-jobs/batches/{batch_id}", responses=problems(404), name="cancel")
 async def cancel_batch(batch_id: UUID, plane: PlaneDep, caller: Writer) -> BatchAnswer:
-    """Cancels and refunds all jobs that have not ended."""
+    """Cancels a batch. All jobs that haven't finished are canceled and refunded."""
     await batches.cancel_batch(plane.context, caller.tenant.id, caller.user_id, batch_id)
     return await _batch_answer(plane, caller, batch_id, 0, PAGE_USUAL)
 
@@ -397,7 +417,7 @@ def _page(
     plane: ControlPlane,
     batch: JobBatch,
     figures: BatchSummary,
-    found: list[Job],
+    batch_jobs: list[Job],
     start: int,
     limit: int,
 ) -> BatchAnswer:
@@ -415,8 +435,8 @@ def _page(
         refunded_tokens=figures.refunded_tokens,
         created_at=batch.created_at,
         cancelled_at=batch.cancelled_at,
-        jobs=tuple(summary(plane, job) for job in found[start:end]),
-        next=end if end < len(found) else None,
+        jobs=tuple(summary(plane, job) for job in batch_jobs[start:end]),
+        next=end if end < len(batch_jobs) else None,
     )
 
 
@@ -434,17 +454,19 @@ EXAMPLE = (
 )
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "`status`, `progress` and `outputs` until the job has ended.",
+        "description": "`status`, `progress` and `outputs` events until the job finishes.",
         "content": {MEDIA_TYPE: {"example": EXAMPLE}},
     },
-    204: {"description": "It has ended, and nothing is left to tell: don't come again."},
+    204: {"description": "The job has finished and all events were sent. Don't reconnect."},
 }
-# Browsers send the header when they reconnect. The parameter is for the first request after a
-# reload.
+# Browsers send the header when they reconnect. The query parameter has the same purpose for the
+# first request after a page reload.
 Since = Annotated[
-    int, Header(ge=0, le=ROW_ID_MAX, description="The number of the last event received.")
+    int, Header(ge=0, le=ROW_ID_MAX, description="The id of the last event received.")
 ]
-After = Annotated[int, Query(ge=0, le=ROW_ID_MAX, description="As Last-Event-ID.")]
+After = Annotated[
+    int, Query(ge=0, le=ROW_ID_MAX, description="The same as the header Last-Event-ID.")
+]
 
 
 @router.get(
@@ -459,9 +481,9 @@ async def follow(
     caller: Reader,
     last_event_id: Since = 0,
     after: After = 0,
-    previews: Annotated[bool, Query(description="Include preview pictures.")] = False,
+    previews: Annotated[bool, Query(description="Whether to include previews.")] = False,
 ) -> Response:
-    """Streams server-sent events of a job. The stream ends with the job."""
+    """Streams a job's events as server-sent events. The stream ends when the job finishes."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     pool = plane.pools[caller.tenant.pool]
     since = max(last_event_id, after)
@@ -479,7 +501,8 @@ async def follow(
 async def _lines(
     plane: ControlPlane, caller: Caller, job: Job, since: int, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields events. Each read uses a new transaction, so that a slow client doesn't keep one open."""
+    """Yields the lines of the event stream. Each read uses a new transaction, so that a slow client
+    doesn't keep one open."""
     pool, key = plane.pools[caller.tenant.pool], StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
     started_at = sent_at = clock()
@@ -513,10 +536,10 @@ def _watched(plane: ControlPlane, job: Job) -> PreviewWatch:
 async def _read_events(
     pool: Database, job: Job, since: int
 ) -> tuple[Job, Sequence[StoredJobEvent]]:
-    """Reads the job before its events, because the events are complete once the job has ended."""
+    """Reads a job and then its new events. In this order, no event of a finished job is missed."""
     async with pool.read() as tx:
-        job_read = await jobs.get(tx, job.tenant_id, job.id)
-        return job_read, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
+        current = await jobs.get(tx, job.tenant_id, job.id)
+        return current, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
 
 
 def _progress(plane: ControlPlane, job: Job, watch: PreviewWatch | None) -> dict[str, Any] | None:
@@ -533,5 +556,5 @@ def _stored_event(event: StoredJobEvent) -> str:
 
 
 def _format_event(kind: str, data: dict[str, Any]) -> str:
-    """Formats an event with its data on one line. JSON escapes line breaks."""
+    """Formats a server-sent event. The data fits on one line, because JSON escapes line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

@@ -60,7 +60,7 @@ class NewUpload(Body):
     filename: Text = Field(
         min_length=1,
         max_length=FILENAME_CHARACTERS_MAX,
-        description="For display; never used as a path.",
+        description="The file name for display. It is never used as a path.",
         examples=["cat.png"],
     )
     content_type: Text = Field(
@@ -70,18 +70,18 @@ class NewUpload(Body):
     )
     size: int = Field(ge=1, le=ROW_ID_MAX, description="In bytes.", examples=[204_800])
     effect_id: UUID | None = Field(
-        default=None, description="If given, type and size are checked against the effect's limits."
+        default=None, description="Checks the type and size against the limits of this effect."
     )
     in_parts: bool = Field(
         default=False,
-        description="Whether to send it in parts, which are not lost when the connection is.",
+        description="Whether to upload in parts, so that an interrupted upload can be resumed.",
     )
 
 
 @router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer) -> Upload:
-    """Announces an upload. Returns a URL to PUT an image, video or audio file of exactly this type
-    and size."""
+    """Announces an upload, and returns a URL to which an image, video or audio file of exactly this
+    type and size can be uploaded with PUT."""
     ingest.kind_named(body.content_type)
     ingest.check_size(plane, body.size)
     if body.effect_id is not None:
@@ -111,8 +111,8 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
 
 @router.get("/videos/uploads/{file_id}", responses=problems(404))
 async def show_upload(file_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> UploadState:
-    """Returns which parts of a file have arrived, with new URLs for the missing parts. Use it to
-    resume an interrupted upload."""
+    """Returns the parts of an upload, with new URLs for those that are missing. Use it to resume an
+    interrupted upload."""
     progress = await ingest.upload_progress(plane, caller, file_id)
     return UploadState(
         file_id=file_id,
@@ -139,31 +139,35 @@ def _part(part: ingest.UploadedPart) -> UploadPart:
 
 
 class NewVideo(Body):
-    """An uploaded file or a URL. Exactly one of them is required."""
+    """The source of a new media item: either an uploaded file or a URL."""
 
     file_id: UUID | None = Field(
         default=None,
         validation_alias=AliasChoices("file_id", "original_file_id"),
-        description="A file that was uploaded; original_file_id means the same.",
+        description="The id of an uploaded file. `original_file_id` is accepted as well.",
     )
     url: Text | None = Field(
         default=None,
         max_length=URL_CHARACTERS_MAX,
-        description="Or a URL to fetch it from: http or https, at a public address.",
+        description="An http or https URL to fetch the file from. Its host must have a public "
+        "address.",
         examples=["https://pictures.example/cat.png"],
     )
 
     @model_validator(mode="after")
     def _one(self) -> "NewVideo":
         if (self.file_id is None) == (self.url is None):
-            raise ValueError("either file_id or url is needed")
+            raise ValueError("send either file_id or url")
         return self
 
 
 @router.post(
     "/videos",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": Video, "description": "It was linked before"}, **problems(404, 409)},
+    responses={
+        200: {"model": Video, "description": "The file already belongs to a media item"},
+        **problems(404, 409),
+    },
 )
 async def link(
     body: NewVideo,
@@ -173,7 +177,8 @@ async def link(
     fetches: FetchLimiterDep,
     response: Response,
 ) -> Video:
-    """Creates media from an uploaded file, whose content must match its announcement, or from a URL."""
+    """Creates a media item from a URL, or from an uploaded file whose content matches the announced
+    type and size."""
     if body.file_id is not None:
         item, is_new = await ingest.attach(plane, caller, body.file_id)
     else:
@@ -186,11 +191,14 @@ async def link(
 
 
 async def _media_filter(
-    kind: Annotated[MediaKind | None, Query(description="Only of this kind.")] = None,
-    status: Annotated[MediaStatus | None, Query(description="Only in this status.")] = None,
-    effect_id: Annotated[UUID | None, Query(description="Only with a job of this effect.")] = None,
+    kind: Annotated[MediaKind | None, Query(description="Only media of this kind.")] = None,
+    status: Annotated[MediaStatus | None, Query(description="Only media with this status.")] = None,
+    effect_id: Annotated[
+        UUID | None, Query(description="Only media with a job of this effect.")
+    ] = None,
     q: Annotated[
-        Text | None, Query(max_length=100, description="Only with this text in the file's name.")
+        Text | None,
+        Query(max_length=100, description="Only media whose file name contains this text."),
     ] = None,
 ) -> MediaFilter:
     return MediaFilter(kind, status, effect_id, q or None)
@@ -201,11 +209,11 @@ async def list_videos(
     plane: PlaneDep,
     caller: Reader,
     wanted: Annotated[MediaFilter, Depends(_media_filter)],
-    urls: Annotated[bool, Query(description="With URLs of the files.")] = False,
+    urls: Annotated[bool, Query(description="Whether to include file URLs.")] = False,
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Videos:
-    """Lists your media. Get a single media item to see all its results."""
+    """Lists your media, newest first. To see all results of a media item, retrieve it by its id."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         items = await media.list_media(
             tx,
@@ -236,7 +244,7 @@ async def list_videos(
 
 @router.get("/videos/{video_id}", responses=problems(404))
 async def show(video_id: UUID, plane: PlaneDep, now: NowDep, caller: Reader) -> Video:
-    """Returns a media item's status, and its result once there is one."""
+    """Returns a media item with its status and results."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         item = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
         details = await _read_details(tx, item)
@@ -249,20 +257,20 @@ class MediaDetails(NamedTuple):
     media: MediaItem
     job: Job | None
     jobs: list[Job]
-    kept: dict[UUID, File]
+    files: dict[UUID, File]
 
     def file(self, file_id: UUID | None) -> File | None:
-        return self.kept.get(file_id) if file_id else None
+        return self.files.get(file_id) if file_id else None
 
 
-async def _read_details(tx: Tx, found: MediaItem) -> MediaDetails:
-    item_jobs = await jobs.list_of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
-    file_ids = {*found.file_ids, *(job.output_file_id for job in item_jobs if job.output_file_id)}
-    files = await media.find_existing(tx, found.tenant_id, file_ids)
-    latest = next((job for job in item_jobs if job.id == found.job_id), None)
-    if latest is None and found.job_id:
-        latest = (await jobs.get_many(tx, found.tenant_id, [found.job_id])).get(found.job_id)
-    return MediaDetails(found, latest, item_jobs, files)
+async def _read_details(tx: Tx, item: MediaItem) -> MediaDetails:
+    item_jobs = await jobs.list_of_media(tx, item.tenant_id, item.id, limit=RESULTS_MAX)
+    file_ids = {*item.file_ids, *(job.output_file_id for job in item_jobs if job.output_file_id)}
+    files = await media.find_existing(tx, item.tenant_id, file_ids)
+    latest = next((job for job in item_jobs if job.id == item.job_id), None)
+    if latest is None and item.job_id:
+        latest = (await jobs.get_many(tx, item.tenant_id, [item.job_id])).get(item.job_id)
+    return MediaDetails(item, latest, item_jobs, files)
 
 
 async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -> VideoSummary:

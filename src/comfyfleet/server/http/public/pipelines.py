@@ -75,7 +75,7 @@ from comfyfleet.server.pipelines.run_state import CandidateFilter, RunView
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("pipelines")
-NAME = "Its id, or its name: the newest of yours."
+NAME = "The pipeline's id or name. If several of your pipelines have this name, the newest is used."
 PipelineName = Annotated[str, Path(max_length=200, description=NAME)]
 NUMBER_MAX = 2**53
 Whole = Annotated[int, Field(ge=0, le=NUMBER_MAX)]
@@ -86,25 +86,28 @@ class NewPipeline(Body):
     steps: list[dict[str, Any]] | None = Field(
         default=None,
         max_length=STEPS_MAX,
-        description="In order; see the concepts page for their fields.",
+        description="The steps in order. The pipelines documentation describes their fields.",
     )
     document: dict[str, Any] | str | None = Field(
-        default=None, description="Instead: all of it as an object, or as a text in YAML or JSON."
+        default=None,
+        description="The whole pipeline as an object or as YAML or JSON text, instead of `name` "
+        "and `steps`.",
     )
 
 
 class LimitsBody(Body):
-    """Limits of a run. Omitted fields aren't changed; null means no limit."""
+    """The limits of a run. Omitted fields aren't changed, and null means no limit."""
 
     candidates: Whole | None = None
     tokens: Whole | None = None
     concurrent_jobs: int = Field(default=1, ge=1, le=actions.CONCURRENT_JOBS_MAX)
     until: AwareDatetime | None = None
     bytes: Whole | None = Field(
-        default=None, description="Maximum size of its files; then it is paused."
+        default=None,
+        description="Maximum total size of the run's files. When it is reached, the run is paused.",
     )
 
-    def said(self) -> dict[str, Any]:
+    def sent_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
@@ -118,19 +121,22 @@ class NewPipelineRunBody(Body):
 
 class Changes(Body):
     variables: dict[str, Any] | None = Field(
-        default=None, description="Replaces variables of the same name."
+        default=None, description="New values for variables. Other variables aren't changed."
     )
     limits: LimitsBody | None = None
     base_candidates: int | None = Field(default=None, ge=1, le=actions.BASE_CANDIDATES_MAX)
 
 
 class Retry(Body):
-    job_id: UUID | None = Field(default=None, description="Default: all failed jobs.")
+    job_id: UUID | None = Field(
+        default=None, description="The job to retry. The default is all failed jobs."
+    )
 
 
 @router.post("/pipelines", status_code=status.HTTP_201_CREATED)
 async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> PipelineAnswer:
-    """Stores a pipeline, or returns all its problems. A pipeline never changes."""
+    """Creates a pipeline. If it is invalid, the error lists all problems. A pipeline can't be
+    changed after it is created."""
     document = await _document(body, caller.tenant.id)
     stored = await actions.create_pipeline(
         plane.context, caller.tenant.id, caller.user_id, document
@@ -151,7 +157,7 @@ async def _document(body: NewPipeline, tenant_id: UUID) -> dict[str, Any]:
 async def list_pipelines(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> PipelinePage:
-    """The newest first."""
+    """Lists your pipelines, newest first."""
     pipelines = await actions.list_pipelines(
         plane.context, caller.tenant.id, caller.user_id, before=before, limit=limit + 1
     )
@@ -177,7 +183,7 @@ async def _find_pipeline_id(plane: ControlPlane, caller: Caller, text: str) -> U
     "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a pipeline. Its runs continue until they are cancelled."""
+    """Deletes a pipeline. Its active runs aren't canceled."""
     stored_id = await _find_pipeline_id(plane, caller, pipeline_id)
     await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, stored_id)
 
@@ -186,7 +192,10 @@ async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Wr
     "/pipelines/{pipeline_id}/runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": PipelineRunAnswer, "description": "It was started before, by the same key"},
+        200: {
+            "model": PipelineRunAnswer,
+            "description": "A run with this idempotency key exists already",
+        },
         **problems(404, 409),
     },
 )
@@ -198,12 +207,12 @@ async def start(
     response: Response,
     idempotency_header: IdempotencyHeader = None,
 ) -> PipelineRunAnswer:
-    """Starts a run immediately. The caller pays for each job."""
+    """Starts a run of a pipeline. You are charged for each job of the run."""
     new = NewPipelineRun(
         base_candidates=body.base_candidates,
         variables=body.variables,
         target_folder=body.target_folder,
-        limits=body.limits.said(),
+        limits=body.limits.sent_fields(),
         idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
     stored_id = await _find_pipeline_id(plane, caller, pipeline_id)
@@ -222,7 +231,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> PipelineRunSummaries:
-    """The newest first."""
+    """Lists your pipeline runs, newest first."""
     stored_id = await _find_pipeline_id(plane, caller, pipeline_id) if pipeline_id else None
     runs = await actions.list_runs(
         plane.context,
@@ -244,21 +253,22 @@ async def list_runs(
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404), name="show")
 async def show_run(run_id: UUID, plane: PlaneDep, caller: Reader) -> PipelineRunAnswer:
-    """Returns a run's progress: the number of candidates planned, created, approved, in progress
-    and failed per step."""
+    """Returns a run with its progress, which is the number of planned, created, approved, active
+    and failed candidates of each step."""
     return await _run_answer(plane, caller, run_id)
 
 
 @router.patch("/pipeline-runs/{run_id}", responses=problems(404, 409))
 async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Changes variables or limits for jobs that are submitted later."""
+    """Changes the variables or limits of a run. The changes apply to jobs that are submitted
+    later."""
     await actions.change_run(
         plane.context,
         caller.tenant.id,
         caller.user_id,
         run_id,
         variables=body.variables,
-        limits=body.limits.said() if body.limits else None,
+        limits=body.limits.sent_fields() if body.limits else None,
         base_candidates=body.base_candidates,
     )
     return await _run_answer(plane, caller, run_id)
@@ -266,7 +276,7 @@ async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -
 
 @router.post("/pipeline-runs/{run_id}/pause", responses=problems(404, 409))
 async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Pauses a run: no more jobs are submitted, and submitted jobs continue."""
+    """Pauses a run. No more jobs are submitted, and jobs that were already submitted continue."""
     await actions.pause_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -279,15 +289,15 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 
 @router.post("/pipeline-runs/{run_id}/check", responses=problems(404))
 async def check(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Checks immediately whether the run's trouble has passed. During the check, `trouble_seconds`
-    is null."""
+    """Checks immediately whether the problem in the run's `trouble` still exists. During the check,
+    `trouble_seconds` is null."""
     await run_state.wake_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
 
 @router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Cancels a run and its queued jobs. Running jobs finish, and their candidates are kept."""
+    """Cancels a run and its queued jobs. Running jobs finish, and their candidates are stored."""
     await actions.cancel_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -296,7 +306,7 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: Retry | None = None
 ) -> RetriedJobs:
-    """Retries failed jobs. They aren't retried automatically."""
+    """Retries failed jobs of a run, which aren't retried automatically."""
     job_id = body.job_id if body else None
     job_ids = await actions.retry_jobs(
         plane.context, caller.tenant.id, caller.user_id, run_id, job_id
@@ -308,7 +318,7 @@ async def retry(
 async def failures(
     run_id: UUID, plane: PlaneDep, caller: Reader, limit: Limit = PAGE_USUAL
 ) -> Failures:
-    """Lists jobs that failed and were not retried, with their errors."""
+    """Lists failed jobs that haven't been retried, with their errors."""
     run_view = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     failed_jobs = await run_state.list_failures(
         plane.context, caller.tenant.id, caller.user_id, run_id, limit=limit
@@ -393,7 +403,8 @@ STEPS_MAX = 1000
 SKIPPED_MAX = 40
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "`submitted`, `candidates`, `scored`, `job_failed`, `no_work` and every act.",
+        "description": "Events such as `submitted`, `candidates`, `scored`, `job_failed` and "
+        "`no_work`, and an event for every action.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
     }
 }
@@ -402,22 +413,23 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 class VoteBody(Body):
     winner: UUID
     loser: UUID
-    is_tie: bool = Field(default=False, description="Both are equally good.")
+    is_tie: bool = Field(default=False, description="Whether both candidates are equally good.")
     id: UUID | None = Field(
-        default=None, description="A repeated call with the same id counts once."
+        default=None, description="The vote's id. Repeated calls with the same id count once."
     )
 
 
 async def candidate_filter(
     step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
     status: CandidateStatus | None = None,
-    parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
-    best: Annotated[bool, Query(description="The same as sort=best.")] = False,
+    parent: Annotated[UUID | None, Query(description="Only children of this candidate.")] = None,
+    best: Annotated[bool, Query(description="Same as sort=best.")] = False,
     sort: Annotated[
         CandidateSort,
         Query(
-            description="`best`: winners, approved ones, later steps, high ratings first; one page. "
-            "`score`: by the judge's score, the highest first; those without one last."
+            description="`best` returns a single page that starts with winners, then approved "
+            "candidates, later steps and high ratings. `score` sorts by the judge's score, highest "
+            "first, with unscored candidates last."
         ),
     ] = CandidateSort.OLDEST,
 ) -> CandidateFilter:
@@ -509,7 +521,7 @@ async def show_candidate(
 async def lineage(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Reader
 ) -> LineageAnswer:
-    """Returns the candidate and its ancestors up to the base, and how many votes it won."""
+    """Returns a candidate with all its ancestors, and the number of votes that it won."""
     ancestry = await run_state.read_lineage(
         plane.context, caller.tenant.id, caller.user_id, run_id, candidate_id
     )
@@ -531,7 +543,7 @@ async def approve(
 async def reject(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Rejects a candidate, stops its branch and cancels its queued children."""
+    """Rejects a candidate. It gets no more children, and its queued children are canceled."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.REJECTED)
 
 
@@ -539,7 +551,7 @@ async def reject(
 async def winner(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Marks a candidate as a winner. Winners get children before all other candidates of their
+    """Marks a candidate as a winner. Winners get children before the other candidates of their
     step."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.WINNER)
 
@@ -548,7 +560,7 @@ async def winner(
 async def undo(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Undoes the last judgement of a candidate."""
+    """Undoes the latest judgment of a candidate."""
     return await _judge(plane, caller, run_id, candidate_id, None)
 
 
@@ -562,11 +574,12 @@ async def pair(
         tuple[UUID, ...],
         Query(
             max_length=SKIPPED_MAX,
-            description="Pairs to come later, as first, second, first, second …",
+            description="Pairs to skip for now, as a list of ids (first, second, first, …).",
         ),
     ] = (),
 ) -> PairAnswer:
-    """Returns two candidates to compare, from the given step or from the deepest step that has two."""
+    """Returns two candidates to compare, from the given step or from the latest step that has at
+    least two."""
     chosen = await actions.pick_pair(
         plane.context,
         caller.tenant.id,
@@ -600,7 +613,7 @@ async def vote(run_id: UUID, body: VoteBody, plane: PlaneDep, caller: Writer) ->
 
 @router.post("/pipeline-runs/{run_id}/votes/{vote_id}/undo", responses=problems(404))
 async def undo_vote(run_id: UUID, vote_id: UUID, plane: PlaneDep, caller: Writer) -> VoteAnswer:
-    """Undoes a vote. The scores are recalculated from the other votes."""
+    """Undoes a vote and recalculates the scores from the other votes."""
     scores = await actions.undo_vote(
         plane.context, caller.tenant.id, caller.user_id, run_id, vote_id
     )
@@ -620,8 +633,8 @@ async def follow(
     last_event_id: Since = 0,
     after: After = 0,
 ) -> StreamingResponse:
-    """Streams server-sent events of a run. The stream doesn't end with the run, because candidates
-    can be judged at any time."""
+    """Streams a run's events as server-sent events. The stream doesn't end when the run finishes,
+    because candidates can still be judged."""
     await actions.get_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     lines = _lines(plane, caller, run_id, max(last_event_id, after))
     return EventStream(request, caller, lines)

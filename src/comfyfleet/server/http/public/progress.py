@@ -1,4 +1,4 @@
-"""Progress of jobs for pages that wait for them: one job, the jobs of a media item, or all of a
+"""Routes with which pages follow the progress of a job, of a media item's jobs, or of all of a
 user's jobs."""
 
 import asyncio
@@ -38,22 +38,23 @@ router = public_router("ai-jobs")
 # Seconds between reads of active jobs. Another control plane may have changed a job, and
 # notifications only reach this process.
 REREAD_SECONDS = 1.0
-# Seconds between reads if the user has no active job. A job submitted to this process is noticed
-# immediately.
+# Seconds between reads if the user has no active job. New jobs submitted to this process are
+# noticed immediately.
 IDLE_REREAD_SECONDS = 5.0
 # Seconds to wait for further changes, so that they are sent together.
 GATHER_SECONDS = 0.2
+# Seconds for which the reason why a job waits is cached.
 WHY_SECONDS = 3.0
+# Maximum numbers of queued jobs with a reason, and of running jobs with previews.
 EXPLAINED_MAX = 10
 WATCHED_MAX = 10
 STREAM_SECONDS_MAX = 3600.0
-# Reads this much before the last event as well. Changes that another control plane wrote in that
-# time are sent, perhaps twice.
+# Reads overlap by this time, so that changes by another control plane aren't missed. Some changes
+# may be sent twice.
 OVERLAP = timedelta(seconds=10)
-# Fields that change with time alone. They don't cause an event, because clients can count on from
-# the last values.
+# Fields that change as time passes. They don't cause events, because clients can extrapolate them.
 BY_THE_CLOCK = {"expected_progress", "seconds_left"}
-Previews = Annotated[bool, Query(description="Include preview pictures.")]
+Previews = Annotated[bool, Query(description="Whether to include previews.")]
 ReadJobs: TypeAlias = Callable[[], Awaitable[list[WaitingJob]]]
 EXAMPLE = (
     'id: 1760000000000\nevent: job\ndata: {"id": "6a1f…", "status": "processing", "stage": "making", "progress": 40.0}\n\n'
@@ -62,8 +63,9 @@ EXAMPLE = (
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
-            "`job`: a job as it is now, whenever it changes; the same may be told twice. `preview`: its latest picture. "
-            "`wallet`: the balance, on a user's stream."
+            "`job` events contain the current state of a job that has changed, and may repeat. "
+            "`preview` events contain the latest preview image of a job. "
+            "`wallet` events contain the balance, on a user's stream only."
         ),
         "content": {MEDIA_TYPE: {"example": EXAMPLE}},
     },
@@ -71,8 +73,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 
 
 class JobFollower:
-    """Builds the progress views of jobs. Caches the facts that don't change, and rarely repeats
-    expensive queries."""
+    """Builds the progress views of jobs. It caches facts that don't change, and limits how often
+    expensive queries run."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -86,8 +88,8 @@ class JobFollower:
         reasons = {job.id: await self._explain(job) for job in explained[:EXPLAINED_MAX]}
         return [await self._view(job, reasons.get(job.id)) for job in jobs]
 
-    async def _learn_effects(self, wanted: Collection[UUID]) -> None:
-        missing = [effect_id for effect_id in wanted if effect_id not in self._effects]
+    async def _learn_effects(self, effect_ids: Collection[UUID]) -> None:
+        missing = [effect_id for effect_id in effect_ids if effect_id not in self._effects]
         if missing:
             async with self._plane.central.read() as tx:
                 self._effects.update(await catalog.get_effects(tx, missing))
@@ -143,7 +145,7 @@ class JobFollower:
         return self._titles[job.id].get(node)
 
     def keep_only(self, job_ids: Collection[UUID]) -> None:
-        """Drops cached facts about all other jobs."""
+        """Drops cached facts about all jobs except the given ones."""
         self._titles = {
             job_id: self._titles[job_id] for job_id in job_ids if job_id in self._titles
         }
@@ -152,7 +154,7 @@ class JobFollower:
 
 @router.get("/ai-jobs/{job_id}/progress", responses=problems(404))
 async def show_progress(job_id: UUID, plane: PlaneDep, caller: Reader) -> FollowedJob:
-    """Returns a job's stages: why it is waiting, what it is doing, its progress and its outcome."""
+    """Returns a job's progress with its stages, the reason why it is waiting, and its outcome."""
     await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     jobs = await customer.read_waiting(plane.context, caller.tenant.id, [job_id])
     (view,) = await JobFollower(plane).views(jobs)
@@ -161,7 +163,7 @@ async def show_progress(job_id: UUID, plane: PlaneDep, caller: Reader) -> Follow
 
 @router.get("/videos/{video_id}/progress", responses=problems(404))
 async def show_media_progress(video_id: UUID, plane: PlaneDep, caller: Reader) -> FollowedJobs:
-    """Returns the latest job of a media item and all its other jobs that have not ended."""
+    """Returns the progress of a media item's latest job and of its other unfinished jobs."""
     await _require_media(plane, caller, video_id)
     jobs = await customer.read_media_jobs(plane.context, caller.tenant.id, video_id)
     return FollowedJobs(jobs=tuple(await JobFollower(plane).views(jobs)))
@@ -169,7 +171,7 @@ async def show_media_progress(video_id: UUID, plane: PlaneDep, caller: Reader) -
 
 @router.get("/account/progress")
 async def show_account_progress(plane: PlaneDep, caller: Reader) -> FollowedJobs:
-    """Returns all effect jobs that have not ended."""
+    """Returns the progress of all your unfinished effect jobs."""
     jobs = await customer.read_active_jobs(plane.context, caller.tenant.id, caller.user_id)
     return FollowedJobs(jobs=tuple(await JobFollower(plane).views(jobs)))
 
@@ -179,7 +181,7 @@ async def show_account_progress(plane: PlaneDep, caller: Reader) -> FollowedJobs
     response_class=StreamingResponse,
     responses={
         **DESCRIBED,
-        204: {"description": "All its jobs have ended, and nothing is left to tell."},
+        204: {"description": "All jobs have finished and all changes were sent."},
         **problems(404),
     },
 )
@@ -192,7 +194,8 @@ async def follow_media(
     after: After = 0,
     previews: Previews = False,
 ) -> Response:
-    """Streams server-sent events of a media item's jobs. The stream ends when the last job ends."""
+    """Streams the progress of a media item's jobs as server-sent events. The stream ends when the
+    last job finishes."""
     await _require_media(plane, caller, video_id)
 
     async def read() -> list[WaitingJob]:
@@ -200,7 +203,7 @@ async def follow_media(
 
     since = _moment(max(last_event_id, after))
     jobs = await read()
-    if since and not any(_is_news(job, since) for job in jobs):
+    if since and not any(_may_have_changed(job, since) for job in jobs):
         return Response(status_code=status.HTTP_204_NO_CONTENT)
     stream = _JobStream(plane, caller, read, has_previews=previews)
     return EventStream(request, caller, stream.lines(ends=True))
@@ -219,14 +222,17 @@ async def follow_account(
     after: After = 0,
     previews: Previews = False,
 ) -> Response:
-    """Streams server-sent events of all of a user's effect jobs, including jobs submitted later.
-    One connection is enough for all pages of a browser. After a reconnect, the stream reports the
-    jobs that have ended in the meantime."""
+    """Streams the progress of all your effect jobs as server-sent events, including jobs submitted
+    later.
+
+    One connection is enough for all pages of a browser. After a reconnect, the stream includes the
+    jobs that finished in the meantime.
+    """
     read_until = _moment(max(last_event_id, after)) or plane.clock()
 
     async def read() -> list[WaitingJob]:
-        """Includes jobs that ended since the last read, because a short job may start and end in
-        between."""
+        """Reads active jobs, and jobs that finished since the last read, because a short job may
+        start and finish in between."""
         nonlocal read_until
         ended_since, read_until = read_until, plane.clock() - OVERLAP
         return await customer.read_active_jobs(
@@ -243,30 +249,32 @@ async def _require_media(plane: ControlPlane, caller: Caller, media_id: UUID) ->
 
 
 def _moment(event_id: int) -> datetime | None:
-    """Returns the time to read changes from. An event's id is the millisecond in which it was sent."""
+    """Returns the time from which to read changes. An event's id is the millisecond in which the
+    event was sent."""
     try:
         return datetime.fromtimestamp(event_id / 1000, UTC) - OVERLAP if event_id else None
     except (ValueError, OverflowError, OSError):
         return None
 
 
-def _is_news(job: WaitingJob, since: datetime) -> bool:
+def _may_have_changed(job: WaitingJob, since: datetime) -> bool:
     return job.status.is_active or job.completed_at is None or job.completed_at >= since
 
 
 class WatchedPreviews:
-    """Previews of running jobs for one client. Workers send previews only while a client watches."""
+    """The previews of running jobs for one client. Workers send previews of a job only while a
+    client watches it."""
 
     def __init__(self, plane: ControlPlane, tenant_id: UUID) -> None:
         self._context, self._tenant_id = plane.context, tenant_id
         self._watches: dict[UUID, PreviewWatch] = {}
-        self._told: dict[UUID, str] = {}
+        self._sent: dict[UUID, str] = {}
 
     def look_at(self, ids: Collection[UUID]) -> None:
         """Watches these jobs, and stops watching all others."""
         for job_id in self._watches.keys() - set(ids):
             self._watches.pop(job_id).close()
-            self._told.pop(job_id, None)
+            self._sent.pop(job_id, None)
         for job_id in ids:
             if job_id not in self._watches:
                 notify = partial(self._context.notifier.tell, job_id)
@@ -275,18 +283,19 @@ class WatchedPreviews:
                 )
 
     def news(self, job_id: UUID) -> str | None:
-        """Returns a job's preview as a data URL, or None if it hasn't changed."""
+        """Returns a job's preview as a data URL, or None if it hasn't changed since the last
+        call."""
         watch = self._watches.get(job_id)
         picture = watch.latest if watch else None
-        if picture is None or self._told.get(job_id) == picture.base64:
+        if picture is None or self._sent.get(job_id) == picture.base64:
             return None
-        self._told[job_id] = picture.base64
+        self._sent[job_id] = picture.base64
         return picture.data_url
 
 
 class _JobStream:
-    """Sends an event for each job that changes. Jobs are read in a new transaction each time, so
-    that a slow client doesn't keep one open."""
+    """A stream with an event for each job that changes. Each read uses a new transaction, so that a
+    slow client doesn't keep one open."""
 
     def __init__(
         self, plane: ControlPlane, caller: Caller, read: ReadJobs, *, has_previews: bool
@@ -295,12 +304,15 @@ class _JobStream:
         self._has_previews = has_previews
         self._follower = JobFollower(plane)
         self._active: list[UUID] = []
-        self._told: dict[UUID, str] = {}
+        self._sent: dict[UUID, str] = {}
         self._previews = WatchedPreviews(plane, caller.tenant.id)
         self._balance: int | None = None
 
     async def lines(self, *, ends: bool) -> AsyncIterator[str]:
-        """Yields events until the stream ends, and then stops watching previews."""
+        """Yields the lines of the event stream, and stops watching previews at its end.
+
+        With `ends`, the stream ends when no job is active.
+        """
         try:
             async for line in self._lines(ends=ends):
                 yield line
@@ -329,29 +341,30 @@ class _JobStream:
         """Returns the active jobs and the events to send."""
         now = self._plane.clock()
         listed = {job.id: job for job in await self._read()}
-        # Jobs that were active at the last read and are no longer listed have ended.
+        # Jobs that were active at the last read and are no longer listed have finished.
         ended_ids = [job_id for job_id in self._active if job_id not in listed]
         ended = await customer.read_waiting(self._plane.context, self._caller.tenant.id, ended_ids)
         jobs = [*ended, *listed.values()]
-        # Without an active job nothing can be missed, so the overlap isn't needed. A client
-        # that reconnects only gets changes since this event.
+        # Without an active job, no change can be missed, so the overlap is canceled out. A client
+        # that reconnects then only gets changes since this event.
         now = now if any(job.status.is_active for job in jobs) else now + OVERLAP
         events = [event async for event in self._changes(jobs, int(now.timestamp() * 1000))]
         if has_wallet and (events or self._balance is None):
             events += await self._wallet()
         self._active = [job.id for job in listed.values() if job.status.is_active]
         if self._has_previews:
-            # Watches the user as well, because a job may start before this stream has read it.
+            # Watches the user as well, because a job may send previews before this stream has read
+            # it.
             self._previews.look_at([*self._active[:WATCHED_MAX], self._caller.user_id])
-        self._told = {job_id: facts for job_id, facts in self._told.items() if job_id in listed}
+        self._sent = {job_id: facts for job_id, facts in self._sent.items() if job_id in listed}
         self._follower.keep_only(self._active)
         return self._active, events
 
     async def _changes(self, jobs: Sequence[WaitingJob], number: int) -> AsyncIterator[str]:
         for job, view in zip(jobs, await self._follower.views(jobs), strict=True):
             facts = view.model_dump_json(exclude=BY_THE_CLOCK)
-            if self._told.get(job.id) != facts:
-                self._told[job.id] = facts
+            if self._sent.get(job.id) != facts:
+                self._sent[job.id] = facts
                 yield f"id: {number}\nevent: job\ndata: {view.model_dump_json()}\n\n"
             if picture := self._previews.news(job.id):
                 data = json.dumps({"job_id": str(job.id), "preview": picture})

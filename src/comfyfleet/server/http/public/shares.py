@@ -1,4 +1,4 @@
-"""Routes for links that show a result to people without a key."""
+"""Routes for links that show results to people without a key."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -55,7 +55,7 @@ EXPIRES_SECONDS_MIN = 60
 EXPIRES_SECONDS_MAX = 365 * 24 * 3600
 EXPIRES_SECONDS = 7 * 24 * 3600
 ORIGINAL = "original"
-# Lifetime in seconds of the S3 URL that a request for a file is redirected to.
+# Lifetime in seconds of the S3 URLs to which requests for files are redirected.
 REDIRECT_SECONDS = 60
 # Path of the web page that shows a link's result.
 PAGE_PATH = "/shared"
@@ -71,17 +71,18 @@ class NewShare(Body):
         default=EXPIRES_SECONDS,
         ge=EXPIRES_SECONDS_MIN,
         le=EXPIRES_SECONDS_MAX,
-        description="In seconds.",
+        description="Seconds until the link expires.",
         examples=[EXPIRES_SECONDS],
     )
     has_original: bool = Field(
-        default=False, description="Whether it also shows what went in, for before and after."
+        default=False, description="Whether the link also shows the input, as a before and after."
     )
 
 
 class NewMediaShare(NewShare):
     job_id: UUID | None = Field(
-        default=None, description="Which result of the media; default: its latest."
+        default=None,
+        description="The job whose result to share. The default is the media item's latest job.",
     )
 
 
@@ -94,16 +95,16 @@ class NewMediaShare(NewShare):
 async def share_media(
     video_id: UUID, body: NewMediaShare, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeShare:
-    """Creates a link to a media item's result. Everyone with the link can see the result until it
-    expires or is revoked."""
+    """Creates a link to a media item's result. Anyone with the link can see the result until the
+    link expires or is revoked."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         item = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
     job_id = body.job_id or item.job_id
     if job_id is None:
-        raise Refused("the media has no result yet", field="video_id")
+        raise Refused("the media item has no result yet", field="video_id")
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     if job.asked.video_id != video_id:
-        raise NotFound(f"the media {video_id} has no job {job_id}")
+        raise NotFound(f"media item {video_id} has no job {job_id}")
     return await _share(plane, caller, job, body, now)
 
 
@@ -116,7 +117,7 @@ async def share_media(
 async def share_job(
     job_id: UUID, body: NewShare, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeShare:
-    """Creates a link to a job's result, including jobs without input media."""
+    """Creates a link to a job's result. The job doesn't need to have input media."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _share(plane, caller, job, body, now)
 
@@ -125,7 +126,7 @@ async def _share(
     plane: ControlPlane, caller: Caller, job: Job, body: NewShare, now: datetime
 ) -> MadeShare:
     if job.status != JobStatus.COMPLETED or not job.outputs:
-        raise Refused("only the files of a completed job can be shared", status=job.status)
+        raise Refused("only completed jobs with files can be shared", status=job.status)
     secret = new_share_secret(caller.tenant.id)
     share = SharedLink(
         id=plane.context.new_id(),
@@ -162,14 +163,14 @@ async def list_media_shares(
 async def list_shares(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> Shares:
-    """Lists all links of the key's user, without their secrets."""
+    """Lists all your links, without their secrets."""
     return await _page(plane, caller, before, limit)
 
 
 @router.delete("/shares/{share_id}", responses=problems(404))
 async def revoke(share_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> ShareAnswer:
-    """Revokes a link and the URLs of its files. Repeating the call has no effect. With S3, a URL
-    that a visitor was redirected to before remains valid for up to a minute."""
+    """Revokes a link and the URLs of its files. Repeated calls have no effect. If files are stored
+    in S3, a URL to which a visitor was already redirected stays valid for up to a minute."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         revoked = await media.revoke_share(tx, caller.tenant.id, caller.user_id, share_id, now=now)
     return _answer(revoked)
@@ -209,19 +210,19 @@ def _answer(share: SharedLink) -> ShareAnswer:
     )
 
 
-# These routes need no key. The secret authorizes the call.
+# These routes require no key, because the link's secret authorizes the request.
 shared_router = APIRouter(tags=["shares"], responses=problems(404, 429, 503))
 
 
 @shared_router.get(f"{SHARED_PATH}/{{secret}}")
 async def show_shared(
-    secret: Annotated[str, Path(max_length=100, description="Of a link.")],
+    secret: Annotated[str, Path(max_length=100, description="The link's secret.")],
     request: Request,
     response: Response,
     plane: PlaneDep,
     now: NowDep,
 ) -> SharedAnswer:
-    """Returns the content of a link. No key is required."""
+    """Returns the results that a link shows. No key is required."""
     admit_stranger(request, now)
     response.headers.update(PRIVATE_HEADERS)
     share, tenant = await _find(plane, secret)
@@ -233,8 +234,7 @@ async def show_shared(
     files = [file for _, file in named]
     if not files:
         return _expired(share)
-    # If the original isn't shared, the response must not reveal anything about it, including its
-    # name.
+    # If the original isn't shared, the response must not reveal its name either.
     shown = original if share.has_original else None
     names = await views.download_names(plane, job, shown, files)
     base = f"{plane.settings.public_url.rstrip('/')}{SHARED_PATH}/{secret}/files"
@@ -268,7 +268,7 @@ async def _find(plane: ControlPlane, secret: str) -> tuple[SharedLink, Tenant]:
 
 
 async def _is_of_active_user(tx: Tx, share: SharedLink) -> bool:
-    """Checks whether the link's owner is active. A deactivated user's links are closed."""
+    """Checks whether the link's owner is active. Links of deactivated users don't work."""
     try:
         return (await tenants.get_user(tx, share.tenant_id, share.user_id)).is_active
     except NotFound:
@@ -276,7 +276,7 @@ async def _is_of_active_user(tx: Tx, share: SharedLink) -> bool:
 
 
 def _missing() -> NotFound:
-    return NotFound("there is no such link, or it was revoked")
+    return NotFound("this link doesn't exist or was revoked")
 
 
 def _expired(share: SharedLink) -> SharedAnswer:
@@ -299,8 +299,8 @@ def _file(file: File, url: str, name: str | None = None) -> SharedFile:
 
 
 def _shown_name(file: File) -> str:
-    """Returns the file's name with the suffix of its content type, regardless of the suffix that
-    its owner chose."""
+    """Returns the file's name with a suffix that matches its content type, because its owner may
+    have chosen another one."""
     return replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
 
 
@@ -312,8 +312,8 @@ async def show_shared_file(
     plane: PlaneDep,
     now: NowDep,
 ) -> Response:
-    """Serves a file of an open link. The link is checked on each request, so that nothing is served
-    after it is revoked.
+    """Returns a file of a link. The link is checked on each request, so it stops working as soon as
+    it is revoked.
 
     Requests for files in S3 are redirected to a URL that is valid for one minute.
     """

@@ -1,4 +1,4 @@
-"""Routes for a user's triggers (schedules and incoming webhooks that start runs), and the endpoint
+"""Routes for triggers, which are schedules and incoming webhooks that start runs, and the route
 that receives webhooks."""
 
 import hmac
@@ -62,59 +62,70 @@ Named = Annotated[Text | None, Field(min_length=1, max_length=200)]
 
 
 class NewTriggerBody(Body):
-    name: Text = Field(min_length=1, max_length=200, description="A name for people.")
-    graph: Named = Field(default=None, description="Its id or name; this or a pipeline.")
-    version: VersionNumber | None = Field(
-        default=None, description="Of the graph; default: the newest at each firing."
+    name: Text = Field(min_length=1, max_length=200, description="A display name.")
+    graph: Named = Field(
+        default=None, description="The id or name of a graph. Send either a graph or a pipeline."
     )
-    pipeline: Named = Field(default=None, description="Its id or name.")
+    version: VersionNumber | None = Field(
+        default=None, description="The graph's version. The default is the newest at each firing."
+    )
+    pipeline: Named = Field(default=None, description="The id or name of a pipeline.")
     base_candidates: int | None = Field(
-        default=None, ge=1, le=BASE_CANDIDATES_MAX, description="Of a pipeline's runs."
+        default=None,
+        ge=1,
+        le=BASE_CANDIDATES_MAX,
+        description="The number of base candidates in each pipeline run.",
     )
     inputs: dict[str, Any] = Field(
         default_factory=dict,
-        description="Of each run; a pipeline's variables. Of a webhook, a text like `body.order.photo` is a path in the body.",
+        description="The inputs of each graph run, or the variables of each pipeline run. In a "
+        "webhook, a string such as `body.order.photo` is a path in the request body.",
         examples=[{"photo": "body.photo", "width": 640}],
     )
     cron: Text | None = Field(
         default=None,
         max_length=SCHEDULE_CHARACTERS_MAX,
-        description="Five fields; without it the trigger is a webhook.",
+        description="The schedule as a cron expression with five fields. Without a schedule, the "
+        "trigger is a webhook.",
         examples=["30 7 * * MON-FRI"],
     )
     timezone: Text = Field(
         default="UTC",
         max_length=64,
-        description="Of the schedule, and of the day of the limit.",
+        description="The time zone of the schedule and of the daily limit.",
         examples=["Europe/Berlin"],
     )
     catch_up: bool = Field(
         default=False,
-        description="Whether the newest moment at which no control plane ran is fired later, once.",
+        description="Whether to fire once later if a scheduled time was missed because no control "
+        "plane was running. Only the latest missed time is caught up.",
     )
     tokens_per_day: Tokens = Field(
-        ge=0, le=TOKENS_MAX, description="What all runs of a day may spend together."
+        ge=0, le=TOKENS_MAX, description="Maximum tokens that all runs of a day may spend."
     )
     max_tokens: Tokens | None = Field(
-        default=None, ge=0, le=TOKENS_MAX, description="What one run may spend."
+        default=None, ge=0, le=TOKENS_MAX, description="Maximum tokens that one run may spend."
     )
 
 
 class FireBody(Body):
-    body: Any = Field(default=None, description="What a webhook would send.")
+    body: Any = Field(default=None, description="The body that a webhook delivery would contain.")
     idempotency_key: Text | None = Field(
         default=None,
         min_length=1,
         max_length=KEY_CHARACTERS_MAX,
-        description="The same key gives the same firing.",
+        description="Repeating the request with the same key returns the same firing.",
     )
 
 
 @router.post("/triggers", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def create(body: NewTriggerBody, plane: PlaneDep, caller: Writer) -> MadeTrigger:
-    """Creates a trigger. A trigger without `cron` is a webhook. Its secret is shown only in this
-    response. Creating a webhook also requires the scope keys, because the secret remains valid
-    after the caller's key is revoked."""
+    """Creates a trigger. A trigger without `cron` is a webhook, whose secret is shown only in this
+    response.
+
+    Creating a webhook also requires the scope keys, because the secret stays valid after the
+    caller's key is revoked.
+    """
     if body.cron is None:
         caller.require(Scope.KEYS)
     fields = body.model_dump(exclude={"graph", "version", "pipeline"})
@@ -150,7 +161,7 @@ async def _audit(plane: ControlPlane, caller: Caller, action: str, trigger_id: U
 async def list_triggers(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> Triggers:
-    """Lists your triggers with the tokens they have used today."""
+    """Lists your triggers with the tokens that they have used today."""
     stored = await triggers.list_triggers(
         plane.graphs, owner_of(caller), before=before, limit=limit + 1
     )
@@ -170,13 +181,13 @@ async def show_moments(
         str,
         Query(
             max_length=SCHEDULE_CHARACTERS_MAX,
-            description="Five fields; default: every midnight.",
+            description="A cron expression with five fields. The default is every midnight.",
             examples=["30 7 * * MON-FRI"],
         ),
     ] = "0 0 * * *",
     timezone: Annotated[str, Query(max_length=64)] = "UTC",
 ) -> ScheduleMoments:
-    """Returns when a schedule would fire next. Nothing is created."""
+    """Returns the next times at which a schedule would fire, without creating a trigger."""
     return ScheduleMoments(moments=triggers.next_moments(cron, timezone, now))
 
 
@@ -194,7 +205,7 @@ async def _shown(plane: ControlPlane, trigger: StoredTrigger) -> TriggerAnswer:
 
 @router.post("/triggers/{trigger_id}/pause", responses=problems(404))
 async def pause(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
-    """Pauses a trigger. Runs that it has started continue."""
+    """Pauses a trigger. Its active runs continue."""
     return await _shown(
         plane, await triggers.pause_trigger(plane.graphs, owner_of(caller), trigger_id)
     )
@@ -202,7 +213,7 @@ async def pause(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAns
 
 @router.post("/triggers/{trigger_id}/resume", responses=problems(404))
 async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
-    """Resumes a trigger. A schedule continues with its next scheduled time."""
+    """Resumes a trigger. A schedule fires again at its next scheduled time."""
     return await _shown(
         plane, await triggers.resume_trigger(plane.graphs, owner_of(caller), trigger_id)
     )
@@ -211,7 +222,7 @@ async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAn
 @router.post("/triggers/{trigger_id}/secret", responses=problems(404, 409))
 async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> MadeTrigger:
     """Replaces a webhook's secret. The new secret is shown only in this response, and the old one
-    is invalid immediately. Requires the scopes keys and write."""
+    becomes invalid immediately. Requires the scopes keys and write."""
     caller.require(Scope.WRITE)
     changed = await triggers.renew_secret(plane.graphs, owner_of(caller), trigger_id)
     await _audit(plane, caller, "renew_trigger_secret", trigger_id)
@@ -223,7 +234,7 @@ async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> 
     "/triggers/{trigger_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> None:
-    """Deletes a trigger and its list of firings. Runs that it has started are kept."""
+    """Deletes a trigger and its list of firings, but not its runs."""
     await triggers.delete_trigger(plane.graphs, owner_of(caller), trigger_id)
     await _audit(plane, caller, "delete_trigger", trigger_id)
 
@@ -308,7 +319,7 @@ def _firing(firing: TriggerFiring) -> FiringAnswer:
     )
 
 
-# These routes need no key. The secret, or a signature made with it, authorizes the call.
+# These routes require no key, because the webhook's secret or signature authorizes the request.
 hooks_router = APIRouter(tags=["triggers"], responses=problems(404, 409, 413, 422, 429, 503))
 ANY_JSON: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
 
@@ -317,22 +328,27 @@ ANY_JSON: dict[str, Any] = {"requestBody": {"content": {"application/json": {"sc
     f"{HOOKS_PATH}/{{hook_id}}", status_code=status.HTTP_202_ACCEPTED, openapi_extra=ANY_JSON
 )
 async def receive(
-    hook_id: Annotated[str, Path(description="Of a webhook.")],
+    hook_id: Annotated[str, Path(description="The webhook's id.")],
     request: Request,
     response: Response,
     plane: PlaneDep,
     now: NowDep,
     delivery: Annotated[
         str | None,
-        Header(alias=DELIVERY_ID, description="The same id gives the same run."),
+        Header(
+            alias=DELIVERY_ID,
+            description="Repeating a delivery with the same id returns the same run.",
+        ),
     ] = None,
 ) -> FiringAnswer:
-    """Starts a run. The sender authenticates with `Authorization: Bearer SECRET` or, preferably,
-    with a signature of the body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong
-    secrets get the same response.
+    """Receives a webhook delivery and starts a run.
 
-    A repeated delivery returns the first run. A delivery is a repetition if it has the same id, or
-    the same signature with any id."""
+    Authenticate with `Authorization: Bearer SECRET` or, preferably, with a signature of the body in
+    `X-Comfyfleet-Signature: t=…,v1=…`. An unknown id and a wrong secret get the same response.
+
+    A repeated delivery returns the run of the first one. A delivery counts as repeated if its id or
+    its signature was already used.
+    """
     admit_stranger(request, now)
     content = await request.body()
     trigger, signature = await _find(plane, hook_id, request, content, now)
@@ -359,7 +375,7 @@ async def receive(
 async def _find(
     plane: ControlPlane, hook_id: str, request: Request, content: bytes, now: datetime
 ) -> tuple[StoredTrigger, Signature | None]:
-    missing = NotFound("there is no such webhook, or the secret is wrong")
+    missing = NotFound("this webhook doesn't exist, or the secret is wrong")
     try:
         trigger = await triggers.find_webhook(plane.graphs, UUID(hook_id))
     except ValueError:
@@ -371,7 +387,7 @@ async def _find(
         if not _has_secret(request, secret):
             raise missing
         return trigger, None
-    # If a signature is present, it must be valid, even if the request also has the secret.
+    # If there is a signature, it must be valid, even if the request contains the secret as well.
     signature = verified_signature(secret, content, header, now=int(now.timestamp()))
     if signature is None:
         raise missing
@@ -389,11 +405,11 @@ def _has_secret(request: Request, secret: str) -> bool:
 
 
 def _delivery_id(request: Request, delivery: str | None) -> str | None:
-    """Returns the sender's id of the delivery."""
+    """Returns the id that the sender gave to the delivery, or None."""
     delivery_id = delivery or request.headers.get(IDEMPOTENCY_HEADER)
     if delivery_id is not None and len(delivery_id) > KEY_CHARACTERS_MAX:
         raise InvalidInput(
-            f"a delivery's id has at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
+            f"the delivery id must have at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
         )
     return delivery_id or None
 
@@ -404,4 +420,4 @@ async def _parsed(content: bytes) -> Any:
     try:
         return await parsed(content, parse)
     except ValueError:
-        raise InvalidInput("the body is not JSON") from None
+        raise InvalidInput("the body must be valid JSON") from None

@@ -1,4 +1,5 @@
-"""Views of jobs, media and graph runs for customers, with progress, remaining time and file URLs."""
+"""Builds the customers' views of jobs, media and graph runs, with progress, remaining time and file
+URLs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -59,7 +60,7 @@ STEM_CHARACTERS_MAX = 80
 
 
 def percent_of(plane: ControlPlane, job: Job) -> float | None:
-    """Returns the progress as last reported to this control plane."""
+    """Returns a job's progress in percent, as last reported to this control plane."""
     if job.status == JobStatus.COMPLETED:
         return DONE_PERCENT
     if not job.status.is_active:
@@ -69,8 +70,7 @@ def percent_of(plane: ControlPlane, job: Job) -> float | None:
 
 
 async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | None:
-    """Estimates the remaining time from the effect's history. The time in the queue isn't included
-    (see …/why)."""
+    """Estimates a job's remaining time from the effect's history, without the time in the queue."""
     if not job.status.is_active or job.asked.effect_id is None:
         return None
     async with plane.central.read() as tx:
@@ -81,8 +81,10 @@ async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | 
 async def original_and_outputs(
     plane: ControlPlane, job: Job
 ) -> tuple[File | None, list[tuple[str, File]]]:
-    """Returns the input file of an ended job, and the job's outputs with their names. Expired files
-    are left out."""
+    """Returns the input file of a finished job, and the job's outputs with their names.
+
+    Expired files aren't included.
+    """
     outputs = job.outputs
     source = None if job.status.is_active else job.asked.input_file_id
     ids = {output.file_id for output in outputs} | ({source} if source else set())
@@ -97,8 +99,8 @@ async def original_and_outputs(
 async def download_names(
     plane: ControlPlane, job: Job, original: File | None, outputs: Sequence[File]
 ) -> dict[UUID, str]:
-    """Returns the names under which a browser saves outputs, built from the input file's name and
-    the effect."""
+    """Returns the names under which browsers save outputs. They consist of the input file's name
+    and the effect's slug."""
     if job.asked.effect_id is None or not outputs:
         return {}
     slug = await effect_slug(plane, job.asked.effect_id) or job.asked.workflow_slug
@@ -111,7 +113,7 @@ async def download_names(
 
 
 async def effect_slug(plane: ControlPlane, effect_id: UUID) -> str | None:
-    """Returns an effect's slug. The slug never changes, so it is cached."""
+    """Returns an effect's slug, which is cached because it never changes."""
     slugs = plane.context.caches.effect_slugs
     if effect_id not in slugs:
         async with plane.central.read() as tx:
@@ -130,7 +132,7 @@ def _stem(filename: str) -> str:
 
 async def outputs_of(
     plane: ControlPlane,
-    found: Sequence[tuple[str, File]],
+    named_files: Sequence[tuple[str, File]],
     names: Mapping[UUID, str] = MappingProxyType({}),
 ) -> tuple[Output, ...]:
     """Builds the outputs with their URLs. `names` maps file ids to download names that differ from
@@ -145,7 +147,7 @@ async def outputs_of(
             url=await url_of(plane, file, names.get(file.id)),
             small_url=small_url_of(plane, file),
         )
-        for name, file in found
+        for name, file in named_files
     ]
     return tuple(outputs)
 
@@ -164,26 +166,27 @@ def small_url_of(plane: ControlPlane, file: File | None) -> str | None:
     return plane.small.url_of(file, seconds=plane.settings.url_seconds) if file else None
 
 
+# Limits per response.
 URLS_MAX = 1000
-QUESTIONS_MAX = 1000  # per response
+QUESTIONS_MAX = 1000
 EXECUTION_URLS_MAX = 200
 
 
 async def run_view(
-    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState, *, limit: int
+    plane: ControlPlane, tenant: Tenant, loaded: LoadedRun, run: GraphRunState, *, limit: int
 ) -> GraphRunAnswer:
-    unable = await actions.unservable_nodes(plane.graphs, kept, run)
-    outputs = await _with_urls(plane, kept.head, run.outputs)
-    progress = progress_view(plane, tenant, kept, run)
+    unable = await actions.unservable_nodes(plane.graphs, loaded, run)
+    outputs = await _with_urls(plane, loaded.head, run.outputs)
+    progress = progress_view(plane, tenant, loaded, run)
     sees = sees_backends(plane, tenant)
-    work = partial(_run_answer, kept, run, unable, outputs, progress, limit=limit, sees=sees)
+    work = partial(_run_answer, loaded, run, unable, outputs, progress, limit=limit, sees=sees)
     if len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
         return work()
-    return await large_runs.run(kept.head.user_id, work)
+    return await large_runs.run(loaded.head.user_id, work)
 
 
 def _run_answer(
-    kept: LoadedRun,
+    loaded: LoadedRun,
     run: GraphRunState,
     unable: Mapping[str, str],
     outputs: dict[str, Any] | None,
@@ -192,12 +195,12 @@ def _run_answer(
     limit: int,
     sees: bool,
 ) -> GraphRunAnswer:
-    head = kept.head
+    head = loaded.head
     return GraphRunAnswer(
         id=head.id,
         graph_id=head.graph_id,
         graph_version=head.graph_version,
-        name=kept.plan.graph.name,
+        name=loaded.plan.graph.name,
         status=run.status,
         tokens=run.tokens,
         max_tokens=run.max_tokens,
@@ -205,11 +208,11 @@ def _run_answer(
         outputs=outputs,
         error=_error(run, sees=sees),
         paused_at=paused_at(run),
-        questions=tuple(questions(kept, run)),
+        questions=tuple(questions(loaded, run)),
         progress=progress,
-        nodes=tuple(node_views(kept, run)),
-        executions=tuple(islice(_executions(kept, run, unable, sees=sees), limit)),
-        executions_total=sum(not is_hidden(kept.plan.node(key.node)) for key in run.records),
+        nodes=tuple(node_views(loaded, run)),
+        executions=tuple(islice(_executions(loaded, run, unable, sees=sees), limit)),
+        executions_total=sum(not is_hidden(loaded.plan.node(key.node)) for key in run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
         is_expired=head.is_expired,
@@ -230,16 +233,16 @@ def _rerun_of(head: RunRow) -> RerunOf | None:
 
 
 def backend_of(record: ExecutionRecord, *, sees: bool) -> str | None:
-    """Returns the execution's worker if the caller may see backends (`sees`), otherwise the backend
-    it is bound to."""
+    """Returns the execution's worker if the caller may see backends (`sees`). Otherwise, returns
+    the backend to which the execution is bound."""
     return f"worker:{record.backend}" if sees and record.backend else record.affinity
 
 
 def progress_view(
-    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
+    plane: ControlPlane, tenant: Tenant, loaded: LoadedRun, run: GraphRunState
 ) -> ProgressSeen:
     sees = sees_backends(plane, tenant)
-    progress = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
+    progress = plane.graphs.runs.keep_monotonic(run, progress_of(loaded.plan, run))
     running = (
         RunningNodeSeen(
             node_id=node.node_id,
@@ -259,10 +262,10 @@ def progress_view(
     )
 
 
-def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
+def questions(loaded: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
     for key in nsmallest(QUESTIONS_MAX, run.asking):
         question = run.record(key).question
-        facts = kept.plan.workflows.get(key.node)
+        facts = loaded.plan.workflows.get(key.node)
         if question:
             yield QuestionSeen(
                 node=key.node,
@@ -278,13 +281,14 @@ def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
 
 _ACTIONS = {
     RunErrorCode.NO_TOKENS: "Add tokens to the wallet, then retry the run.",
-    RunErrorCode.NO_BACKEND: "Start a worker that can run it, or ask the operator to, then retry the run.",
+    RunErrorCode.NO_BACKEND: "Start a worker that can run it, or ask the operator for one. "
+    "Then retry the run.",
     RunErrorCode.WITHDRAWN: "Ask the operator to offer the workflow again, or use another one.",
 }
 
 
 def paused_at(run: GraphRunState) -> datetime | None:
-    """Returns when an active run was paused, or None if it is over or not paused."""
+    """Returns when an active run was paused, or None if it has finished or isn't paused."""
     return None if run.status.is_over else run.paused_at
 
 
@@ -304,9 +308,9 @@ def _error(run: GraphRunState, *, sees: bool) -> ErrorSeen | None:
     )
 
 
-def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
-    for name in kept.plan.shape.order:
-        node, tally = kept.plan.node(name), run.tally(name)
+def node_views(loaded: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
+    for name in loaded.plan.shape.order:
+        node, tally = loaded.plan.node(name), run.tally(name)
         if is_hidden(node):
             continue
         yield NodeSeen(
@@ -314,21 +318,21 @@ def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
             type=kind_of(node),
             workflow=(node.workflow or None) if isinstance(node, WorkflowNode) else None,
             effect=node.effect if isinstance(node, WorkflowNode) else None,
-            status=node_status(kept.plan, run, name),
+            status=node_status(loaded.plan, run, name),
             **tally._asdict(),
         )
 
 
 def _executions(
-    kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str], *, sees: bool
+    loaded: LoadedRun, run: GraphRunState, unable: Mapping[str, str], *, sees: bool
 ) -> Iterator[ExecutionSeen]:
-    """Yields executions in graph order. Executions of the same node are ordered by index."""
+    """Yields executions in the order of the graph's nodes and, within a node, by index."""
     total_size = NO_SIZE
-    # The draft yields keys in this order, so nothing is sorted. Sorting all executions would block
-    # for long, and a page needs only a few.
-    draft = RunDraft(kept.plan, run, Environment(kept.head.created_at))
+    # The draft yields keys in this order. Sorting all executions instead would block the event loop
+    # for too long, and a page needs only a few.
+    draft = RunDraft(loaded.plan, run, Environment(loaded.head.created_at))
     for key in draft.all_keys():
-        if key not in run.records or is_hidden(kept.plan.node(key.node)):
+        if key not in run.records or is_hidden(loaded.plan.node(key.node)):
             continue
         record = run.record(key)
         size = size_of((record.inputs, record.outputs), total_size.within(ANSWER_SIZE_MAX))
@@ -384,8 +388,8 @@ async def _with_urls(
 async def with_execution_urls(
     plane: ControlPlane, head: RunRow, answer: GraphRunAnswer
 ) -> GraphRunAnswer:
-    """Adds URLs to the files that nodes have created so far."""
-    # Includes the inputs of nodes that wait for an answer.
+    """Adds URLs to the files that nodes have created so far, and to the inputs of nodes that wait
+    for an answer."""
     question_inputs = [
         execution.inputs
         for execution in answer.executions
@@ -408,12 +412,13 @@ async def with_execution_urls(
 async def _urls_in(
     plane: ControlPlane, head: RunRow, values: Any, urls_max: int
 ) -> dict[str, dict[str, str]]:
-    """Returns URLs for files of the run's own user only, as results may contain any id."""
+    """Returns URLs for files in the given values, but only for files of the run's user, because
+    results may contain arbitrary ids."""
     urls: dict[str, dict[str, str]] = {}
     owner = actions.Owner(head.tenant_id, head.user_id)
     for file_id in islice(dict.fromkeys(actions.file_ids_in(values)), urls_max):
         file = await actions.own_file(plane.graphs, owner, file_id)
-        # Other files have expired, belong to another user, or haven't been uploaded yet.
+        # Skips files that have expired, belong to another user, or haven't been uploaded yet.
         if file is not None and not file.is_announced:
             small = small_url_of(plane, file)
             file_urls = {"url": await url_of(plane, file)}
@@ -422,8 +427,11 @@ async def _urls_in(
 
 
 def _add_urls(value: Any, urls: Mapping[str, Mapping[str, str]]) -> Any:
-    """Replaces the URLs of file values. Clients follow these URLs, and a colleague's graph or a
-    node's text output could contain any URL, so a file has either our URL or none."""
+    """Replaces the URLs of file values with ours, and removes all others.
+
+    Clients follow these URLs. A graph by another user or a node's text output could contain a
+    malicious one.
+    """
     if isinstance(value, Mapping):
         copied = {name: _add_urls(inner, urls) for name, inner in value.items()}
         if "file_id" not in copied:
