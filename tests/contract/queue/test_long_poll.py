@@ -331,4 +331,4 @@ async def test_an_error_without_waiting_polls_is_not_called_a_failed_batch(
         [row] = await submit(central, new())
         queue.arrived([row])
     messages = [each.getMessage() for each in caplog.records if "database is away" in each.message]
-    assert messages == ["new jobs can't be given to waiting workers now: the database is away"]
+    assert messages == ["new jobs could not be assigned to waiting workers: the database is away"]

@@ -108,8 +108,8 @@ def _characters(progress: Progress) -> int:
 
 
 CHANNEL = "comfyfleet_progress"
-SEND_SECONDS = 0.5  # between messages to other control planes
-RENEW_SECONDS = 10.0  # after which a subscription or watch is renewed
+SEND_SECONDS = 0.5  # time between messages to other control planes
+RENEW_SECONDS = 10.0  # time after which a subscription or watch is renewed
 SUBSCRIPTION_SECONDS = 25.0  # lifetime of a subscription, unless it is renewed
 JOBS_PER_MESSAGE_MAX = 100  # each id takes 36 of the 8,000 characters that a message may have
 TEXT_CHARACTERS_MAX = 200
@@ -305,7 +305,7 @@ WATCH_SECONDS = 25.0  # lifetime of another control plane's watch, unless it is 
 # Seconds without a new image after which a relayed image is removed. The job has then ended at
 # another control plane or hangs.
 SHARED_SECONDS_MAX = 60.0
-SHARE_SECONDS_MIN = 0.25  # between relayed images
+SHARE_SECONDS_MIN = 0.25  # minimum time between relayed images
 
 
 # The id that operators watch to see the previews of all running jobs.

@@ -1,8 +1,8 @@
 """Decides which waiter gets which job. Pure: it maps candidates and waiters to matches.
 
-Candidates are in one order: priority, then fair share between lanes, then fair rank and age within
-a lane. Every waiter takes jobs from the front. A waiter that has a job's model loaded may look a
-little ahead.
+Candidates are ordered by priority, then by fair share between lanes, then by fair rank and age
+within a lane. Every waiter takes jobs from the front. A waiter may look a little further ahead for
+a job whose model it has loaded.
 """
 
 from collections import Counter
@@ -17,44 +17,49 @@ from typing import NamedTuple
 from comfyfleet.server.queue.model import DispatchCandidate, QueueLane, Waiter
 from comfyfleet.server.queue.switch_costs import SwitchCosts
 
+# Number of jobs among which a waiter may look for one whose model it has loaded.
 AFFINITY_WINDOW = 32
+# Number of fair-share rounds by which such a job may be ahead of the first one.
 RANK_ROUNDS_AHEAD = 1
 
 
 class Match(NamedTuple):
     candidate: DispatchCandidate
-    waiter: int  # its index among the waiters
+    waiter: int  # index of the waiter
 
 
 class MatchDecision(NamedTuple):
     choices: list[Match]
-    passed: frozenset[int]  # jobs that another job passed because of its model
-    has_fresh: bool = False  # a job was withheld from workers that would only prefetch it
-    # Seconds after which a job that is reserved for workers with its model may go to the remaining
+    passed: frozenset[int]  # ids of jobs that were passed by a later job because of its model
+    has_fresh: bool = (
+        False  # whether a new job was withheld from workers that would only prefetch it
+    )
+    # Seconds after which a job that is reserved for other workers may be given to the remaining
     # waiters.
     held_seconds: float | None = None
 
 
-# A candidate's place in the order: priority, turn of the lane, id.
+# A candidate's sort key: negative priority, position by the lane's fair share, id.
 OrderKey = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MatchRules:
-    """Limits for passing and holding jobs.
+    """Limits on how long a job may be passed by other jobs, or held for other workers.
 
-    A job is passed for half of the longest wait; the rest is for those passed with it, which then
-    all have their turn, and for a worker to become free.
+    A job may be passed by others for half of the maximum wait. The other half is for the jobs that
+    were passed together with it and now run first, and for the time until a worker is free.
 
-    The time is counted from when it was first passed, not from when it was queued: with a long
-    backlog all jobs would soon be too old and models would be switched for every job, which makes
-    everybody wait longer.
+    The time counts from the first pass instead of the time of queuing. Otherwise, in a long
+    backlog, all jobs would soon be too old to be passed. Models would then be switched for every
+    job, and all jobs would wait longer.
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
-    # How long a new job is reserved for the idle worker of its client's previous prompt.
+    # Time for which a new job is reserved for the worker that ran its client's previous prompt, if
+    # that worker is idle.
     preferred_max_wait: timedelta = timedelta(seconds=0.3)
-    prefetch_after: timedelta = timedelta()  # how long a new job is reserved for idle workers
+    prefetch_after: timedelta = timedelta()  # time for which a new job is reserved for idle workers
     window: int = AFFINITY_WINDOW
     costs: SwitchCosts = field(default_factory=SwitchCosts)
 
@@ -63,15 +68,15 @@ DEFAULT_RULES = MatchRules()
 
 
 class MatchView(NamedTuple):
-    """The state that decides which job may pass which."""
+    """The state that decides which jobs may pass others."""
 
     now: datetime
     passed_since: Mapping[int, datetime]
     rules: MatchRules
-    ahead: Mapping[int, int]  # the number of earlier jobs with the same model by job
+    ahead: Mapping[int, int]  # number of earlier jobs with the same model, by job
 
     def may_pass(self, waiter: Waiter, candidate: DispatchCandidate) -> bool:
-        """Whether jobs whose model the waiter has loaded may still pass this one."""
+        """Whether jobs whose model the waiter has loaded may still pass this job."""
         most = self.rules.costs.passed_max(
             waiter.fleet_id,
             waiter.models_loaded[0],
@@ -82,25 +87,24 @@ class MatchView(NamedTuple):
         return bool(most) if since is None else self.now - since < most / 2
 
     def is_still_loaded(self, waiter: Waiter, model_key: str | None) -> bool:
-        """Whether a model still counts as loaded after another one was used. It does until
-        switching back is known to be free.
+        """Whether a model that the waiter used earlier still counts as loaded. Once the cost of
+        switching back is known, only the current model counts.
         """
         if model_key is None or model_key not in waiter.models_loaded:
             return False
         return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is reserved for workers that have its model, or for the
-        worker of its client's previous prompt. This waiter is not one of them.
+        """Returns how much longer the job is withheld from this waiter. It is reserved for workers
+        that have its model loaded, or for the worker that ran its client's previous prompt.
         """
         return self.preferred_for(waiter, candidate) or self._held_by_model(waiter, candidate)
 
     def preferred_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is reserved for the worker of its client's previous
+        """Returns how much longer the job is reserved for the worker that ran its client's previous
         prompt.
 
-        That worker is preferred only while it is idle, and not if it would run the job after
-        another one.
+        A waiter that would only prefetch the job isn't preferred, even if it is that worker.
         """
         preferred = candidate.preferred_worker_id
         if preferred is None or (preferred == waiter.worker_id and not waiter.is_prefetch):
@@ -130,16 +134,16 @@ def match_waiters(
     passed_since: Mapping[int, datetime] = MappingProxyType({}),
     rules: MatchRules = DEFAULT_RULES,
 ) -> MatchDecision:
-    """Matches at most one job with each waiter. `cut` are lanes that hold more than was read of
-    them.
+    """Matches each waiter with at most one job. `cut` contains the lanes of which not all jobs were
+    read.
 
-    Jobs in `elsewhere` are claimed by others. They still take part in the order: behind one, in a
-    lane that is cut, may stand a job that comes before those of other lanes.
+    Jobs in `elsewhere` are claimed by other processes. They still count for the order: in a cut
+    lane, jobs that were not read may follow them and come before jobs of other lanes.
     """
     order = complete_prefix(sort_candidates(candidates, starts), cut)
     if elsewhere:
-        order = [each for each in order if each.id not in elsewhere]
-    left = order
+        order = [candidate for candidate in order if candidate.id not in elsewhere]
+    remaining = order
     view = MatchView(now, passed_since, rules, _ahead(order) if rules.costs.estimates else {})
     preferences = [waiter_rank(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
@@ -147,33 +151,37 @@ def match_waiters(
     has_fresh = False
     for _, equals in groupby(preferred, key=lambda index: preferences[index][:2]):
         if choices:
-            taken = {choice.candidate.id for choice in choices}
-            left = [each for each in left if each.id not in taken]
-        if not left:
+            chosen_ids = {choice.candidate.id for choice in choices}
+            remaining = [candidate for candidate in remaining if candidate.id not in chosen_ids]
+        if not remaining:
             break
         indexes = list(equals)
         if waiters[indexes[0]].is_prefetch:
-            old = [each for each in left if now - each.queued_at >= rules.prefetch_after]
-            has_fresh, left = has_fresh or len(old) < len(left), old
-        choices += _serve(left, waiters, indexes, view)
+            old = [
+                candidate
+                for candidate in remaining
+                if now - candidate.queued_at >= rules.prefetch_after
+            ]
+            has_fresh, remaining = has_fresh or len(old) < len(remaining), old
+        choices += _serve(remaining, waiters, indexes, view)
     passed, held = _passed(order, choices, waiters), _held_seconds(order, choices, waiters, view)
     return MatchDecision(choices, passed, has_fresh, held)
 
 
 def _ahead(order: Iterable[DispatchCandidate]) -> dict[int, int]:
     seen: Counter[str | None] = Counter()
-    found = {}
-    for each in order:
-        found[each.id] = seen[each.model_key]
-        seen[each.model_key] += 1
-    return found
+    counts = {}
+    for candidate in order:
+        counts[candidate.id] = seen[candidate.model_key]
+        seen[candidate.model_key] += 1
+    return counts
 
 
 def _passed(
     order: Sequence[DispatchCandidate], choices: Sequence[Match], waiters: Sequence[Waiter]
 ) -> frozenset[int]:
-    """Returns the jobs that were passed. There may be too many of them, because it isn't checked
-    whether the worker could run them.
+    """Returns the ids of the jobs that were passed. Some of them may not have been passed in fact,
+    because it isn't checked whether the worker could run them.
     """
     by_model = {
         choice.candidate.id
@@ -182,9 +190,9 @@ def _passed(
     }
     if not by_model:
         return frozenset()
-    last = max(place for place, each in enumerate(order) if each.id in by_model)
-    taken = {choice.candidate.id for choice in choices}
-    return frozenset(each.id for each in order[:last] if each.id not in taken)
+    last = max(place for place, candidate in enumerate(order) if candidate.id in by_model)
+    chosen_ids = {choice.candidate.id for choice in choices}
+    return frozenset(candidate.id for candidate in order[:last] if candidate.id not in chosen_ids)
 
 
 def _held_seconds(
@@ -193,8 +201,8 @@ def _held_seconds(
     waiters: Sequence[Waiter],
     view: MatchView,
 ) -> float | None:
-    """Returns the seconds after which waiters without a job should retry, if a job is withheld from
-    them.
+    """Returns the seconds after which waiters without a job should retry. Returns None if no job is
+    withheld from them.
     """
     window = order[: view.rules.window]
     may_hold = view.rules.costs.estimates or any(
@@ -202,37 +210,33 @@ def _held_seconds(
     )
     if not may_hold or len(choices) == len(waiters):
         return None
-    served, taken = (
-        {candidate.waiter for candidate in choices},
-        {candidate.candidate.id for candidate in choices},
-    )
+    served = {choice.waiter for choice in choices}
+    chosen_ids = {choice.candidate.id for choice in choices}
     idle = [waiter for index, waiter in enumerate(waiters) if index not in served]
-    left = [candidate for candidate in window if candidate.id not in taken]
+    remaining = [candidate for candidate in window if candidate.id not in chosen_ids]
     held = (
         view.held_for(waiter, candidate)
-        for candidate in left
+        for candidate in remaining
         for waiter in idle
         if candidate.lane in waiter.lanes
     )
-    return min((candidate.total_seconds() for candidate in held if candidate), default=None)
+    return min((duration.total_seconds() for duration in held if duration), default=None)
 
 
 def _serve(
-    left: list[DispatchCandidate],
+    remaining: list[DispatchCandidate],
     waiters: Sequence[Waiter],
     equals: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Matches workers of equal load, first those that have a suitable model loaded, then the
-    others.
-    """
+    """Matches workers with the same load. Workers that have a suitable model loaded come first."""
     warm = [index for index in equals if waiters[index].models_loaded]
     if not warm:
-        return _match_in_order(left, waiters, equals, view)
-    choices = _match_by_model(left, waiters, warm, view)
-    taken = {choice.candidate.id for choice in choices}
+        return _match_in_order(remaining, waiters, equals, view)
+    choices = _match_by_model(remaining, waiters, warm, view)
+    chosen_ids = {choice.candidate.id for choice in choices}
     served = {choice.waiter for choice in choices}
-    rest = [each for each in left if each.id not in taken]
+    rest = [candidate for candidate in remaining if candidate.id not in chosen_ids]
     idle = [index for index in equals if index not in served]
     return choices + _match_in_order(rest, waiters, idle, view)
 
@@ -240,17 +244,17 @@ def _serve(
 def sort_candidates(
     candidates: Iterable[DispatchCandidate], starts: Mapping[QueueLane, float]
 ) -> list[tuple[OrderKey, DispatchCandidate]]:
-    """Sorts candidates of all lanes. Ranks are only comparable within a lane, so positions are
-    compared between lanes.
+    """Sorts candidates of all lanes and returns them with their sort keys. Ranks are only
+    comparable within a lane, so lanes are merged by position.
     """
     placed = []
     for lane, line in group_by_lane(candidates).items():
         line.sort(key=_in_lane)
         priority, place, start = None, 0.0, starts.get(lane, 0.0)
-        for each in line:
-            if each.priority != priority:
-                priority, place = each.priority, start
-            placed.append(((-each.priority, place, each.id), each))
+        for candidate in line:
+            if candidate.priority != priority:
+                priority, place = candidate.priority, start
+            placed.append(((-candidate.priority, place, candidate.id), candidate))
             place += 1
     placed.sort(key=itemgetter(0))
     return placed
@@ -259,16 +263,16 @@ def sort_candidates(
 def group_by_lane(
     candidates: Iterable[DispatchCandidate],
 ) -> dict[QueueLane, list[DispatchCandidate]]:
-    """Groups candidates by lane. Successive candidates usually share the same lane object, which
-    saves hashing it.
+    """Groups candidates by lane. Successive candidates usually share a lane object, so that the
+    lane is rarely hashed.
     """
     lines: dict[QueueLane, list[DispatchCandidate]] = {}
     lane: QueueLane | None = None
-    for each in candidates:
-        if each.lane is not lane:
-            lane = each.lane
+    for candidate in candidates:
+        if candidate.lane is not lane:
+            lane = candidate.lane
             line = lines.setdefault(lane, [])
-        line.append(each)
+        line.append(candidate)
     return lines
 
 
@@ -279,7 +283,9 @@ def _in_lane(candidate: DispatchCandidate) -> tuple[int, int, int]:
 def complete_prefix(
     order: list[tuple[OrderKey, DispatchCandidate]], cut: Collection[QueueLane]
 ) -> list[DispatchCandidate]:
-    """Returns the part of the order that unread candidates can't precede."""
+    """Returns the part of the order that is certain. It ends where the first cut lane runs out of
+    candidates, because jobs of that lane that were not read may come next.
+    """
     unseen = set(cut)
     end = len(order)
     for place in range(len(order) - 1, -1, -1):
@@ -289,14 +295,15 @@ def complete_prefix(
         if lane in unseen:
             unseen.discard(lane)
             end = place + 1
-    return [each for _, each in order[:end]]
+    return [candidate for _, candidate in order[:end]]
 
 
 def waiter_rank(waiter: Waiter) -> tuple[bool, int, int, int]:
-    """Orders waiters by load, then by number of lanes, because others have more jobs to choose
-    from, then by memory.
+    """Returns a waiter's sort key. The waiter with the lowest load comes first, then the one with
+    the fewest lanes, because it has fewer jobs to choose from, then the one with the most free
+    memory.
 
-    A worker that would only prefetch the job comes after all workers that would run it now.
+    A worker that would only prefetch a job comes after all workers that would run it immediately.
     """
     return (waiter.is_prefetch, waiter.load, len(waiter.lanes), -waiter.free_gpu_memory_bytes)
 
@@ -310,8 +317,8 @@ def may_take(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> boo
 
 
 def is_avoided(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> bool:
-    """Whether the worker's backend has just failed with this job, so that another worker should try
-    it, if there is one.
+    """Whether the worker has just failed to run this job, so that another worker should get it. A
+    worker that is alone isn't avoided.
     """
     if candidate.avoid_worker_id != waiter.worker_id or waiter.is_alone:
         return False
@@ -333,15 +340,15 @@ def _match_in_order(
         line = lines.of(candidate.lane)
         while line and line[-1] in served:
             line.pop()
-        found = _first_able(line, served, waiters, candidate, view)
-        if found is not None:
-            served.add(found)
-            choices.append(Match(candidate, found))
+        chosen = _first_able(line, served, waiters, candidate, view)
+        if chosen is not None:
+            served.add(chosen)
+            choices.append(Match(candidate, chosen))
     return choices
 
 
 class _WaiterLines:
-    """Waiters by lane, the best one last. If all of them may run the same lanes, they share one
+    """The waiters of each lane, the best one last. Lanes that all waiters support share one
     list.
     """
 
@@ -372,12 +379,14 @@ def _first_able(
     candidate: DispatchCandidate,
     view: MatchView,
 ) -> int | None:
-    """Takes the best waiter for a candidate from a list that has the best one last."""
+    """Returns the best waiter that may get the candidate, from a list that ends with the best
+    one.
+    """
     if not line:
         return None
     best = waiters[line[-1]]
-    is_anybodys = candidate.backend_affinity is None and candidate.avoid_worker_id is None
-    is_able = is_anybodys and candidate.model_set not in best.lacking
+    is_unbound = candidate.backend_affinity is None and candidate.avoid_worker_id is None
+    is_able = is_unbound and candidate.model_set not in best.lacking
     if is_able and not view.held_for(best, candidate):
         return line[-1]
     return next(
@@ -393,22 +402,24 @@ def _first_able(
 
 
 def _match_by_model(
-    left: Sequence[DispatchCandidate],
+    remaining: Sequence[DispatchCandidate],
     waiters: Sequence[Waiter],
     warm: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Matches jobs with workers that have the model loaded. Other jobs remain."""
+    """Matches workers with jobs whose models they have loaded. Other workers and jobs are not
+    matched.
+    """
     choices: list[Match] = []
     matched_ids: set[int] = set()
     for index in warm:
         waiter = waiters[index]
         mine = (
-            each
-            for each in left
-            if each.id not in matched_ids
-            and may_take(waiter, each, view.now)
-            and not view.preferred_for(waiter, each)
+            candidate
+            for candidate in remaining
+            if candidate.id not in matched_ids
+            and may_take(waiter, candidate, view.now)
+            and not view.preferred_for(waiter, candidate)
         )
         best = best_by_model(mine, waiter, view)
         if best is not None:
@@ -420,13 +431,13 @@ def _match_by_model(
 def best_by_model(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> DispatchCandidate | None:
-    """Picks a job with the exact model set if there is one, then one with the heavy model of the
-    last run, then one with a model that was used before.
+    """Picks a job with the waiter's exact model set, or else one with the heavy model of its last
+    run, or else one with a model that it used before.
     """
     current = before = None
     for candidate in iter_reachable(mine, waiter, view):
         if view.rules.costs.is_free(waiter.fleet_id, candidate.model_key):
-            continue  # a loaded model is no advantage, so the first worker may run the job
+            continue  # the switch is free, so any worker may run the job
         if candidate.model_key == waiter.models_loaded[0]:
             if not waiter.model_set or candidate.model_set == waiter.model_set:
                 return candidate
@@ -439,17 +450,18 @@ def best_by_model(
 def iter_reachable(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> Iterator[DispatchCandidate]:
-    """Iterates over the jobs that a worker may look at past the head. It never passes a priority, a
-    round or the longest wait.
+    """Yields the jobs among which a worker may choose. The worker never passes jobs of a higher
+    priority, of an earlier round, or that have been passed for too long.
     """
     rounds: dict[QueueLane, int] = {}
     priority: int | None = None
-    for each in islice(mine, view.rules.window + 1):
+    for candidate in islice(mine, view.rules.window + 1):
         if priority is None:
-            priority = each.priority
-        if each.priority != priority:
+            priority = candidate.priority
+        if candidate.priority != priority:
             break
-        if each.rank <= rounds.setdefault(each.lane, each.rank) + RANK_ROUNDS_AHEAD:
-            yield each
-        if not view.may_pass(waiter, each):
+        first_rank = rounds.setdefault(candidate.lane, candidate.rank)
+        if candidate.rank <= first_rank + RANK_ROUNDS_AHEAD:
+            yield candidate
+        if not view.may_pass(waiter, candidate):
             break

@@ -1,9 +1,9 @@
-"""Matches waiters with queued jobs: probes the lanes, decides, claims, and repeats for the
-remaining waiters.
+"""Matches waiters with queued jobs. Each round probes the lanes, decides and claims jobs. More
+rounds follow for the remaining waiters.
 
-FairShare implements start-time fair queueing over lanes in memory. A rank is a virtual time within
-its own lane and can't be compared with another lane's. Otherwise, a lane with 100,000 older jobs
-would starve the others.
+FairShare implements start-time fair queueing between lanes, in memory. A rank is a virtual time
+within its lane and can't be compared with the ranks of other lanes. If they were compared, a lane
+with 100,000 older jobs would starve the others.
 """
 
 import contextlib
@@ -29,17 +29,21 @@ from comfyfleet.server.queue.switch_costs import SwitchCosts
 from comfyfleet.settings import Settings
 
 MODEL_SETS_KEPT_MAX = 10_000
+# Unknown model sets that are read after a round.
 UNKNOWN_READ_MAX = 100
 
-# Returns the requirements of a dispatch's prompt, or None if they can no longer be determined.
+# A function that returns the requirements of a dispatch's prompt, or None if they are no longer
+# available.
 FindNeeds = Callable[[int], Awaitable[WorkflowRequirements | None]]
 NOTHING = WorkflowRequirements()
 
 
 class ModelSetCache:
-    """The requirements of jobs by model set: their models, and the node types of open prompts.
+    """Caches the requirements of jobs by model set: their models, and the node types of gateway
+    prompts.
 
-    They are recorded when a job is enqueued here, and read once for jobs of other processes.
+    The requirements are recorded when a job is enqueued in this process. Those of other jobs are
+    read once.
     """
 
     def __init__(self) -> None:
@@ -55,7 +59,7 @@ class ModelSetCache:
             self._kept.popitem(last=False)
 
     def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
-        """Whether the waiter's backend meets the model set's requirements. Returns True while the
+        """Whether the waiter's backend meets the requirements of a model set. Returns True if the
         set is unknown.
         """
         if waiter.offer is None or model_set is None or model_set not in self._kept:
@@ -65,48 +69,57 @@ class ModelSetCache:
     def judge(
         self, waiters: Sequence[Waiter], candidates: Iterable[DispatchCandidate]
     ) -> tuple[list[Waiter], dict[str, int]]:
-        """Returns the waiters with the model sets they lack, and one dispatch of each unknown model
-        set.
+        """Returns the waiters with the model sets that their backends can't run, and a dispatch for
+        each unknown model set.
 
-        A job of an unknown set is not given to workers whose backends have reported their models.
+        A job with an unknown model set is not given to workers whose backends have reported their
+        models.
         """
-        wanted = {each.model_set: each.id for each in candidates if each.model_set}
-        offers = {each.offer.key: each.offer for each in waiters if each.offer}
-        if not wanted or not offers:
+        dispatch_by_set = {
+            candidate.model_set: candidate.id for candidate in candidates if candidate.model_set
+        }
+        offers = {waiter.offer.key: waiter.offer for waiter in waiters if waiter.offer}
+        if not dispatch_by_set or not offers:
             return list(waiters), {}
         unknown = {
-            name: dispatch_id for name, dispatch_id in wanted.items() if name not in self._kept
+            name: dispatch_id
+            for name, dispatch_id in dispatch_by_set.items()
+            if name not in self._kept
         }
         lacking = {
-            key: frozenset(name for name in wanted if name in unknown or self._lacks(offer, name))
+            key: frozenset(
+                name for name in dispatch_by_set if name in unknown or self._lacks(offer, name)
+            )
             for key, offer in offers.items()
         }
         if not any(lacking.values()):
             return list(waiters), {}
         judged = [
-            replace(each, lacking=lacking[each.offer.key]) if each.offer else each
-            for each in waiters
+            replace(waiter, lacking=lacking[waiter.offer.key]) if waiter.offer else waiter
+            for waiter in waiters
         ]
         return judged, unknown
 
     async def read(self, unknown: dict[str, int]) -> None:
-        """Reads model sets. If a database is unavailable, its sets stay unknown."""
+        """Reads the requirements of unknown model sets. If a database is unavailable, its sets stay
+        unknown.
+        """
         for model_set, dispatch_id in list(unknown.items())[:UNKNOWN_READ_MAX]:
             with contextlib.suppress(Unavailable):
-                found = None if self.find is None else await self.find(dispatch_id)
-                self.note(model_set, found or NOTHING)
+                needs = None if self.find is None else await self.find(dispatch_id)
+                self.note(model_set, needs or NOTHING)
 
     def _lacks(self, offer: BackendOffer, model_set: str) -> bool:
         needs = self._kept[model_set]
         return bool(offer.lacks(needs.node_types, needs.models))
 
 
-LANES_REMEMBERED_MAX = 10_000
+LANES_REMEMBERED_MAX = 10_000  # lanes whose counts are kept
 
 
 class FairShare:
-    """Counts the jobs that each lane was given. If the counts are lost, only one round of fairness
-    is lost.
+    """Counts the jobs of each lane that were leased. If the counts are lost, only one round is
+    unfair.
     """
 
     def __init__(self) -> None:
@@ -114,8 +127,8 @@ class FairShare:
         self._finished: dict[QueueLane, float] = {}
 
     def starts(self, lanes: Iterable[QueueLane]) -> Mapping[QueueLane, float]:
-        """Returns each lane's virtual start. A lane that was empty starts at the current virtual
-        time, without credit or debt.
+        """Returns the virtual start time of each lane. A lane that was empty starts at the current
+        virtual time, without credit or debt.
         """
         return {lane: max(self._time, self._finished.get(lane, 0.0)) for lane in lanes}
 
@@ -127,28 +140,31 @@ class FairShare:
             return
         for lane, count in counted.items():
             self._finished[lane] = max(self._time, self._finished.get(lane, 0.0)) + count
-        # Virtual time is the position of the lane that is furthest behind among those just served.
+        # The virtual time is that of the lane that is furthest behind among the lanes just served.
         self._time = max(self._time, min(self._finished[lane] for lane in counted) - 1)
 
 
-ROUNDS_MAX = 5
+ROUNDS_MAX = 5  # rounds of matching per batch of waiters
+# Limits for the number of rows that a probe reads from each lane.
 PROBE_ROWS_MIN = 8
 PROBE_ROWS_MAX = 512
-PASSED_REMEMBERED_MAX = 10_000
+PASSED_REMEMBERED_MAX = 10_000  # passed jobs that are kept in memory
 
 
 @dataclass(slots=True)
 class Matches:
-    """Leases by the index of their waiter, and whether more jobs may be available.
+    """The result of matching: leases by the index of their waiter, and whether and when to try
+    again.
 
-    A waiter in `refused` has orders that its caller has not seen, so it must poll again.
+    The permissions of a waiter in `refused` have changed since they were read, so it must poll
+    again.
     """
 
     leases: dict[int, DispatchLease] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     has_more: bool = False
-    has_fresh: bool = False  # a job is too new for workers that would only prefetch it
-    # seconds after which a job that is held for other workers may go to these
+    has_fresh: bool = False  # whether a job is too new for workers that would only prefetch it
+    # seconds after which a job that is reserved for other workers may be given to these waiters
     held_seconds: float | None = None
 
 
@@ -168,47 +184,47 @@ class Matcher:
         self._new_token = new_token
         self._fair_share = FairShare()
         self.model_sets = ModelSetCache()
-        self._passed_since: dict[
-            int, datetime
-        ] = {}  # jobs that others went before, by their models
+        # when each job was first passed by a later job because of its model
+        self._passed_since: dict[int, datetime] = {}
 
     async def give(self, waiters: Sequence[Waiter]) -> Matches:
-        """Leases at most one job to each waiter, the best one at this moment."""
+        """Leases at most one job to each waiter. Each gets the best job that is available now."""
         matches = Matches()
-        in_other_hands: set[int] = set()
+        claimed_elsewhere: set[int] = set()
         deeper = 1
         without: frozenset[str] = frozenset()
         for _ in range(ROUNDS_MAX):
-            left = [
+            remaining = [
                 index
                 for index, waiter in enumerate(waiters)
                 if waiter.lanes and index not in matches.leases and index not in matches.refused
             ]
-            if not left:
+            if not remaining:
                 break
-            step = _Round(self, [waiters[index] for index in left], in_other_hands, deeper)
+            step = _Round(self, [waiters[index] for index in remaining], claimed_elsewhere, deeper)
             step.without = without
             leases, refused = await self._hot.lease(
                 step.probe(), step.choose, seconds=self._lease_seconds
             )
             for lease in leases:
-                index = left[step.chosen.pop(lease.dispatch_id)]
+                index = remaining[step.chosen.pop(lease.dispatch_id)]
                 matches.leases[index] = lease
                 self._note(lease, waiters[index])
-            matches.refused |= {left[step.chosen.pop(each)] for each in refused}
+            matches.refused |= {remaining[step.chosen.pop(dispatch_id)] for dispatch_id in refused}
             matches.has_fresh |= step.has_fresh
             matches.held_seconds = step.held_seconds
             self._fair_share.given(lease.lane for lease in leases)
-            # Chosen jobs that were not claimed were taken by others. Another probe would find them
-            # again.
-            in_other_hands |= step.chosen.keys()
-            is_short = len(leases) + len(refused) < len(left)
+            # Chosen jobs that were not leased have been leased by other processes. They are
+            # excluded from the next probe.
+            claimed_elsewhere |= step.chosen.keys()
+            is_short = len(leases) + len(refused) < len(remaining)
             matches.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
             if is_short and step.unknown:
                 await self.model_sets.read(step.unknown)
             if not is_short or not (step.chosen or refused or step.cut or step.unknown):
                 break
-            # Behind jobs that none of these waiters can run, there may be others.
+            # The next probe skips jobs that none of these waiters can run, because there may be
+            # suitable jobs behind them.
             without |= step.lacked_by_all
             deeper *= 2
         return matches
@@ -221,7 +237,7 @@ class Matcher:
             )
 
     def _note_passed(self, passed: Iterable[int], now: datetime) -> None:
-        """Records since when jobs have been passed. The times are only kept in memory and start
+        """Records when jobs were first passed. The times are only kept in memory, so they start
         again after a restart.
         """
         for dispatch_id in passed:
@@ -231,18 +247,18 @@ class Matcher:
 
 
 class _Round:
-    """One probe of the lanes, the choice made from it, and its results."""
+    """A probe of the lanes, and the choice of jobs from its candidates."""
 
     def __init__(
-        self, matcher: Matcher, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
+        self, matcher: Matcher, waiters: Sequence[Waiter], claimed_elsewhere: set[int], deeper: int
     ) -> None:
         self._matcher = matcher
         self._waiters = waiters
-        self._in_other_hands = in_other_hands
+        self._claimed_elsewhere = claimed_elsewhere
         self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
         self._limit = self._depth(deeper)
         self.without: frozenset[str] = frozenset()
-        self.unknown: dict[str, int] = {}  # one dispatch by model set
+        self.unknown: dict[str, int] = {}  # a dispatch for each unknown model set
         self.lacked_by_all: frozenset[str] = frozenset()
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[QueueLane] = frozenset()
@@ -250,35 +266,35 @@ class _Round:
         self.held_seconds: float | None = None
 
     def _depth(self, deeper: int) -> int:
-        """Returns how many rows to read from each lane: enough for all waiters, but fewer per lane
-        if there are many lanes.
+        """Returns the number of rows to read from each lane. They must suffice for all waiters, but
+        fewer are read per lane if there are many lanes.
         """
-        wanted = len(self._waiters) + len(self._in_other_hands)
+        needed = len(self._waiters) + len(self._claimed_elsewhere)
         if any(waiter.models_loaded for waiter in self._waiters):
-            wanted += AFFINITY_WINDOW
+            needed += AFFINITY_WINDOW
         lanes = max(1, len(self._lanes))
-        each = wanted if lanes <= 2 else max(PROBE_ROWS_MIN, 2 * wanted // lanes)
-        return min(each * deeper, PROBE_ROWS_MAX)
+        per_lane = needed if lanes <= 2 else max(PROBE_ROWS_MIN, 2 * needed // lanes)
+        return min(per_lane * deeper, PROBE_ROWS_MAX)
 
     def probe(self) -> Probe:
         affinities = {name for waiter in self._waiters for name in waiter.affinities}
         return Probe(self._lanes, sorted(affinities), self._limit, sorted(self.without))
 
-    def choose(self, found: list[DispatchCandidate]) -> list[Claim]:
+    def choose(self, candidates: list[DispatchCandidate]) -> list[Claim]:
         matcher = self._matcher
-        read = group_by_lane(found)
-        self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
+        by_lane = group_by_lane(candidates)
+        self.cut = frozenset(lane for lane, rows in by_lane.items() if len(rows) >= self._limit)
         now = matcher._clock()
-        self._waiters, self.unknown = matcher.model_sets.judge(self._waiters, found)
-        lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
+        self._waiters, self.unknown = matcher.model_sets.judge(self._waiters, candidates)
+        lacked = frozenset.intersection(*(waiter.lacking for waiter in self._waiters))
         self.lacked_by_all = lacked - self.unknown.keys()
         choices, passed, self.has_fresh, self.held_seconds = match_waiters(
-            found,
+            candidates,
             self._waiters,
             now=now,
-            starts=matcher._fair_share.starts(read),
+            starts=matcher._fair_share.starts(by_lane),
             cut=self.cut,
-            elsewhere=self._in_other_hands,
+            elsewhere=self._claimed_elsewhere,
             passed_since=matcher._passed_since,
             rules=matcher._rules,
         )

@@ -1,5 +1,5 @@
-"""The data of the queue: dispatches, lanes, leases and waiters. Pure: it uses no clock and no
-database.
+"""Defines the queue's data: dispatches, lanes, leases and waiters. Pure: it uses neither a clock
+nor a database.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ ENDED = frozenset({DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStat
 
 
 class QueueLane(NamedTuple):
-    """What a worker must be able to run to get a job. No field may be null or a wildcard."""
+    """The combination of workflow, stage and provider that a worker must support to get a job. No
+    field may be null or a wildcard.
+    """
 
     workflow_id: int
     stage: str
@@ -30,9 +32,9 @@ class NewDispatch:
     priority: int = 0
     max_attempts: int = 3
     model_key: str | None = None  # the prompt's main model, which takes the most memory
-    model_set: str | None = None  # the hash of all models
+    model_set: str | None = None  # a hash of all models that the prompt uses
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
-    preferred_worker_id: str | None = None  # the worker of the client's previous prompt
+    preferred_worker_id: str | None = None  # the worker that ran the client's previous prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,18 @@ class Dispatch:
     started_at: datetime | None
     ended_at: datetime | None
     heard_at: datetime | None
-    lost_leases: int  # leases that expired before the job had started
+    lost_leases: int  # number of leases that expired before the job had started
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no further lease may follow. The holder then ends the dispatch as failed."""
+        """Whether the dispatch may not be leased again. The holder of its lease must then end it as
+        failed.
+        """
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
 class WorkerLoad(NamedTuple):
-    """The jobs that a worker holds, and the limits of a worker that accepts jobs."""
+    """The jobs that a worker holds, and the number of jobs that it runs concurrently."""
 
     fleet_id: int
     max_concurrency: int
@@ -86,7 +90,7 @@ class WorkerLoad(NamedTuple):
 
 
 class ActiveDispatch(NamedTuple):
-    """The columns of an active dispatch that are compared with its job."""
+    """The columns of an active dispatch that the reconcile sweep compares with its job."""
 
     id: int
     tenant_id: UUID
@@ -112,7 +116,7 @@ class DispatchLease(NamedTuple):
     lane: QueueLane
     worker_id: str
     token: UUID
-    number: int  # counts all leases, and protects the tenant's row from older ones
+    number: int  # increases with each lease, so that older leases can't change the tenant's row
     attempt: int
     expires_at: datetime
     is_prefetched: bool = False
@@ -122,7 +126,7 @@ class DispatchLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A worker that polls for a job, with everything that the matcher considers."""
+    """A worker that polls for a job, with all properties that the matcher considers."""
 
     worker_id: str
     lanes: frozenset[QueueLane]
@@ -131,24 +135,27 @@ class Waiter:
     models_loaded: tuple[str, ...] = ()  # heavy models, most recently used first
     model_set: str | None = None
     free_gpu_memory_bytes: int = 0
-    is_prefetch: bool = False  # the worker is busy and would hold the job for later
-    # No other live worker may run any of this worker's lanes, so it is not avoided after a failure.
+    is_prefetch: bool = False  # whether the worker is busy and would run the job later
+    # Whether no other live worker may run jobs in this worker's lanes. If so, the worker isn't
+    # avoided after a failure.
     is_alone: bool = False
-    # The hash of the key that the worker polls with. The claim checks it, and the worker's
-    # approval, draining and assignments, against the database. None means that the poll is our own
-    # and not a fleet worker's.
+    # The hash of the worker's key. The claim checks it in the database, together with the worker's
+    # approval, drain state and assignments. None means that the waiter isn't a fleet worker, so it
+    # has no permissions to check.
     key_hash: str | None = None
     fleet_id: int | None = None
-    tells_leases: bool = False  # each of its polls reports the leases that it knows
-    offer: BackendOffer | None = None  # what its backend has; None means unknown
-    lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file
-    # The number of held leases up to which it may get another one. The claim checks it against the
-    # database, so that a worker with several simultaneous polls gets no more than it may hold.
+    tells_leases: bool = False  # whether its polls list the leases that it holds
+    offer: BackendOffer | None = None  # node types and models of its backend; None if unknown
+    lacking: frozenset[str] = frozenset()  # model sets that its backend can't run
+    # The worker may get another lease if it holds at most this many. The claim checks this in the
+    # database, so that a worker with several concurrent polls doesn't exceed its limit.
     held_max: int | None = None
 
 
 class DispatchCandidate(NamedTuple):
-    """A queued row for the matcher. It is a tuple, because dozens of them are read for each lease."""
+    """A queued row for the matcher. It is a tuple for speed, because dozens of rows are read for
+    each lease.
+    """
 
     id: int
     lane: QueueLane
@@ -164,22 +171,22 @@ class DispatchCandidate(NamedTuple):
 
 
 class ExtendedLease(NamedTuple):
-    """The result of a heartbeat."""
+    """The result of a heartbeat that has extended a lease."""
 
     expires_at: datetime
     cancel_requested: bool
     recall_requested: bool
     tenant_id: UUID
     job_id: UUID
-    begins: bool = False  # this heartbeat starts a prefetched job
+    begins: bool = False  # whether this heartbeat starts a prefetched job
     lease_number: int = 0
     attempts: int = 0
     worker_id: str | None = None
 
 
 class RequeueReason(StrEnum):
-    """The reason why a lease is returned. An interruption doesn't use up the attempt, but a broken
-    backend does.
+    """The reason why a lease is returned to the queue. A backend failure uses up the attempt. An
+    interruption doesn't count.
     """
 
     SPOT = "spot"
@@ -192,8 +199,8 @@ class RequeueReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     BACKEND_LACKS = "backend_lacks"
     DISK_FULL = "disk_full"  # the disk of the worker's machine
-    OTHER = "other"  # a reason in a worker's own words
-    # used by the control plane, never by a worker:
+    OTHER = "other"  # a reason that the worker describes in its report
+    # The following reasons are only used by the control plane.
     EXPIRED = "expired"
     REVOKED = "revoked"
     WAITER_GONE = "waiter_gone"
@@ -201,17 +208,17 @@ class RequeueReason(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """Whether the attempt is used up. For an expired lease, that depends on whether the job had
+        """Whether the attempt is used up. For an expired lease, this depends on whether the job had
         started.
         """
         return self in _BROKEN
 
     @property
     def is_interruption(self) -> bool:
-        """Whether it counts towards the requeues after which a job is poisoned. The control plane's
-        own requeues don't.
+        """Whether the requeue counts toward the limit after which a job is poisoned. Recalls and
+        requeues of jobs that never reached their worker don't count.
         """
-        return self not in _OUR_REASONS
+        return self not in _NOT_INTERRUPTIONS
 
     @property
     def prefers_others(self) -> bool:
@@ -222,7 +229,7 @@ _BROKEN = frozenset(
     {RequeueReason.BACKEND_DOWN, RequeueReason.BACKEND_FAULT, RequeueReason.OUT_OF_MEMORY}
 )
 _ELSEWHERE = frozenset({RequeueReason.BACKEND_LACKS, RequeueReason.DISK_FULL})
-_OUR_REASONS = frozenset(
+_NOT_INTERRUPTIONS = frozenset(
     {RequeueReason.RECALL, RequeueReason.WAITER_GONE, RequeueReason.PAYLOAD_DELAYED}
 )
 

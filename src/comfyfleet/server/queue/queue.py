@@ -1,4 +1,6 @@
-"""DispatchQueue: opens its own transactions, coalesces concurrent requests into batches, and lets workers wait."""
+"""Provides DispatchQueue, which opens its own transactions, combines concurrent requests into
+batches, and lets workers wait for jobs.
+"""
 
 import asyncio
 import json
@@ -43,7 +45,7 @@ from comfyfleet.settings import Settings
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-BATCH_MAX = 256
+BATCH_MAX = 256  # calls per batch
 
 
 class Coalescer(Generic[Item, Answer]):
@@ -71,12 +73,12 @@ class Coalescer(Generic[Item, Answer]):
             del self._gathered[:BATCH_MAX]
             try:
                 answers = await self._act([item for item, _ in batch])
-            except Exception as error:  # noqa: BLE001 — raised to every caller
+            except Exception as error:  # noqa: BLE001 — raised in every caller
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _resolve(future, answer)
-        # Set here and not in a done callback, because a call in between would wait for a pump that
-        # has already checked for the last time.
+        # This isn't done in a done callback, because a call before that callback would wait for a
+        # task that has already checked for calls for the last time.
         self._pump = None
 
     async def close(self) -> None:
@@ -93,18 +95,19 @@ def _resolve(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> No
         future.set_result(answer)
 
 
+# Seconds between checks for jobs whose notification was lost, and the limits of such a check.
 RECHECK_SECONDS = 5.0
 AFFINITIES_RECHECKED_MAX = 1_000
 RECHECKED_PER_LANE = 64
-SWITCH_COSTS_SECONDS = 10.0
-RETRY_SECONDS = 0.02
-LATE_SECONDS = 0.05
+SWITCH_COSTS_SECONDS = 10.0  # time between updates of the switch costs
+RETRY_SECONDS = 0.02  # time until waiters that lost a race are served again
+LATE_SECONDS = 0.05  # extra time after its deadline for a poll that is being served
 CHANNEL = "comfyfleet_queue"
 logger = logging.getLogger(__name__)
 
 
 class DispatchQueue:
-    """The queue of one process: leases, heartbeats, completions and waiting polls."""
+    """The queue of a process. Handles leases, heartbeats, completions and waiting polls."""
 
     def __init__(
         self, db: Database, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
@@ -118,12 +121,12 @@ class DispatchQueue:
         self._completes = Coalescer(self._complete)
         self._extends = Coalescer(self._extend)
         self._hints = NotifyChannel(db, CHANNEL)
-        self._name = new_token().hex  # identifies our own hints, which are skipped
+        self._name = new_token().hex  # identifies the messages that this process has sent
         self._waiting = WaiterPool()
         self._new_requests: list[PollRequest] = []
         self._woken: Counter[QueueLane] = Counter()
         self._woken_affinities: set[str] = set()
-        self._unannounced: dict[int, QueueLane] = {}  # not yet announced to other processes
+        self._unannounced: dict[int, QueueLane] = {}  # jobs not yet announced to other processes
         self._unannounced_affinities: set[str] = set()
         self._unannounced_orders: list[dict[str, Any]] = []
         self.heartbeat_waiters = HeartbeatWaiters()
@@ -134,14 +137,15 @@ class DispatchQueue:
         self._pump: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._learned_at: datetime | None = None  # the newest run that this process has read
-        self.dismissals = 0  # how often waits were ended from outside
+        self._learned_at: datetime | None = None  # time of the newest run that was read
+        self.dismissals = 0  # how often polls were dismissed
 
     async def lease(
         self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
     ) -> DispatchLease | None:
-        """Returns the best job for this worker now, or the first that arrives within
-        `wait_seconds`. On SQLite, a power cut can undo a lease until the database's `persist`.
+        """Leases the best queued job for this worker, or the first one that arrives within
+        `wait_seconds`. On SQLite, a power failure can undo the lease until the database's
+        `persist`.
         """
         request = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
         try:
@@ -153,9 +157,10 @@ class DispatchQueue:
     def ask(self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None) -> PollRequest:
         """Starts a poll and returns its request, whose future gets the lease or None.
 
-        `as_of` is the number of dismissals before the caller read what the waiter may run. After
-        another dismissal, that state may be outdated, and the caller must read it again. A waiter
-        without lanes gets nothing and waits to be dismissed.
+        `as_of` is the number of dismissals before the caller read the waiter's permissions. If
+        there was another dismissal since, they may be outdated, so the poll ends and the caller
+        must read them again. A waiter without lanes gets no job. Its poll only ends by dismissal or
+        timeout.
         """
         loop = asyncio.get_running_loop()
         request = PollRequest(waiter, loop.create_future(), loop.time() + wait_seconds)
@@ -170,7 +175,7 @@ class DispatchQueue:
         return request
 
     def leave(self, request: PollRequest) -> None:
-        """Abandons a poll. A job that it has just been given is returned, see `_give_back`."""
+        """Abandons a poll. If it has just received a job, the job is requeued if necessary."""
         self._waiting.discard(request)
         if request.timer is not None:
             request.timer.cancel()
@@ -190,9 +195,9 @@ class DispatchQueue:
         return self._matcher.switch_costs
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
-        """Adds dispatches, commits, wakes their waiters and returns the new ones.
+        """Adds dispatches, commits, wakes waiters for them, and returns the new dispatches.
 
-        On SQLite, a power cut can undo it until the database's `persist`.
+        On SQLite, a power failure can undo this until the database's `persist`.
         """
         if not new:
             return []
@@ -202,7 +207,7 @@ class DispatchQueue:
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
         """Completes a dispatch. A repeated call with the same token succeeds, and another token
-        raises LeaseLost. On SQLite, a power cut can undo it until the database's `persist`.
+        raises LeaseLost. On SQLite, a power failure can undo this until the database's `persist`.
         """
         await self._completes.ask(Completion(dispatch_id, token, duration))
 
@@ -214,34 +219,38 @@ class DispatchQueue:
         return extended
 
     def arrived(self, rows: Collection[Dispatch], preferred: Iterable[str] = ()) -> None:
-        """Wakes waiters for rows that were enqueued or requeued. Must be called after the commit.
+        """Wakes waiters for dispatches that were enqueued or requeued. Must be called after the
+        commit.
 
-        `preferred` are the affinities of workers for which the rows are reserved for a moment. They
-        are woken in addition to the best waiters, which may not take the rows until then.
+        `preferred` contains the affinities of workers for which the dispatches are briefly
+        reserved. These workers are woken in addition to the best waiters, which can't lease the
+        dispatches yet.
         """
         arrived = {row.id: row.lane for row in rows}
         bound = {row.backend_affinity for row in rows if row.backend_affinity}
-        left_to = set(preferred)
+        preferred_affinities = set(preferred)
         self._woken.update(arrived.values())
-        self._woken_affinities |= bound | left_to
+        self._woken_affinities |= bound | preferred_affinities
         if self._hints.reach_others:
             self._unannounced |= arrived
-            elsewhere = left_to.difference(self._waiting.waited_affinities(left_to))
+            elsewhere = preferred_affinities.difference(
+                self._waiting.waited_affinities(preferred_affinities)
+            )
             self._unannounced_affinities |= bound | elsewhere
         if arrived:
             self._start()
 
     def order(self, worker_ids: Iterable[str] | None = None) -> None:
-        """Makes these workers, or all, poll again at every control plane, because they have new
-        orders.
+        """Ends the polls of these workers, or of all workers, at every control plane, because they
+        have new orders.
         """
         ids = None if worker_ids is None else sorted(set(worker_ids))
         self.dismiss(ids)
         self.announce({"dismissed": ids})
 
     def push(self, dispatch_ids: Iterable[int]) -> None:
-        """Ends the waiting heartbeats of these dispatches at any control plane, so that orders
-        arrive at once.
+        """Ends the waiting heartbeats of these dispatches at every control plane, so that their
+        workers receive orders immediately.
         """
         ids = sorted(set(dispatch_ids))
         if ids:
@@ -255,8 +264,8 @@ class DispatchQueue:
             self._start()
 
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
-        """Ends the polls of these workers, or all, without a job, so that they poll again with
-        their current permissions.
+        """Ends the polls of these workers, or of all workers, without a job. The workers'
+        permissions are then read again.
         """
         self.dismissals += 1
         ids = None if worker_ids is None else set(worker_ids)
@@ -269,7 +278,7 @@ class DispatchQueue:
 
     def end_prefetch_wait(self, worker_id: str) -> bool:
         """Ends the worker's prefetch poll without a job, because one of its leases has ended.
-        Returns False if it has no such poll here.
+        Returns False if no such poll is waiting in this process.
         """
         request = self._waiting.prefetching(worker_id)
         if request is None or request.is_being_served:
@@ -281,21 +290,23 @@ class DispatchQueue:
         return len(self._waiting) + len(self._new_requests)
 
     def parked(self) -> int:
-        """Counts the polls that wait for a job and are not being served at this moment."""
+        """Counts the polls that wait for a job and are not being served at the moment."""
         return sum(not request.is_being_served for request in self._waiting)
 
     def requests_not_seen_since(self, when: float) -> list[PollRequest]:
         return [request for request in self._waiting if request.looked_at <= when]
 
     async def run(self) -> None:
-        """Listens to other processes and rechecks the queue every few seconds, until cancelled."""
+        """Listens for messages from other processes and checks the queue every few seconds. Runs
+        until cancelled.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hints.listen(self._on_hint, self._wake_all))
             tasks.create_task(self._recheck())
             tasks.create_task(self._refresh_switch_costs())
 
     async def close(self) -> None:
-        """Ends all polls without a job and waits for work in progress."""
+        """Ends all polls without a job and waits until all work in progress is finished."""
         self.dismiss()
         self._is_closed = True
         if self._pump is not None:
@@ -324,7 +335,7 @@ class DispatchQueue:
             try:
                 await self._serve(requests + self._woken_requests(requests))
                 await self._announce()
-            except Exception as error:  # noqa: BLE001 — raised to every caller
+            except Exception as error:  # noqa: BLE001 — raised in every caller
                 self._fail(requests, error)
         self._pump = None
 
@@ -334,7 +345,10 @@ class DispatchQueue:
         return bool(self._new_requests or woken or unannounced)
 
     def _woken_requests(self, requests: Sequence[PollRequest]) -> list[PollRequest]:
-        """Returns the requests to wake. A prefetch never comes before a worker that waits idle."""
+        """Returns the waiting requests that must be served with the new ones. They include idle
+        workers for the lanes of each new prefetch request, so that a prefetch never gets a job
+        before an idle worker.
+        """
         woken, self._woken = self._woken, Counter()
         affinities, self._woken_affinities = self._woken_affinities, set()
         for request in requests:
@@ -356,7 +370,7 @@ class DispatchQueue:
                 request.is_being_served = False
         for index, request in enumerate(requests):
             if (lease := matches.leases.get(index)) is not None:
-                # Removed by id, because an announced job may be given while another one arrives.
+                # Jobs are removed by id, because other jobs may have arrived in the meantime.
                 self._unannounced.pop(lease.dispatch_id, None)
                 self._answer(request, lease)
             elif index in matches.refused:
@@ -366,14 +380,14 @@ class DispatchQueue:
         self._schedule_recheck(requests, matches)
 
     def _schedule_recheck(self, requests: Sequence[PollRequest], matches: Matches) -> None:
-        left = [
+        unserved = [
             request.waiter for index, request in enumerate(requests) if index not in matches.leases
         ]
-        lanes = {lane for waiter in left for lane in waiter.lanes}
+        lanes = {lane for waiter in unserved for lane in waiter.lanes}
         if matches.has_more or matches.refused:
-            # These waiters lost a race or the probe did not read far enough. A job that was refused
-            # to one waiter may be for the next one. None of them should wait for the periodic
-            # recheck.
+            # These waiters lost a race, or the probe did not read far enough, or a job was refused
+            # to one waiter and may be given to another. They shouldn't have to wait for the
+            # periodic check.
             self._wake_after(RETRY_SECONDS, lanes)
         if matches.has_fresh:
             busy = {
@@ -399,7 +413,8 @@ class DispatchQueue:
 
     def _timed_out(self, request: PollRequest) -> None:
         if request.is_being_served:
-            # The running statement may have a job for it. A late response is better than a requeue.
+            # The running statement may have a job for this poll. A late response is better than a
+            # requeue.
             request.timer = asyncio.get_running_loop().call_later(
                 LATE_SECONDS, self._timed_out, request
             )
@@ -417,9 +432,9 @@ class DispatchQueue:
 
     def _fail(self, requests: Sequence[PollRequest], error: Exception) -> None:
         if requests:
-            logger.warning("%d polls got no job: %s", len(requests), error)
+            logger.warning("%d polls failed: %s", len(requests), error)
         else:
-            logger.warning("new jobs can't be given to waiting workers now: %s", error)
+            logger.warning("new jobs could not be assigned to waiting workers: %s", error)
         self._unannounced.clear()
         self._unannounced_affinities.clear()
         self._unannounced_orders.clear()
@@ -428,11 +443,10 @@ class DispatchQueue:
                 request.future.set_exception(error)
 
     def _give_back(self, request: PollRequest, lease: DispatchLease) -> None:
-        """Requeues a lease whose poll has ended, unless the worker reports its leases with each
-        poll.
+        """Requeues a lease whose poll has ended, unless the worker's polls list its leases.
 
-        Such a worker gets the lease with its next poll, which may have been answered already. So
-        the lease must stay valid.
+        Such a worker receives the lease with its next poll, whose response may already have been
+        sent. So the lease must stay valid.
         """
         if not request.waiter.tells_leases:
             self._run_in_background(self._requeue(lease))
@@ -443,13 +457,13 @@ class DispatchQueue:
         """
         try:
             async with self._db.transaction() as tx:
-                back = await service.requeue(
+                requeued = await service.requeue(
                     tx, lease.dispatch_id, lease.token, RequeueReason.WAITER_GONE, now=self._clock()
                 )
         except FleetError as error:
-            logger.warning("dispatch %d was not given back: %s", lease.dispatch_id, error)
+            logger.warning("dispatch %d could not be requeued: %s", lease.dispatch_id, error)
         else:
-            self.arrived([back])
+            self.arrived([requeued])
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -459,12 +473,12 @@ class DispatchQueue:
     # Rechecks, and other processes
 
     def _wake_after(self, seconds: float, lanes: Iterable[QueueLane]) -> None:
-        wanted = Counter(lanes)
-        asyncio.get_running_loop().call_later(seconds, self._wake_lanes, wanted)
+        counts = Counter(lanes)
+        asyncio.get_running_loop().call_later(seconds, self._wake_lanes, counts)
 
     def _wake_lanes(self, lanes: Counter[QueueLane]) -> None:
-        # A request that is being served may have read the queue before the job arrived, and may be
-        # about to wait.
+        # A request that is being served may have read the queue before the job arrived and be about
+        # to wait.
         if self._is_serving or self._waiting.has_waiter_for(lanes):
             self._woken += lanes
             self._start()
@@ -487,7 +501,7 @@ class DispatchQueue:
             try:
                 bound = await self._hot.bound(limit=AFFINITIES_RECHECKED_MAX)
             except FleetError as error:
-                logger.log(log_level_of(error), "the queue can't be looked at: %s", error)
+                logger.log(log_level_of(error), "the queue could not be checked: %s", error)
                 continue
             self._wake_affinities(bound)
 
@@ -496,12 +510,12 @@ class DispatchQueue:
             try:
                 await self.learn()
             except FleetError as error:
-                logger.log(log_level_of(error), "the costs of switches can't be learned: %s", error)
+                logger.log(log_level_of(error), "the switch costs could not be updated: %s", error)
             await asyncio.sleep(SWITCH_COSTS_SECONDS)
 
     async def learn(self) -> None:
-        """Stores timings of runs that ended here, and reloads the switch costs if any control plane
-        added some.
+        """Stores the durations of runs that ended here, and reloads the switch costs if any control
+        plane has stored some.
         """
         costs = self.switch_costs
         runs, costs.noted = costs.noted, []
@@ -530,7 +544,7 @@ class DispatchQueue:
 
     async def _announce(self) -> None:
         """Notifies other processes, once per batch, of jobs that are bound to a backend or that no
-        worker here has taken.
+        worker here has leased.
         """
         unannounced, self._unannounced = Counter(self._unannounced.values()), {}
         affinities, self._unannounced_affinities = self._unannounced_affinities, set()
@@ -547,30 +561,30 @@ class DispatchQueue:
     ) -> Sequence[list[Dispatch] | Exception]:
         try:
             added = await self._hot.enqueue(
-                [each for new in batch for each in new], now=self._clock()
+                [dispatch for new in batch for dispatch in new], now=self._clock()
             )
         except FleetError:
             raise
-        except Exception as error:  # noqa: BLE001 — returned to the caller whose item it is
+        except Exception as error:  # noqa: BLE001 — raised in the affected caller
             if len(batch) == 1:
                 return [error]
-            # One of them can't be added. The others must still succeed.
+            # One call can't be executed. The others must still succeed.
             return [answer for new in batch for answer in await self._enqueue([new])]
-        preferred = {each.preferred_worker_id for new in batch for each in new}
+        preferred = {dispatch.preferred_worker_id for new in batch for dispatch in new}
         self.arrived(added, map(affinity_of, filter(None, preferred)))
-        found = {(each.tenant_id, each.job_id): each for each in added}
-        keys = [[(each.tenant_id, each.job_id) for each in new] for new in batch]
-        return [[found[key] for key in mine if key in found] for mine in keys]
+        added_by_key = {(dispatch.tenant_id, dispatch.job_id): dispatch for dispatch in added}
+        keys = [[(dispatch.tenant_id, dispatch.job_id) for dispatch in new] for new in batch]
+        return [[added_by_key[key] for key in mine if key in added_by_key] for mine in keys]
 
     async def _complete(self, batch: Sequence[Completion]) -> Sequence[Exception | None]:
         ended = await self._hot.complete(batch)
         if len(ended) == len(batch):
             return [None] * len(batch)
         done = set(ended)
-        missing = {each.dispatch_id for each in batch if each[:2] not in done}
+        missing = {item.dispatch_id for item in batch if item[:2] not in done}
         if missing:
             done |= await self._completed_before(missing)
-        return [None if each[:2] in done else _lease_lost(each.dispatch_id) for each in batch]
+        return [None if item[:2] in done else _lease_lost(item.dispatch_id) for item in batch]
 
     async def _completed_before(self, dispatch_ids: Collection[int]) -> set[HeldLease]:
         async with self._db.read() as tx:
@@ -583,7 +597,7 @@ class DispatchQueue:
     async def _extend(self, batch: Sequence[Extension]) -> Sequence[ExtendedLease | Exception]:
         seconds = self._settings.lease_seconds
         extended = await self._hot.extend(batch, seconds=seconds)
-        return [extended.get(each[:2]) or _lease_lost(each.dispatch_id) for each in batch]
+        return [extended.get(item[:2]) or _lease_lost(item.dispatch_id) for item in batch]
 
 
 def _lease_lost(dispatch_id: int) -> LeaseLost:
@@ -593,8 +607,8 @@ def _lease_lost(dispatch_id: int) -> LeaseLost:
 
 
 def _wake_payload(name: str, lanes: Counter[QueueLane], affinities: Iterable[str]) -> str:
-    """Encodes a wake hint. Entries that don't fit are left out, and other processes find these jobs
-    when they recheck the queue.
+    """Encodes a message that wakes waiters at other processes. Jobs that don't fit are left out.
+    Other processes find them when they check the queue.
     """
     jobs_by_lane = [[*lane, jobs] for lane, jobs in lanes.items()]
     bound = sorted(affinities)
@@ -604,8 +618,9 @@ def _wake_payload(name: str, lanes: Counter[QueueLane], affinities: Iterable[str
 
 
 def _order_payload(name: str, order: dict[str, Any]) -> str:
-    """Encodes an order. An order that names too many workers applies to all of them. A push with
-    too many dispatches is dropped, so that their next heartbeats return the orders.
+    """Encodes a message with an order. If it contains too many workers, it dismisses all workers
+    instead. If it contains too many dispatches to push, it is dropped, and the next heartbeats
+    return the orders.
     """
     payload = json.dumps({"from": name, **order})
     if len(payload) <= PAYLOAD_BYTES_MAX:

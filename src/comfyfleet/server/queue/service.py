@@ -1,7 +1,7 @@
-"""Makes all changes to dispatches. Each function takes a transaction of the central database.
+"""Reads and changes dispatches. All functions use the caller's transaction on the central database.
 
-A worker's requests are checked by its lease token. The token stays on the row after the lease has
-ended, so that a repeated request is recognized. Any other token raises LeaseLost and changes
+A worker's requests are checked by their lease token. The token stays in the row after the lease has
+ended, so that repeated requests are recognized. Any other token raises LeaseLost and changes
 nothing.
 """
 
@@ -33,24 +33,26 @@ from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet, Samples
 from comfyfleet.settings import Settings
 
 DEFAULTS = Settings()
-# Seconds for which a sweep owns the leases that it has taken over, before another sweep may take
-# them.
+# Seconds for which a sweep owns an expired lease that it has taken over. Then another sweep may
+# take it over.
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
-RECALL_LOOKED_AT_MAX = 20
-SWITCHES_KEPT = timedelta(days=30)
+RECALL_LOOKED_AT_MAX = 20  # prefetched jobs that are considered for a recall
+SWITCHES_KEPT = timedelta(days=30)  # retention time of timed runs
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-    """Adds dispatches and returns the new ones. The caller wakes their lanes after its commit."""
+    """Adds dispatches and returns the new ones. The caller must wake waiters for them after its
+    commit.
+    """
     return await writes.enqueue(tx, new, now=now) if new else []
 
 
 async def enqueue_ended(
     tx: Tx, new: NewDispatch, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch | None:
-    """Adds an ended dispatch for a job that ended without one. The unique key prevents a second
-    one.
+    """Adds an ended dispatch for a job that ended before it got one. A unique key prevents
+    duplicates.
     """
     values = {
         "status": status,
@@ -67,10 +69,10 @@ async def enqueue_ended(
 
 
 async def get(tx: Tx, dispatch_id: int) -> Dispatch:
-    found = await reads.get(tx, dispatch_id)
-    if found is None:
-        raise NotFound(f"there is no dispatch {dispatch_id}")
-    return found
+    row = await reads.get(tx, dispatch_id)
+    if row is None:
+        raise NotFound(f"dispatch {dispatch_id} was not found")
+    return row
 
 
 async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
@@ -78,37 +80,39 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
 
 
 async def list_dispatches(
-    tx: Tx, *, before_id: int | None = None, limit: int = 100, **wanted: Any
+    tx: Tx, *, before_id: int | None = None, limit: int = 100, **filters: Any
 ) -> list[Dispatch]:
-    """Returns a page of dispatches, the newest first. `wanted` filters by column: status,
-    workflow_id, worker_id, tenant_id, is_poisoned.
+    """Returns a page of dispatches, the newest first. `filters` contains values by column: status,
+    workflow_id, worker_id, tenant_id or is_poisoned.
     """
-    return await reads.list_page(tx, wanted, before_id=before_id, limit=limit)
+    return await reads.list_page(tx, filters, before_id=before_id, limit=limit)
 
 
 async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Dispatch]:
-    """Returns the dispatches of these jobs by job id. Jobs without one are left out."""
+    """Returns the dispatches of these jobs by job id. Jobs without a dispatch are left out."""
     return {row.job_id: row for row in await reads.of_jobs(tx, tenant_id, job_ids)}
 
 
 async def newest(tx: Tx, *, limit: int) -> list[Dispatch]:
-    """Returns the dispatches that were created last, in any state."""
+    """Returns the newest dispatches, regardless of their status."""
     return await reads.newest(tx, limit=limit)
 
 
 async def get_many(tx: Tx, dispatch_ids: Collection[int]) -> list[Dispatch]:
-    """Returns the existing dispatches."""
+    """Returns the dispatches that exist."""
     return await reads.get_many(tx, dispatch_ids) if dispatch_ids else []
 
 
 async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
-    """Returns the dispatches of these (tenant, job) pairs by job id. Jobs without one are left out."""
+    """Returns the dispatches of these (tenant, job) pairs by job id. Jobs without a dispatch are
+    left out.
+    """
     return {row.job_id: row for row in await reads.of_pairs(tx, pairs)} if pairs else {}
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
-    """Returns by job id whether its dispatch has ended, for those (tenant, job) pairs that have
-    one.
+    """Returns for each job id whether the job's dispatch has ended. Jobs without a dispatch are
+    left out.
     """
     return await reads.have_ended(tx, pairs) if pairs else {}
 
@@ -116,15 +120,15 @@ async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, b
 async def leased_after(
     tx: Tx, after_id: int, *, before: datetime, limit: int
 ) -> list[ActiveDispatch]:
-    """Returns a page of leased dispatches that were created before a moment."""
+    """Returns a page of leased dispatches that were created before a point in time."""
     return await reads.leased_page(tx, after_id, before=before, limit=limit)
 
 
 async def queued_after(
     tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
 ) -> tuple[list[ActiveDispatch], list[Any] | None]:
-    """Returns a page of queued dispatches that were created before a moment, and the next cursor
-    (None at the end).
+    """Returns a page of queued dispatches that were created before a point in time, and the next
+    cursor, which is None on the last page.
     """
     return await reads.queued_page(tx, after, before=before, limit=limit)
 
@@ -132,12 +136,14 @@ async def queued_after(
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Returns a page of ended dispatches, those that ended first first."""
+    """Returns a page of dispatches that ended before a point in time, in the order in which they
+    ended.
+    """
     return await reads.ended_before(tx, before, after=after, limit=limit)
 
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
-    """Deletes dispatches that have ended. The caller must know that their jobs have ended as well."""
+    """Deletes ended dispatches. The caller must make sure that their jobs have ended as well."""
     return await reads.remove(tx, dispatch_ids) if dispatch_ids else 0
 
 
@@ -146,12 +152,12 @@ async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
 
 
 async def worker_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> str | None:
-    """Returns the worker that holds the job's lease or held the last one."""
+    """Returns the worker that holds the job's lease or held its last lease."""
     return await reads.worker_of(tx, tenant_id, job_id)
 
 
 async def load_of(tx: Tx, worker_id: str) -> WorkerLoad | None:
-    """Returns a worker's load, or None if the worker doesn't exist or accepts no jobs."""
+    """Returns a worker's load. Returns None if the worker doesn't exist or accepts no jobs."""
     return await reads.load_of(tx, worker_id)
 
 
@@ -166,7 +172,7 @@ async def held_by_any(
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None = None) -> int:
-    """Counts the queued jobs of one tenant, or of all."""
+    """Counts the queued jobs of a tenant, or of all tenants."""
     return await reads.count_queued(tx, tenant_id)
 
 
@@ -175,19 +181,21 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_held(tx: Tx) -> dict[QueueLane, int]:
-    """Counts the leased jobs that have not started, which workers hold for later, by lane."""
+    """Counts the leased jobs that have not started yet, by lane."""
     return await reads.count_held(tx)
 
 
 async def count_leases(tx: Tx, worker_ids: Collection[str] | None = None) -> dict[str, int]:
-    """Counts the jobs that each of these workers holds, or each worker. Workers without jobs are
-    left out.
+    """Counts the jobs that these workers, or all workers, hold. Workers without jobs are left
+    out.
     """
     return await reads.count_leases(tx, worker_ids)
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """Counts the jobs that each worker holds or that are bound to it, by `worker:ID`."""
+    """Counts the jobs that each worker holds and the queued jobs that are bound to it, by
+    `worker:ID`.
+    """
     return await reads.count_bound(tx)
 
 
@@ -201,7 +209,7 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
     """Stores timed runs, from which switch costs are estimated, and counts them for operators'
-    plots. Deletes old samples that are no longer added to.
+    charts. Deletes the samples of models that have not run for a long time.
     """
     await writes.add_runs(tx, runs, now=now)
     changes = Counter(f"{MODEL_RUNS}{run.change}" for run in runs)
@@ -214,16 +222,18 @@ async def switches_changed_at(tx: Tx) -> datetime | None:
 
 
 async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFleet, Estimate]:
-    """Estimates the cost of a switch to each model on a fleet from its stored runs."""
+    """Estimates the costs of switching to each model on each fleet from stored runs."""
     by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
     for kind, samples in (await writes.all_samples(tx, fleet_id=fleet_id)).items():
         by_model[kind.fleet_id, kind.model_key].append(samples)
-    found = ((key, estimate(each)) for key, each in by_model.items())
-    return {key: each for key, each in found if each is not None}
+    estimates = ((key, estimate(samples)) for key, samples in by_model.items())
+    return {key: costs for key, costs in estimates if costs is not None}
 
 
 async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
-    """Raises LeaseLost if another worker holds the dispatch. A row without a worker was requeued."""
+    """Raises LeaseLost if another worker holds the dispatch. A dispatch without a worker was
+    requeued, and is accepted.
+    """
     row = await _get_locked(tx, dispatch_id)
     if row.worker_id not in (None, worker_id):
         raise _not_held(row)
@@ -240,8 +250,8 @@ async def requeue(
     not_before: datetime | None = None,
     settings: Settings = DEFAULTS,
 ) -> Dispatch:
-    """Returns a dispatch to the queue. If the returned row is still leased, its attempts are used
-    up, and the caller ends it as failed.
+    """Returns a dispatch to the queue. If the result is still leased, no attempts remain, and the
+    caller must end the dispatch as failed.
     """
     row = await _get_locked(tx, dispatch_id)
     if row.status is DispatchStatus.QUEUED and row.lease_token == token:
@@ -260,7 +270,7 @@ async def requeue(
     }
     if not after.is_used_up:
         values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
-        if reason is RequeueReason.RECALL:  # it keeps its place, unless that place has passed
+        if reason is RequeueReason.RECALL:  # keeps its rank, unless the lane has advanced past it
             values["rank"] = max(values["rank"], row.rank)
         if reason.prefers_others:
             until = now + timedelta(seconds=settings.avoid_worker_seconds)
@@ -272,17 +282,18 @@ async def requeue(
 
 
 def _after_requeue(row: Dispatch, reason: RequeueReason, settings: Settings) -> Dispatch:
-    """Returns the row with its counters after a requeue.
+    """Returns the row with its updated counters after a requeue.
 
-    An expired lease uses up the attempt if the worker had reported a start. If it had not, the job
-    is not to blame, unless that happens repeatedly: then the job may be what takes its workers down
-    while they prepare it. A prefetched job cannot have done that.
+    An expired lease uses up the attempt if the worker had reported the start of the job. Otherwise,
+    the job probably isn't the cause. But if that happens repeatedly, the job may crash its workers
+    while they prepare it, so these lost leases are counted. A prefetched job can't crash its
+    worker.
     """
     is_counted = reason.counts
     if reason is RequeueReason.EXPIRED:
         is_counted = row.started_at is not None
     elif reason is RequeueReason.BACKEND_DOWN and row.is_prefetched:
-        # It waited behind another job and never used the backend that failed.
+        # The job waited behind another one and never used the backend that failed.
         is_counted = row.started_at is not None
     is_lost = reason is RequeueReason.EXPIRED and not is_counted and not row.is_prefetched
     requeues = row.requeues + int(reason.is_interruption)
@@ -320,7 +331,9 @@ async def end(
 async def force_end(
     tx: Tx, dispatch_id: int, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch:
-    """Ends the dispatch of an ended job regardless of its lease, because the tenant's row decides."""
+    """Ends the dispatch of an ended job regardless of its lease, because the job's row in the
+    tenant's database decides.
+    """
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED:
         return row
@@ -331,8 +344,8 @@ async def force_end(
 
 
 async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None = None) -> Dispatch:
-    """Cancels a dispatch. A queued one ends at once, and the worker of a leased one is told with
-    its next heartbeat. An ended one is not changed.
+    """Cancels a dispatch. A queued dispatch ends immediately. The worker of a leased dispatch is
+    notified by the response to its next heartbeat. An ended dispatch isn't changed.
     """
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED or row.cancel_requested:
@@ -357,55 +370,59 @@ async def take_expired(
     seconds: int = SWEEP_LEASE_SECONDS,
     unseen_since: datetime | None = None,
 ) -> list[Dispatch]:
-    """Takes over leases that expired, or whose workers were revoked or not seen since
-    `unseen_since`.
+    """Takes over leases that have expired, or whose workers were revoked or have not been seen
+    since `unseen_since`.
 
-    The sweep becomes the holder, so that a late heartbeat can't overtake what follows.
+    The sweep becomes the holder of the leases, so that late heartbeats can't extend them.
 
-    Each dispatch is returned with the worker that lost it. The row itself no longer names that
-    worker, which would otherwise be handed the job again with the sweep's token.
+    Each dispatch is returned with the worker that lost it. The row itself no longer contains that
+    worker. Otherwise, the worker's next poll would return the job with the sweep's token.
     """
     moment = db_now(tx, now)
     lost = await reads.lock_expired(tx, moment, limit=limit)
     if unseen_since is not None:
-        known = {row.id for row in lost}
+        expired_ids = {row.id for row in lost}
         abandoned = await reads.lock_abandoned(tx, unseen_since=unseen_since, limit=limit)
-        lost += [row for row in abandoned if row.id not in known]
-    taken = []
+        lost += [row for row in abandoned if row.id not in expired_ids]
+    taken_over = []
     for row in lost:
         moved = _require_moved(row, await writes.take(tx, row.id, token, moment, seconds=seconds))
-        taken.append(replace(moved, worker_id=row.worker_id))
+        taken_over.append(replace(moved, worker_id=row.worker_id))
         details = {"worker": row.worker_id, "started": row.started_at is not None}
         await _add_audit(tx, moved, "expire", now, actor=SWEEP, details=details)
-    return taken
+    return taken_over
 
 
 async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
-    """Extends all leases after an outage of the control plane, because no worker could send
-    heartbeats during it.
+    """Extends all leases after an outage of the control plane, during which no worker could send
+    heartbeats.
     """
     return await writes.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
 async def postpone_all(tx: Tx, *, seconds: int) -> int:
-    """Postpones the expiry of all leases by the seconds during which no worker could send a
-    heartbeat.
+    """Postpones the expiry of all leases by the time in seconds during which no worker could send
+    heartbeats.
     """
     return await writes.postpone_all(tx, seconds=seconds)
 
 
 async def is_any_due(tx: Tx, now: datetime) -> bool:
-    """Whether a `not_before` has passed. This cheap check precedes `wake_due` every second."""
+    """Whether the `not_before` of any dispatch has passed. This cheap check is made every second,
+    before `wake_due`.
+    """
     return await reads.is_any_due(tx, now)
 
 
 async def end_delays(tx: Tx, pool: str, *, now: datetime) -> None:
-    """Makes the delayed jobs of a pool due, because its database is available again."""
+    """Ends the delays of a pool's jobs, because its database is available again."""
     await writes.end_delays(tx, pool, now=now)
 
 
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
-    """Clears `not_before` where it has passed and returns these rows, whose waiters must be woken."""
+    """Clears each `not_before` that has passed. Returns the affected dispatches, for which the
+    caller must wake waiters.
+    """
     woken = []
     for row in await reads.list_due(tx, now, limit=limit):
         values = await _requeue_values(tx, row, row.priority, row.queued_at) | {"not_before": None}
@@ -414,7 +431,9 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
 
 
 async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
-    """Whether another worker holds a prefetched job. Usually none does, which saves a transaction."""
+    """Whether another worker holds a prefetched job. Usually none does, so this check saves a
+    transaction.
+    """
     return await reads.has_prefetched(tx, not_of=not_of)
 
 
@@ -433,12 +452,12 @@ async def recall(
     limit: int = 1,
     is_wanted: Callable[[Dispatch], bool] = lambda row: True,
 ) -> list[Dispatch]:
-    """Recalls prefetched jobs for an idle worker that could run them."""
+    """Requests that other workers return prefetched jobs, so that an idle worker can run them."""
     if not lanes:
         return []
-    held = await reads.list_prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
-    wanted = [row for row in held if is_wanted(row)][:limit]
-    return [await _update(tx, row, {"recall_requested": True}) for row in wanted]
+    prefetched = await reads.list_prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
+    chosen = [row for row in prefetched if is_wanted(row)][:limit]
+    return [await _update(tx, row, {"recall_requested": True}) for row in chosen]
 
 
 async def reprioritise(
@@ -446,7 +465,7 @@ async def reprioritise(
 ) -> Dispatch:
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED:
-        raise Refused(f"dispatch {dispatch_id} is {row.status}")
+        raise Refused(f"dispatch {dispatch_id} has already ended ({row.status})")
     if row.priority == priority:
         return row
     values: dict[str, Any] = {"priority": priority}
@@ -460,28 +479,29 @@ async def reprioritise(
 
 
 async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]:
-    """Assigns the places of these jobs to the same jobs in this order, so that other jobs are not
-    affected. Returns prefetched jobs that are recalled, because another one must run first.
+    """Reorders jobs of a tenant among the places that they have in the queue, so that other jobs
+    are not affected. Returns the ids of prefetched dispatches that are recalled, because another
+    job must now run first.
     """
     row_of_job = await of_jobs(tx, tenant_id, job_ids)
     rows = [
-        await _get_locked(tx, row_of_job[each].id)
-        for each in job_ids
-        if each in row_of_job
-        and row_of_job[each].status not in ENDED
-        and row_of_job[each].started_at is None
+        await _get_locked(tx, row_of_job[job_id].id)
+        for job_id in job_ids
+        if job_id in row_of_job
+        and row_of_job[job_id].status not in ENDED
+        and row_of_job[job_id].started_at is None
     ]
     recalled = []
     queued_before = False
     places = sorted(row.rank for row in rows)
-    for index in range(1, len(places)):  # for equal ranks, the older job would come first
+    for index in range(1, len(places)):  # if ranks were equal, the older job would come first
         places[index] = max(places[index], places[index - 1] + 1)
     for row, rank in zip(rows, places, strict=True):
         is_leased = row.status is DispatchStatus.LEASED
-        is_asked_back = is_leased and queued_before and not row.recall_requested
+        is_recalled = is_leased and queued_before and not row.recall_requested
         queued_before |= not is_leased
         values = {"rank": rank} if rank != row.rank else {}
-        if is_asked_back:
+        if is_recalled:
             values["recall_requested"] = True
             recalled.append(row.id)
         if values:
@@ -502,8 +522,8 @@ def _end_values(status: DispatchStatus, now: datetime, error: str | None) -> dic
 
 
 async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -> dict[str, Any]:
-    """Returns the values that rank a requeued job in the current round. Its old rank would set
-    virtual time back and give its tenant an advantage.
+    """Returns the new values of a requeued dispatch. It gets the rank of the lane's current round,
+    because its old rank would set the lane's virtual time back and give its tenant an advantage.
     """
     head = await writes.head_rank(tx, row.lane, priority)
     return {
@@ -519,10 +539,10 @@ async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -
 
 
 async def _get_locked(tx: Tx, dispatch_id: int) -> Dispatch:
-    """Reads the row with a lock, so that a decision based on it holds until the transaction ends."""
+    """Reads and locks the row, so that it can't change before the transaction ends."""
     row = await reads.get(tx, dispatch_id, lock=True)
     if row is None:
-        raise NotFound(f"there is no dispatch {dispatch_id}")
+        raise NotFound(f"dispatch {dispatch_id} was not found")
     return row
 
 
@@ -538,8 +558,8 @@ def _not_held(row: Dispatch) -> LeaseLost:
 async def _update(
     tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
 ) -> Dispatch:
-    """Updates the row if it still has the status that was read. This is checked although the row is
-    locked.
+    """Updates the row if it still has the status that was read. The status is checked in addition
+    to the row's lock.
     """
     return _require_moved(
         row, await writes.update_dispatch(tx, row.id, values, status=row.status, token=token)
@@ -548,7 +568,9 @@ async def _update(
 
 def _require_moved(row: Dispatch, moved: Dispatch | None) -> Dispatch:
     if moved is None:
-        raise LeaseLost(f"dispatch {row.id} has moved on", dispatch_id=row.id)
+        raise LeaseLost(
+            f"the status of dispatch {row.id} has changed in the meantime", dispatch_id=row.id
+        )
     return moved
 
 

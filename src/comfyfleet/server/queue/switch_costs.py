@@ -1,9 +1,11 @@
-"""What it costs a fleet to switch to a model, learned from finished runs. Pure but for its memory.
+"""Estimates what it costs a fleet to switch to a model, from finished runs. Has no effects except
+on its own state.
 
-A run either stayed with the heavy model of the run before it on the same backend, or switched to one
-that the backend had used before. How much longer such a run took than usual is seen by the runs of the
-same workflow and model that stayed; the median counts, and of it the upper end: while runs vary too much
-to tell, a switch is taken for dear, as it is before anything is known.
+A run either uses the same heavy model as the previous run on its backend, or switches to a model
+that the backend used earlier. The cost of a switch is the additional time that such runs take,
+compared with runs of the same workflow and model without a switch. The estimate is the upper bound
+of the median. So a switch counts as expensive while the durations vary too much for a precise
+estimate, and also before there are any samples.
 """
 
 import math
@@ -15,39 +17,41 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+# Number of runs without a switch that an estimate requires.
 SAMPLES_MIN = 5
-# Jobs are grouped by model before anything is known, so the first mixed backlog has only a few switches.
+# Number of runs with a switch that an estimate requires. It is low, because jobs are grouped by
+# model until there is an estimate, so that the first mixed backlog has only a few switches.
 SWITCHES_MIN = 2
-SAMPLES_KEPT_MAX = 32
-RUNS_NOTED_MAX = 10_000
+SAMPLES_KEPT_MAX = 32  # samples of each kind that are stored
+RUNS_NOTED_MAX = 10_000  # runs that wait to be stored
 WORKERS_KEPT_MAX = 10_000
-# A worker that was not given a job for this long is no longer waited for.
+# Jobs no longer wait for a worker that has not been given a job for this long.
 WARM_MAX = timedelta(minutes=5)
-RUN_SECONDS_MAX = 86_400.0
-# A switch that costs less than this share of a run is considered free, and jobs keep their order of
+RUN_SECONDS_MAX = 86_400.0  # longer runs are ignored
+# A switch that costs less than this fraction of a run counts as free. Jobs then keep their order of
 # arrival.
 FREE_SHARE = 0.1
-# A job may be passed for half of this many times the cost, so that a group lasts ten times as long
-# as a switch.
+# A job may be passed by others for half of this multiple of the switch cost, so that a group of
+# jobs with the same model takes ten times as long as a switch.
 PASSED_PER_COST = 20
-# A switch is paid twice, there and back, and by all waiting jobs. So a job may be held for longer
-# than one switch takes.
+# Multiple of the switch cost for which a job may be held. It exceeds 1, because a switch must also
+# be undone later and delays all waiting jobs.
 HELD_PER_COST = 3
-# For normally distributed values: the standard deviation per median absolute deviation, and the
-# standard error of a median.
+# Factors for normally distributed values: from the median absolute deviation to the standard
+# deviation, and from that to the standard error of the median.
 _DEVIATION_PER_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
 
 
 class ModelChange(StrEnum):
-    """How a run's heavy model was loaded."""
+    """How a run's heavy model relates to earlier runs on its backend."""
 
-    SAME = "same"  # the previous run used it as well
-    SWITCHED = "switched"  # an earlier run used it
-    FIRST = "first"  # no run has used it since the backend started
+    SAME = "same"  # the previous run used the same model
+    SWITCHED = "switched"  # an earlier run used the model, but not the previous one
+    FIRST = "first"  # no run has used the model since the backend started
 
 
 class RunKind(NamedTuple):
-    """Runs that are comparable with each other."""
+    """The key of runs whose durations can be compared."""
 
     fleet_id: int
     model_key: str
@@ -61,7 +65,7 @@ class TimedRun(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Seconds of the last runs of a kind, the newest one last."""
+    """The durations of the last runs of a kind in seconds, the newest last."""
 
     stayed: tuple[float, ...] = ()
     switched: tuple[float, ...] = ()
@@ -71,11 +75,11 @@ class Samples(NamedTuple):
             return self._replace(stayed=(*self.stayed, seconds)[-SAMPLES_KEPT_MAX:])
         if change is ModelChange.SWITCHED:
             return self._replace(switched=(*self.switched, seconds)[-SAMPLES_KEPT_MAX:])
-        return self  # reading a model for the first time says nothing about switches
+        return self  # the first load of a model doesn't show the cost of a switch
 
 
 class Estimate(NamedTuple):
-    """The cost of a switch to a model in seconds. `error` is the uncertainty in it."""
+    """The estimated cost of a switch to a model. `seconds` includes the uncertainty `error`."""
 
     seconds: float
     error: float
@@ -89,15 +93,19 @@ class Estimate(NamedTuple):
 
 
 def estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
-    """Estimates the cost of a switch to one model, from the runs of all workflows or of the one
-    with the most precise estimate.
+    """Estimates the cost of a switch to a model. Returns the most precise of the estimates from the
+    runs of all workflows and of each single workflow.
 
     Returns None if there are too few runs.
     """
-    usable = [each for each in of_workflows if len(each.stayed) >= SAMPLES_MIN and each.switched]
-    alone = [[each] for each in usable]
-    found = [each for those in (usable, *alone) if (each := _estimate(those))]
-    return min(found, key=lambda each: each.error) if found else None
+    usable = [
+        samples
+        for samples in of_workflows
+        if len(samples.stayed) >= SAMPLES_MIN and samples.switched
+    ]
+    alone = [[samples] for samples in usable]
+    estimates = [costs for group in (usable, *alone) if (costs := _estimate(group))]
+    return min(estimates, key=lambda costs: costs.error) if estimates else None
 
 
 def _estimate(of_workflows: Sequence[Samples]) -> Estimate | None:
@@ -111,30 +119,30 @@ def _estimate(of_workflows: Sequence[Samples]) -> Estimate | None:
         errors += [_error_of_median(stayed)] * len(switched)
     if len(longer) < SWITCHES_MIN:
         return None
-    # The deviation of a few values is unreliable, so their whole range is used as the uncertainty.
+    # The deviation of a few values is unreliable, so their entire range is used as the uncertainty.
     of_few = max(longer) - min(longer) if len(longer) < SAMPLES_MIN else 0.0
     error = math.hypot(max(of_few, _error_of_median(longer)), statistics.fmean(errors))
     return Estimate(
         seconds=max(0.0, statistics.median(longer)) + error,
         error=error,
         run_seconds=statistics.median(usual),
-        stayed=sum(len(each.stayed) for each in of_workflows),
+        stayed=sum(len(samples.stayed) for samples in of_workflows),
         switched=len(longer),
     )
 
 
 def _error_of_median(values: Sequence[float]) -> float:
     middle = statistics.median(values)
-    deviation = _DEVIATION_PER_MAD * statistics.median(abs(each - middle) for each in values)
+    deviation = _DEVIATION_PER_MAD * statistics.median(abs(value - middle) for value in values)
     return _ERROR_OF_MEDIAN * deviation / math.sqrt(len(values))
 
 
-ModelOfFleet = tuple[int, str]
+ModelOfFleet = tuple[int, str]  # a fleet's id and a model key
 
 
 class WarmWorkers:
-    """The model that each worker was given last, so that a job may wait briefly for a worker that
-    has its model.
+    """The model of each worker's last job. A job may wait briefly for a worker that has its model
+    loaded.
     """
 
     def __init__(self) -> None:
@@ -153,16 +161,16 @@ class WarmWorkers:
         return self._counts[fleet_id, model_key]
 
     def _forget(self, worker_id: str) -> None:
-        before = self._last.pop(worker_id, None)
-        if before is not None:
-            self._counts[before[0]] -= 1
-            if not self._counts[before[0]]:
-                del self._counts[before[0]]
+        previous = self._last.pop(worker_id, None)
+        if previous is not None:
+            self._counts[previous[0]] -= 1
+            if not self._counts[previous[0]]:
+                del self._counts[previous[0]]
 
 
 @dataclass(slots=True)
 class SwitchCosts:
-    """The current estimates, and runs that have not been stored yet."""
+    """The current estimates, and the runs that have not been stored yet."""
 
     estimates: Mapping[ModelOfFleet, Estimate] = field(default_factory=dict)
     warm: WarmWorkers = field(default_factory=WarmWorkers)
@@ -180,43 +188,43 @@ class SwitchCosts:
         """Whether a switch to the model is known to cost almost nothing."""
         if fleet_id is None or model_key is None:
             return False
-        known = self.estimates.get((fleet_id, model_key))
-        return known is not None and known.is_free
+        costs = self.estimates.get((fleet_id, model_key))
+        return costs is not None and costs.is_free
 
     def passed_max(
         self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
     ) -> timedelta:
-        """Returns how long jobs with the loaded model may pass one with another model.
+        """Returns how long jobs with the loaded model may pass a job with another model.
 
-        A worker that runs that job and then continues pays twice, to switch to its model and back.
+        A worker that runs that job in between needs two switches, to its model and back.
         """
         if fleet_id is None or not self.estimates:
             return most
-        here = self.estimates.get((fleet_id, loaded))
-        there = self.estimates.get((fleet_id, passed or loaded))
-        if here is None or there is None:
+        back = self.estimates.get((fleet_id, loaded))
+        forth = self.estimates.get((fleet_id, passed or loaded))
+        if back is None or forth is None:
             return most
-        cost = (here.seconds + there.seconds) / 2
-        if cost <= FREE_SHARE * (here.run_seconds + there.run_seconds) / 2:
+        cost = (back.seconds + forth.seconds) / 2
+        if cost <= FREE_SHARE * (back.run_seconds + forth.run_seconds) / 2:
             return timedelta()
         return min(most, timedelta(seconds=PASSED_PER_COST * cost))
 
     def held_max(self, fleet_id: int | None, model_key: str | None, ahead: int) -> timedelta:
-        """Returns how long a new job is left to workers that have its model, although others are
-        idle.
+        """Returns how long a new job is reserved for workers that have its model loaded while other
+        workers are idle.
 
-        Three times the cost, unless none of them is likely to be free before that: with n workers
-        at work the first becomes free after 1/(n+1) of a run, and for each job of the model that is
-        `ahead` after another 1/n of a run.
+        The time is three times the cost of a switch. It is zero if none of these workers is likely
+        to be free by then. With n busy workers, the first one is expected to be free after 1/(n+1)
+        of a run, and each of the `ahead` earlier jobs with the same model adds 1/n of a run.
         """
-        known = None
+        costs = None
         if fleet_id is not None and model_key is not None:
-            known = self.estimates.get((fleet_id, model_key))
-        if fleet_id is None or model_key is None or known is None or known.is_free:
+            costs = self.estimates.get((fleet_id, model_key))
+        if fleet_id is None or model_key is None or costs is None or costs.is_free:
             return timedelta()
         warm = self.warm.count(fleet_id, model_key)
-        cost = known.seconds - known.error
-        most = HELD_PER_COST * cost
-        if not warm or known.run_seconds * (1 / (warm + 1) + ahead / warm) >= most:
+        switch_seconds = costs.seconds - costs.error
+        most = HELD_PER_COST * switch_seconds
+        if not warm or costs.run_seconds * (1 / (warm + 1) + ahead / warm) >= most:
             return timedelta()
         return timedelta(seconds=most)

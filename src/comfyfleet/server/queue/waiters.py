@@ -1,5 +1,5 @@
-"""Polls that wait for a job, grouped by what their workers may run, the best first, and heartbeats
-that wait for an order.
+"""Manages the polls that wait for a job, grouped by the lanes and backends of their workers, and
+the heartbeats that wait for an order.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from typing import TypeAlias
 from comfyfleet.server.queue.decide import waiter_rank
 from comfyfleet.server.queue.model import DispatchLease, QueueLane, Waiter
 
-MODELS_PER_WAITER_MAX = 8
-SHORTLIST_PER_GROUP_MAX = 64
+MODELS_PER_WAITER_MAX = 8  # loaded models by which a waiter can be found
+SHORTLIST_PER_GROUP_MAX = 64  # requests of a group that are woken together
 _numbers = count()
 
 
 class PollRequest:
-    """A waiting poll: the waiter, its deadline, and the future that gets the lease."""
+    """A waiting poll, with its waiter, its deadline, and the future that receives the lease."""
 
     __slots__ = ("deadline", "future", "is_being_served", "key", "looked_at", "timer", "waiter")
 
@@ -30,22 +30,25 @@ class PollRequest:
         self.waiter = waiter
         self.future = future
         self.deadline = deadline
-        # when its worker's permissions were last read, in the event loop's time
+        # Time at which the worker's permissions were last read, by the event loop's clock.
         self.looked_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        self.is_being_served = False  # a statement that may give it a job is running
-        # set when it must wait, because most polls get a job at once
+        self.is_being_served = False  # whether a statement that may lease a job for it is running
+        # The sort key. It is only set when the request must wait, because most polls get a job
+        # immediately.
         self.key: tuple[float, ...] = ()
 
     def set_order_key(self) -> None:
-        """Sets the sort key. Among equal requests, the one that has waited longest comes first."""
+        """Sets the sort key. Among equal requests, the one that has waited the longest comes
+        first.
+        """
         self.key = (*waiter_rank(self.waiter), next(_numbers))
 
     def __lt__(self, other: "PollRequest") -> bool:
         return self.key < other.key
 
 
-# The properties that the waiters of a group share: the lanes, and the key of their backends'
+# The properties that all waiters of a group share: their lanes and the key of their backends'
 # offers.
 GroupKey: TypeAlias = tuple[frozenset[QueueLane], str | None]
 
@@ -55,7 +58,7 @@ def group_key(waiter: Waiter) -> GroupKey:
 
 
 class WaiterGroup:
-    """Requests of workers that may run the same lanes on equal backends."""
+    """The requests of workers that may run the same lanes on equivalent backends."""
 
     __slots__ = ("best", "by_model", "kind")
 
@@ -76,12 +79,14 @@ class WaiterGroup:
             if not self.by_model[model]:
                 del self.by_model[model]
 
-    def first(self, wanted: int) -> Iterator[PollRequest]:
-        """Yields the best requests by load, and the best for each loaded model that a job might
-        need.
+    def first(self, count_max: int) -> Iterator[PollRequest]:
+        """Yields up to `count_max` of the best requests by load, and as many of the best for each
+        loaded model.
         """
         for line in (self.best, *self.by_model.values()):
-            yield from islice((request for request in line if not request.is_being_served), wanted)
+            yield from islice(
+                (request for request in line if not request.is_being_served), count_max
+            )
 
 
 def _remove_request(line: list[PollRequest], request: PollRequest) -> None:
@@ -89,12 +94,14 @@ def _remove_request(line: list[PollRequest], request: PollRequest) -> None:
 
 
 class WaiterPool:
+    """The waiting polls of a process, indexed by lane, loaded model and affinity."""
+
     def __init__(self) -> None:
         self._groups: dict[GroupKey, WaiterGroup] = {}
         self._by_lane: dict[QueueLane, set[GroupKey]] = {}
         self._by_affinity: dict[str, set[PollRequest]] = {}
         self._all: set[PollRequest] = set()
-        self._prefetching: dict[str, PollRequest] = {}  # the latest request by worker
+        self._prefetching: dict[str, PollRequest] = {}  # the latest prefetch request by worker
 
     def __len__(self) -> int:
         return len(self._all)
@@ -143,7 +150,7 @@ class WaiterPool:
                 del self._by_lane[lane]
 
     def prefetching(self, worker_id: str) -> PollRequest | None:
-        """Returns the worker's poll for a job to prefetch, if it waits."""
+        """Returns the worker's waiting poll for a job to prefetch, if any."""
         return self._prefetching.get(worker_id)
 
     def lanes(self) -> Iterable[QueueLane]:
@@ -156,42 +163,46 @@ class WaiterPool:
         return [name for name in names if name in self._by_affinity]
 
     def shortlist(
-        self, wanted: Counter[QueueLane], affinities: Iterable[str] = ()
+        self, jobs_by_lane: Counter[QueueLane], affinities: Iterable[str] = ()
     ) -> list[PollRequest]:
-        """Returns the requests that include the best one for each arriving job. No others are
-        woken.
+        """Returns the requests to wake: the best ones for the jobs that have arrived in these lanes
+        or are bound to these affinities.
 
-        A group stands for several lanes. It returns as many requests as jobs have arrived in any of
-        them. Otherwise, its first request would be woken for two jobs, and the second job would be
-        left to a worker that only prefetches it.
+        A group covers several lanes, so as many of its requests are woken as jobs have arrived in
+        all of these lanes. Otherwise, only its first request would be woken for two jobs, and the
+        second job would be given to a worker that only prefetches it.
         """
-        found: dict[PollRequest, None] = {}
+        requests: dict[PollRequest, None] = {}
         jobs_of: Counter[GroupKey] = Counter()
-        for lane, jobs in wanted.items():
+        for lane, jobs in jobs_by_lane.items():
             for kind in self._by_lane.get(lane, ()):
                 jobs_of[kind] += jobs
         for kind, jobs in jobs_of.items():
             most = min(jobs, SHORTLIST_PER_GROUP_MAX)
-            found |= dict.fromkeys(self._groups[kind].first(most))
+            requests |= dict.fromkeys(self._groups[kind].first(most))
         for affinity in affinities:
             free = [
-                each for each in self._by_affinity.get(affinity, ()) if not each.is_being_served
+                request
+                for request in self._by_affinity.get(affinity, ())
+                if not request.is_being_served
             ]
-            found |= dict.fromkeys(nsmallest(SHORTLIST_PER_GROUP_MAX, free))
-        return list(found)
+            requests |= dict.fromkeys(nsmallest(SHORTLIST_PER_GROUP_MAX, free))
+        return list(requests)
 
 
-# A dispatch id or a worker id.
+# The subject of an order: a dispatch id or a worker id.
 Subject: TypeAlias = int | str
 
 
 class HeartbeatWaiters:
+    """Heartbeats that wait for an order to their dispatch or worker."""
+
     def __init__(self) -> None:
         self._waiting: dict[Subject, set[asyncio.Event]] = {}
 
     @contextmanager
     def waiting(self, *subjects: Subject) -> Iterator[asyncio.Event]:
-        """Yields an event that is set when there is news about any of the subjects."""
+        """Yields an event that is set when there is an order for any of the subjects."""
         event = asyncio.Event()
         for subject in subjects:
             self._waiting.setdefault(subject, set()).add(event)
@@ -204,7 +215,7 @@ class HeartbeatWaiters:
                     del self._waiting[subject]
 
     def push(self, subjects: Iterable[Subject] | None) -> None:
-        """Sets the events of these subjects; None means all."""
+        """Sets the events of these subjects. None means all subjects."""
         for subject in list(self._waiting) if subjects is None else subjects:
             for event in self._waiting.get(subject, ()):
                 event.set()

@@ -1,5 +1,5 @@
-"""All SQL of the queue. `reads` and `writes` use SQLAlchemy Core, and the hot path is implemented
-for each database.
+"""All SQL for the queue. `reads` and `writes` use SQLAlchemy Core. The hot path is implemented
+separately for each database.
 
 Internal: may change without notice.
 """
@@ -22,12 +22,12 @@ from comfyfleet.server.queue.model import (
 
 
 class Probe(NamedTuple):
-    """The lanes to search for candidates, and how far to read in each one."""
+    """The lanes to search for candidates, and the number of rows to read from each."""
 
     lanes: Sequence[QueueLane]
     affinities: Sequence[str]
     limit: int
-    without: Sequence[str] = ()  # model sets that none of the waiters can run
+    without: Sequence[str] = ()  # model sets to skip, because none of the waiters can run them
 
 
 class Claim(NamedTuple):
@@ -35,13 +35,13 @@ class Claim(NamedTuple):
     token: UUID
     worker_id: str
     is_prefetched: bool
-    key_hash: str | None = None  # None means that no worker's orders are checked
-    held_max: int | None = None  # the claim is refused if the worker now holds more leases
+    key_hash: str | None = None  # None means that no permissions are checked
+    held_max: int | None = None  # the claim is refused if the worker holds more leases
 
 
 class ClaimResult(NamedTuple):
-    """The claimed leases, and the dispatches that were refused because of the worker's orders, not
-    because of a race.
+    """The result of claims. `refused` contains the dispatches that were refused because of the
+    worker's permissions. Claims that lost a race are in neither field.
     """
 
     leases: list[DispatchLease]
@@ -58,14 +58,14 @@ class Extension(NamedTuple):
     dispatch_id: int
     token: UUID
     started: bool
-    worker_id: str | None = None  # None means any holder
+    worker_id: str | None = None  # the required holder; None means any worker
 
 
-# A dispatch id and its lease token.
+# A dispatch id and the token of its lease.
 HeldLease = tuple[int, UUID]
 
-# Called with the candidates. Of the claims that it returns, those are made whose rows are still
-# queued.
+# A function that receives the candidates and returns claims. Only claims of rows that are still
+# queued succeed.
 Chooser = Callable[[list[DispatchCandidate]], list[Claim]]
 
 
@@ -76,14 +76,16 @@ class QueueStore(Protocol):
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult: ...
 
     async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
-        """Completes the dispatches that are held with the given token. Returns each of them once."""
+        """Completes the dispatches that are held with the given tokens. Returns each completed
+        dispatch once.
+        """
 
     async def extend(
         self, batch: Sequence[Extension], *, seconds: int
     ) -> dict[HeldLease, ExtendedLease]: ...
 
     async def bound(self, *, limit: int) -> list[str]:
-        """Returns the affinities for which a job is queued."""
+        """Returns the affinities for which jobs are queued."""
 
     async def close(self) -> None: ...
 

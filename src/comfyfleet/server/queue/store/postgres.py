@@ -1,4 +1,4 @@
-"""The hot path on PostgreSQL. `sqlite.py` is its counterpart."""
+"""Implements the queue's hot path on PostgreSQL. `sqlite.py` is its counterpart."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,8 +36,8 @@ _SEEN = """
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 _ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
 
-# One indexed probe per lane. It takes no locks, so it disturbs no other statement. Rows that are
-# bound to a backend have their own index, and cost one additional probe if there are none.
+# Makes one index probe per lane. It takes no locks, so it doesn't block other statements. Rows that
+# are bound to a backend have a separate index. If there are none, that costs only one more probe.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
     SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
@@ -60,14 +60,14 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 ) AS bound
 """
 
-# Rows are found by their ids. As plain `status = …`, the condition would let the planner walk one of
-# the partial indexes instead, which is the whole queue.
+# Rows must be found by their ids. With a plain `status = …`, the planner might scan a partial index
+# instead, which contains the whole queue.
 _QUEUED = "status || '' = 'queued'"
 _LEASED = "status || '' = 'leased'"
 
-# Orders apply at once, regardless of which control plane received them and how long the worker has
-# waited here. So the statement that gives the job checks the worker's key, approval, draining and
-# assignments.
+# Orders must apply immediately, regardless of which control plane received them and how long the
+# worker has been waiting here. So the statement that leases the job checks the worker's key,
+# approval, drain state and assignments.
 _ENTITLED = f"""
     EXISTS (SELECT 1 FROM workflows WHERE id = workflow AND is_active AND NOT is_paused)
     AND NOT EXISTS (
@@ -80,8 +80,8 @@ _ENTITLED = f"""
     AND (held_max IS NULL OR held_max >= (
         SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""
 
-# A locked row is about to be changed by another transaction, so it is skipped without waiting. Jobs
-# that the candidate already holds are not returned again.
+# Skips locked rows without waiting, because another transaction is about to change them. Also
+# returns the ids of the claims that the worker isn't entitled to.
 CLAIM = f"""
 WITH wanted AS MATERIALIZED (
     SELECT *, {_ENTITLED} AS is_entitled
@@ -148,7 +148,7 @@ RETURNING d.id, d.lease_token, d.lease_expires_at, d.cancel_requested, d.recall_
     d.lease_number, d.attempts, d.worker_id
 """
 
-# Jumps from one affinity to the next in the index, regardless of the number of rows of each.
+# Jumps from one affinity to the next in the index, however many rows each of them has.
 AFFINITIES = f"""
 WITH RECURSIVE waiting AS (
     (SELECT backend_affinity AS name FROM ai_job_dispatches WHERE {BOUND}
@@ -175,32 +175,32 @@ class PostgresQueueStore:
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult:
         columns = zip(*probe.lanes, strict=True)
-        found = await self._driver.fetch(
+        rows = await self._driver.fetch(
             PEEK, *map(list, columns), probe.affinities, probe.limit, list(probe.without)
         )
-        if not found:
+        if not rows:
             return ClaimResult([])
         lanes = probe.lanes
-        wanted = choose([DispatchCandidate(row[0], lanes[row[1] - 1], *row[2:]) for row in found])
-        return await self._claim(wanted, seconds=seconds) if wanted else ClaimResult([])
+        claims = choose([DispatchCandidate(row[0], lanes[row[1] - 1], *row[2:]) for row in rows])
+        return await self._claim(claims, seconds=seconds) if claims else ClaimResult([])
 
-    async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> ClaimResult:
-        claims = {claim.candidate.id: claim for claim in wanted}
-        ids = sorted(claims)
-        in_order = [claims[each] for each in ids]
+    async def _claim(self, claims: Sequence[Claim], *, seconds: int) -> ClaimResult:
+        claim_by_id = {claim.candidate.id: claim for claim in claims}
+        ids = sorted(claim_by_id)
+        in_order = [claim_by_id[dispatch_id] for dispatch_id in ids]
         rows = await self._driver.fetch(
             CLAIM,
             ids,
             [claim.token for claim in in_order],
             [claim.worker_id for claim in in_order],
-            [each for each in ids if claims[each].is_prefetched],
+            [dispatch_id for dispatch_id in ids if claim_by_id[dispatch_id].is_prefetched],
             seconds,
             [claim.key_hash for claim in in_order],
             [claim.candidate.lane.workflow_id for claim in in_order],
             _held_max(in_order),
         )
         return ClaimResult(
-            [_as_lease(claims[row[0]], *row) for row in rows if row[1] is not None],
+            [_as_lease(claim_by_id[row[0]], *row) for row in rows if row[1] is not None],
             frozenset(row[0] for row in rows if row[1] is None),
         )
 
@@ -223,8 +223,8 @@ class PostgresQueueStore:
 
 
 def _held_max(claims: Iterable[Claim]) -> list[int | None]:
-    """Returns each claim's limit, reduced by one for every earlier claim of the same worker,
-    because a statement does not see its own writes.
+    """Returns the limit of each claim, reduced by one for each earlier claim of the same worker,
+    because a statement doesn't see its own writes.
     """
     before: Counter[str] = Counter()
     limits = []
@@ -236,7 +236,9 @@ def _held_max(claims: Iterable[Claim]) -> list[int | None]:
 
 
 def _columns(batch: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
-    """Transposes the batch in the order of ids, so that no two statements deadlock."""
+    """Transposes a batch. Its rows are sorted by id, so that concurrent statements can't
+    deadlock.
+    """
     return map(list, zip(*sorted(batch, key=itemgetter(0)), strict=True))
 
 

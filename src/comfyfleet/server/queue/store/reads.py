@@ -1,4 +1,4 @@
-"""Reads dispatches: single rows, operators' lists, and pages for sweeps. Also deletes ended
+"""Reads single dispatches, operators' lists, and pages for sweeps. Also deletes ended
 dispatches.
 """
 
@@ -47,8 +47,8 @@ from comfyfleet.server.queue.model import (
 from comfyfleet.server.queue.store.writes import DISPATCH_COLUMNS, dispatch_from_row, in_lane
 
 AHEAD_COUNTED_MAX = 10_000
-ENDED_LOOKED_AT_MAX = 2_000
-# Built once, because building it takes longer than SQLite's response.
+ENDED_LOOKED_AT_MAX = 2_000  # recent dispatches from which a typical duration is computed
+# This query is built only once, because building it takes longer than its execution on SQLite.
 _ALL = select(*DISPATCH_COLUMNS)
 IS_LEASED = "status = 'leased'"
 _HELD = f"ai_job_dispatches.{IS_LEASED}"
@@ -103,7 +103,8 @@ async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]
 
 
 _HELD_BY = PreparedStatement(
-    # Matches the index's condition. Other indexes list everything that the worker ever ran.
+    # The text must match the index's condition. Other indexes contain all dispatches that the
+    # worker ever had.
     lambda tx: _ALL.where(text(IS_LEASED), d.c.worker_id == bindparam("of_worker")).order_by(d.c.id)
 )
 
@@ -153,8 +154,8 @@ async def held_by_any(tx: Tx, worker_ids: Iterable[str], *, limit: int) -> list[
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None) -> int:
-    """Counts queued rows. The condition matches the index's. Otherwise, SQLite would use an index
-    over all rows.
+    """Counts queued rows. The condition must match that of the index. Otherwise, SQLite would use
+    an index over all rows.
     """
     mine = [] if tenant_id is None else [d.c.tenant_id == tenant_id]
     query = select(func.count()).select_from(d).where(text(QUEUED), *mine)
@@ -178,7 +179,7 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_held(tx: Tx) -> dict[QueueLane, int]:
-    """Counts the leased jobs that have not started, which workers hold for later, by lane."""
+    """Counts the leased jobs that have not started yet, by lane."""
     lane = (d.c.workflow_id, d.c.stage, d.c.provider)
     query = (
         select(*lane, func.count())
@@ -189,14 +190,18 @@ async def count_held(tx: Tx) -> dict[QueueLane, int]:
 
 
 async def count_leases(tx: Tx, worker_ids: Collection[str] | None) -> dict[str, int]:
-    """Counts the leases of each worker that has one. None means all workers."""
+    """Counts the leases of these workers. None means all workers. Workers without leases are left
+    out.
+    """
     mine = [] if worker_ids is None else [is_one_of(tx, d.c.worker_id, worker_ids)]
     query = select(d.c.worker_id, func.count()).where(text(IS_LEASED), *mine)
     return {row[0]: int(row[1]) for row in await tx.execute(query.group_by(d.c.worker_id))}
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """Counts the jobs that each worker holds or that are bound to it, by `worker:ID`."""
+    """Counts the jobs that each worker holds and the queued jobs that are bound to it, by
+    `worker:ID`.
+    """
     holder = func.coalesce("worker:" + d.c.worker_id, "")
     bound_to = case((d.c.status == DispatchStatus.LEASED, holder), else_=d.c.backend_affinity)
     query = (
@@ -209,8 +214,8 @@ async def count_bound(tx: Tx) -> dict[str, int]:
 
 
 async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
-    """Counts the queued rows of its lane that precede it, up to a limit. It is only used for
-    display.
+    """Counts the queued rows that precede a dispatch in its lane, up to a limit. The result is only
+    used for display.
     """
     before = or_(
         d.c.priority > dispatch.priority,
@@ -232,7 +237,9 @@ async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
 
 
 async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
-    """Returns the mean duration of recently ended runs, without reading the whole history."""
+    """Returns the mean duration of the workflow's recent runs. Only considers the dispatches that
+    ended last.
+    """
     lately = (
         select(d.c.workflow_id, d.c.duration_seconds)
         .where(d.c.ended_at.is_not(None))
@@ -246,7 +253,7 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def lock_expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> list[Dispatch]:
-    """Locks and returns expired leases, skipping rows that others have locked."""
+    """Locks and returns expired leases. Skips rows that other transactions have locked."""
     query = (
         _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.lease_expires_at < moment)
         .order_by(d.c.lease_expires_at)
@@ -256,13 +263,15 @@ async def lock_expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -
 
 
 async def lock_abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispatch]:
-    """Locks and returns leases of workers that were revoked or not seen lately, skipping locked
-    rows.
+    """Locks and returns leases of workers that were revoked or have not been seen recently. Skips
+    rows that other transactions have locked.
     """
-    gone = select(workers.c.worker_id).where(
+    lost_workers = select(workers.c.worker_id).where(
         or_(workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_not(None))
     )
-    query = _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.worker_id.in_(gone)).limit(limit)
+    query = _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.worker_id.in_(lost_workers)).limit(
+        limit
+    )
     return await fetch(tx, for_update(tx, query, skip_locked=True))
 
 
@@ -291,7 +300,8 @@ async def list_due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
 _HAS_PREFETCHED = PreparedStatement(
     lambda tx: (
         select(d.c.id)
-        .where(text(PREFETCHED), d.c.worker_id != bindparam("not_of"))  # as the index says it
+        # the text must match the index's condition
+        .where(text(PREFETCHED), d.c.worker_id != bindparam("not_of"))
         .limit(1)
     )
 )
@@ -305,7 +315,9 @@ async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
 async def list_prefetched(
     tx: Tx, lanes: Iterable[QueueLane], *, not_of: str, limit: int
 ) -> list[Dispatch]:
-    """Returns prefetched leases of other workers in these lanes, which could run elsewhere now."""
+    """Locks and returns prefetched leases of other workers in these lanes. Skips rows that other
+    transactions have locked.
+    """
     query = _ALL.where(_is_prefetched(lanes, not_of)).order_by(d.c.leased_at).limit(limit)
     return await fetch(tx, for_update(tx, query, skip_locked=True))
 
@@ -323,19 +335,22 @@ def _is_prefetched(lanes: Iterable[QueueLane], not_of: str) -> ColumnElement[boo
     )
 
 
-# Word for word as the indexes say it: values that are bound would hide that they fit.
+# These texts must match the conditions of the indexes. With bound parameters, the planner wouldn't
+# use the indexes.
 _LEASED, _POISONED = "status = 'leased'", "is_poisoned"
 _ACTIVE = (QUEUED, _LEASED)
 
 
 async def list_page(
-    tx: Tx, wanted: Mapping[str, Any], *, before_id: int | None, limit: int
+    tx: Tx, filters: Mapping[str, Any], *, before_id: int | None, limit: int
 ) -> list[Dispatch]:
-    """Returns a page of dispatches. `wanted` are values by column; None does not filter."""
+    """Returns a page of dispatches, the newest first. `filters` contains values by column. Columns
+    whose value is None are not filtered.
+    """
     rows: list[Dispatch] = []
-    for part in _parts(tx, wanted.get("status")):
+    for part in _parts(tx, filters.get("status")):
         place = without_index(tx, d.c.id) if part[0] in _ACTIVE else d.c.id
-        query = select(*DISPATCH_COLUMNS).where(*map(text, part), *_conditions(tx, wanted, part))
+        query = select(*DISPATCH_COLUMNS).where(*map(text, part), *_conditions(tx, filters, part))
         if before_id is not None:
             query = query.where(place < before_id)
         rows += await fetch(tx, query.order_by(place.desc()).limit(limit))
@@ -343,7 +358,9 @@ async def list_page(
 
 
 def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
-    """Returns conditions that split the query into selects, each of which follows an index."""
+    """Returns the conditions of the selects into which a query is split, so that each can use an
+    index.
+    """
     if status is None:
         return [(QUEUED,), (_LEASED,), (IS_ENDED,)]
     own = f"status = '{status.value}'"
@@ -351,33 +368,36 @@ def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
         return [(own,)]
     if status is DispatchStatus.COMPLETED:
         return [(own, IS_ENDED)]
-    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
+    # PostgreSQL doesn't need IS_RARE, which the status implies, and would underestimate the number
+    # of rows with it.
     return [(own, IS_RARE, IS_ENDED)] if is_sqlite(tx) else [(own, IS_ENDED)]
 
 
 def _conditions(
-    tx: Tx, wanted: Mapping[str, Any], part: tuple[str, ...]
+    tx: Tx, filters: Mapping[str, Any], part: tuple[str, ...]
 ) -> list[ColumnElement[bool] | TextClause]:
     conditions: list[ColumnElement[bool] | TextClause] = [
-        # Few are leased, and their indexes are by other columns.
+        # Few rows are leased. Without this, the planner would use an index on the filtered column.
         (without_index(tx, d.c[name]) if _LEASED in part else d.c[name]) == value
-        for name, value in wanted.items()
+        for name, value in filters.items()
         if value is not None and name not in ("is_poisoned", "status")
     ]
-    if wanted.get("is_poisoned") is not None:
-        conditions.append(text(_POISONED if wanted["is_poisoned"] else f"NOT {_POISONED}"))
+    if filters.get("is_poisoned") is not None:
+        conditions.append(text(_POISONED if filters["is_poisoned"] else f"NOT {_POISONED}"))
     return conditions
 
 
 _ROW: Any = select(d.c.id, d.c.tenant_id, d.c.tenant_job_id, d.c.cancel_requested)
-# The columns of the index `share`, then the id, as several rows may have the same rank.
+# The columns of the index `share`, and the id, because several rows may have the same rank.
 _SHARE = ("tenant_id", "workflow_id", "stage", "provider", "priority", "rank", "id")
 
 
 async def leased_page(
     tx: Tx, after_id: int, *, before: datetime, limit: int
 ) -> list[ActiveDispatch]:
-    """Returns a page of leased dispatches made before a moment, by id."""
+    """Returns a page of leased dispatches that were created before a point in time, ordered by
+    id.
+    """
     query = _ROW.where(text(IS_LEASED), d.c.id > after_id, d.c.created_at < before)
     return [ActiveDispatch(*row) for row in await tx.execute(query.order_by(d.c.id).limit(limit))]
 
@@ -385,8 +405,8 @@ async def leased_page(
 async def queued_page(
     tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
 ) -> tuple[list[ActiveDispatch], list[Any] | None]:
-    """Returns a page of queued dispatches made before a moment, and the next cursor (None at the
-    end).
+    """Returns a page of queued dispatches that were created before a point in time, and the next
+    cursor, which is None on the last page.
     """
     query = select(
         d.c.id,
@@ -398,18 +418,20 @@ async def queued_page(
     if after is not None:
         place = tuple_(*(d.c[name] for name in _SHARE))
         values = [literal(value, d.c[name].type) for name, value in zip(_SHARE, after, strict=True)]
-        # The first condition is what the index can be entered by.
+        # The first condition lets the planner start at the right position in the index.
         query = query.where(d.c.tenant_id >= values[0], place > tuple_(*values))
-    found = (await tx.execute(query.order_by(*(d.c[name] for name in _SHARE)).limit(limit))).all()
-    rows = [ActiveDispatch(*row[:4]) for row in found]
-    if len(found) < limit:
+    records = (await tx.execute(query.order_by(*(d.c[name] for name in _SHARE)).limit(limit))).all()
+    rows = [ActiveDispatch(*row[:4]) for row in records]
+    if len(records) < limit:
         return rows, None
-    last = found[-1]
+    last = records[-1]
     return rows, [last.tenant_id, *last[4:], last.id]
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
-    """Returns by job whether its dispatch has ended, for those (tenant, job) that have one."""
+    """Returns for each job id whether the job's dispatch has ended. Jobs without a dispatch are
+    left out.
+    """
     query = select(d.c.tenant_job_id, d.c.ended_at).where(
         pairs_in(tx, (d.c.tenant_id, d.c.tenant_job_id), pairs)
     )
@@ -419,7 +441,9 @@ async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, b
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Returns a page of ended dispatches, the longest ended first, after the given cursor."""
+    """Returns a page of dispatches that ended before a point in time, in the order in which they
+    ended. `after` is the last one of the previous page.
+    """
     query = select(d.c.ended_at, d.c.id, d.c.tenant_id, d.c.tenant_job_id).where(
         text(IS_ENDED), d.c.ended_at < before
     )
@@ -429,11 +453,11 @@ async def ended_before(
             d.c.ended_at >= after.ended_at,
             place > tuple_(literal(after.ended_at, Moment()), after.id),
         )
-    found = await tx.execute(query.order_by(d.c.ended_at, d.c.id).limit(limit))
-    return [EndedDispatch(*row) for row in found]
+    rows = await tx.execute(query.order_by(d.c.ended_at, d.c.id).limit(limit))
+    return [EndedDispatch(*row) for row in rows]
 
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
-    """Deletes those of them that have ended."""
-    gone = await tx.execute(delete(d).where(is_one_of(tx, d.c.id, dispatch_ids), text(IS_ENDED)))
-    return int(gone.rowcount)
+    """Deletes the dispatches that have ended. Returns their number."""
+    deleted = await tx.execute(delete(d).where(is_one_of(tx, d.c.id, dispatch_ids), text(IS_ENDED)))
+    return int(deleted.rowcount)

@@ -1,7 +1,8 @@
-"""The hot path on SQLite; `postgres.py` is its counterpart.
+"""Implements the queue's hot path on SQLite. `postgres.py` is its counterpart.
 
-A batch is one transaction: `BEGIN IMMEDIATE` has made us the only writer, and one commit serves all who ask at
-that moment. The disk is not waited for here: a caller awaits the database's `persist` before it answers.
+Each batch is one transaction. It starts with `BEGIN IMMEDIATE`, so there is no other writer, and
+one commit covers all concurrent calls. The commit is not written to disk here. Callers await the
+database's `persist` before they respond.
 """
 
 import json
@@ -36,7 +37,7 @@ from comfyfleet.server.queue.store import (
     writes,
 )
 
-SECOND = 1_000_000
+SECOND = 1_000_000  # in microseconds, the unit of stored times
 _SEEN = """
     id, priority, rank, queued_at, model_key, model_set, backend_affinity, avoid_worker_id,
     avoid_until, preferred_worker_id"""
@@ -50,7 +51,8 @@ PEEK_BOUND = f"""SELECT {_SEEN} FROM ai_job_dispatches
     WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} AND {_ABLE}
     ORDER BY backend_affinity, {_ORDER}"""
 IS_BOUND = f"SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = ? LIMIT 1"
-# Orders hold at once, whichever control plane was told and however long the worker has waited here.
+# Orders must apply immediately, however long the worker has been waiting. So the statement that
+# leases the job checks the workflow, the maintenance mode and the worker.
 _IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_active AND NOT is_paused)
     AND NOT EXISTS (
         SELECT 1 FROM control_state WHERE name = '{MAINTENANCE}' AND value = 'true')"""
@@ -153,18 +155,18 @@ class SqliteQueueStore:
 
         def act(connection: Connection) -> dict[HeldLease, ExtendedLease]:
             extended_leases: dict[HeldLease, ExtendedLease] = {}
-            for each in batch:
+            for item in batch:
                 values = {
                     "ends": now + seconds * SECOND,
-                    "started": each.started,
+                    "started": item.started,
                     "now": now,
-                    "id": each.dispatch_id,
-                    "token": each.token.hex,
-                    "worker": each.worker_id,
+                    "id": item.dispatch_id,
+                    "token": item.token.hex,
+                    "worker": item.worker_id,
                 }
                 extended = _extend_one(connection, values)
                 if extended is not None:
-                    extended_leases[each.dispatch_id, each.token] = extended
+                    extended_leases[item.dispatch_id, item.token] = extended
             return extended_leases
 
         return await self._driver.run(act, calls=len(batch))
@@ -192,18 +194,18 @@ def _extend_one(connection: Connection, values: dict[str, Any]) -> ExtendedLease
 
 
 def _peek(connection: Connection, probe: Probe) -> list[DispatchCandidate]:
-    found = []
+    candidates = []
     without = json.dumps(list(probe.without))
     for lane in probe.lanes:
         for row in connection.execute(PEEK, (*lane, without, without, probe.limit)):
-            found.append(_as_candidate(lane, row))
+            candidates.append(_as_candidate(lane, row))
     for affinity in probe.affinities:
         if connection.execute(IS_BOUND, (affinity,)).fetchone():
             for lane in probe.lanes:
                 values = (affinity, *lane, without, without, probe.limit)
                 for row in connection.execute(PEEK_BOUND, values):
-                    found.append(_as_candidate(lane, row))
-    return found
+                    candidates.append(_as_candidate(lane, row))
+    return candidates
 
 
 def _as_candidate(lane: QueueLane, row: Any) -> DispatchCandidate:

@@ -1,4 +1,6 @@
-"""Writes dispatches, each write guarded: no row returned means that the row had changed. Enqueue assigns fair ranks."""
+"""Writes dispatches. All updates are guarded: if no row is returned, the row has changed in the
+meantime. Assigns fair ranks to new dispatches.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +37,9 @@ from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, NewDispatch, QueueLane
 from comfyfleet.server.queue.switch_costs import RunKind, Samples, TimedRun
 
-# Databases take some 32,000 values in one statement.
+# Maximum number of rows per statement. Databases accept about 32,000 values per statement.
 ROWS_PER_STATEMENT_MAX = 500
-# In the order of Dispatch's fields, but that a lane stands as its three columns.
+# The columns in the order of Dispatch's fields. The lane consists of three columns.
 FIELDS = (
     "id, tenant_id, tenant_job_id, workflow_id, stage, provider, status, priority, rank, attempts, "
     "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
@@ -60,8 +62,8 @@ def in_lane(lane: QueueLane) -> ColumnElement[bool]:
 
 
 class Share(NamedTuple):
-    """What fair ranks are counted in: inside one share a tenant's jobs follow each other, one per
-    round.
+    """A tenant's jobs in a lane at one priority. Their ranks increase by one, so that one of them
+    runs per round.
     """
 
     tenant_id: UUID
@@ -88,17 +90,21 @@ async def update_dispatch(
 async def take(
     tx: Tx, dispatch_id: int, token: UUID, moment: ColumnElement[datetime], *, seconds: int
 ) -> Dispatch | None:
-    """Gives the lease to the holder of this token, for that long by the database's clock."""
+    """Transfers a lease to the holder of this token. The lease then ends `seconds` after
+    `moment`.
+    """
     leased = update(d).where(d.c.id == dispatch_id, d.c.status == DispatchStatus.LEASED)
     ends = plus_seconds(tx, moment, seconds=seconds)
-    taken = leased.values(lease_token=token, lease_expires_at=ends, worker_id=None)
-    row = (await tx.execute(taken.returning(*DISPATCH_COLUMNS))).first()
+    transferred = leased.values(lease_token=token, lease_expires_at=ends, worker_id=None)
+    row = (await tx.execute(transferred.returning(*DISPATCH_COLUMNS))).first()
     return None if row is None else dispatch_from_row(row)
 
 
 @cache
 def _change(names: tuple[str, ...], *, has_token: bool) -> PreparedStatement:
-    """Builds the update of these columns. There are few such sets, and each is compiled once."""
+    """Builds the update of a set of columns. There are few such sets, and each statement is
+    compiled once.
+    """
     of = [d.c.id == bindparam("of_id"), d.c.status == bindparam("of_status")]
     if has_token:
         of.append(d.c.lease_token == bindparam("of_token"))
@@ -109,7 +115,9 @@ def _change(names: tuple[str, ...], *, has_token: bool) -> PreparedStatement:
 
 
 async def head_rank(tx: Tx, lane: QueueLane, priority: int) -> int | None:
-    """Returns the virtual time of a lane at a priority: the smallest rank that is queued there."""
+    """Returns the virtual time of a lane at a priority, which is the smallest rank that is queued
+    there.
+    """
     workflow_id, stage, provider = lane
     values = {
         "of_workflow": workflow_id,
@@ -145,15 +153,17 @@ _LOCK_SHARES = PreparedStatement(
 
 
 async def lock_shares(tx: Tx, shares: Sequence[Share]) -> None:
-    """Serialises a tenant's submits into one lane; concurrent ones would all get the same rank.
+    """Serializes a tenant's submissions to a lane. Otherwise, concurrent submissions would get the
+    same rank.
 
-    A separate statement, because one that waited for the lock would not see rows added meanwhile.
+    This is a separate statement, because a statement that waits for a lock doesn't see the rows
+    that are added during the wait.
     """
     await _LOCK_SHARES.tuples(tx, {"keys": lock_keys(shares)})
 
 
 def lock_keys(shares: Iterable[Share]) -> list[int]:
-    """Returns the lock keys in one order, so that no two submits can deadlock."""
+    """Returns the lock keys in a fixed order, so that submissions can't deadlock."""
     return sorted({_lock_key(share) for share in shares})
 
 
@@ -186,15 +196,16 @@ async def _rank_floor(tx: Tx, share: Share) -> int:
         "of_provider": provider,
         "of_priority": share.priority,
     }
-    (found,) = await _FLOOR.rows(tx, values)
-    return max(found["head"] or 0, found["last"] or 0)
+    (ranks,) = await _FLOOR.rows(tx, values)
+    return max(ranks["head"] or 0, ranks["last"] or 0)
 
 
 async def rank_floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
-    """Returns the rank after which a tenant's next job stands: virtual time, or its own last queued
-    rank.
+    """Returns the rank after which a tenant's next job is placed: the lane's virtual time or the
+    rank of the tenant's last queued job, whichever is larger.
 
-    For SQLite, where a statement costs no round trip; PostgreSQL does it in the insert.
+    Only used on SQLite, where statements need no round trip. On PostgreSQL, the insert computes the
+    rank.
     """
     return {share: await _rank_floor(tx, share) for share in shares}
 
@@ -227,13 +238,13 @@ _ADD = PreparedInsert(
 async def add(
     tx: Tx, rows: Sequence[tuple[NewDispatch, int]], values: Mapping[str, Any]
 ) -> list[Dispatch]:
-    """Inserts rows and returns those that are new: a job has one dispatch, however often its submit
-    is repeated.
+    """Inserts rows and returns the new ones. A job that already has a dispatch doesn't get another
+    one.
     """
     added = []
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
         part = rows[start : start + ROWS_PER_STATEMENT_MAX]
-        new = [{**_columns(*each), "ended_at": None, "last_error": None, **values} for each in part]
+        new = [{**_columns(*row), "ended_at": None, "last_error": None, **values} for row in part]
         added += [dispatch_from_row(tuple(row.values())) for row in await _ADD.add(tx, new)]
     return added
 
@@ -262,31 +273,33 @@ _ADD_AUDIT = PreparedInsert(
 
 async def add_audit(
     tx: Tx,
-    noted: Sequence[Dispatch],
+    dispatches: Sequence[Dispatch],
     *,
     actor: str | None,
     action: str,
     now: datetime,
     details: Mapping[str, Any],
 ) -> None:
-    """Adds one audit row for each dispatch; without an actor it is the tenant's own act."""
+    """Adds an audit entry for each dispatch. Without an actor, the tenant is recorded as the
+    actor.
+    """
     rows = [
         {
             "at": now,
-            "actor": actor or f"tenant:{each.tenant_id}",
+            "actor": actor or f"tenant:{dispatch.tenant_id}",
             "action": action,
-            "subject": f"dispatch:{each.id}",
-            "tenant_id": each.tenant_id,
-            "details": {"attempt": each.attempts, "lease": each.lease_number, **details},
+            "subject": f"dispatch:{dispatch.id}",
+            "tenant_id": dispatch.tenant_id,
+            "details": {"attempt": dispatch.attempts, "lease": dispatch.lease_number, **details},
         }
-        for each in noted
+        for dispatch in dispatches
     ]
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
         await _ADD_AUDIT.add(tx, rows[start : start + ROWS_PER_STATEMENT_MAX])
 
 
 async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> int:
-    """Extends all leases by their whole length, counted from now where they had expired meanwhile."""
+    """Extends all leases by `seconds`. Leases that have expired are extended from now."""
     ends = d.c.lease_expires_at
     since = case((ends < moment, moment), else_=ends)
     longer = plus_seconds(tx, since, seconds=seconds)
@@ -309,8 +322,9 @@ def plus_seconds(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> Co
 _IN_SHARE = """workflow_id = share.to_workflow AND stage = share.to_stage
         AND provider = share.to_provider AND priority = share.at_priority"""
 
-# A tenant's next job stands behind virtual time (the smallest rank that waits in the lane), and behind
-# its own last that still waits. The orders are those of the indexes, so that each is one probe.
+# A tenant's next job is placed after the lane's virtual time (the smallest rank that is queued in
+# the lane) and after the tenant's last queued job. The ORDER BY clauses match the indexes, so that
+# each rank needs a single index probe.
 ENQUEUE = f"""
 WITH wanted AS MATERIALIZED (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
@@ -353,8 +367,8 @@ SELECT * FROM added
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-    """Adds ranked dispatches and returns those that are new: a job has one, however often its
-    submit is repeated.
+    """Adds dispatches with fair ranks and returns the new ones. A job that already has a dispatch
+    doesn't get another one.
     """
     shares = shares_of(new)
     distinct = list(dict.fromkeys(shares.values()))
@@ -364,9 +378,9 @@ async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[
         return [dispatch_from_row(row) for row in rows]
     last = await rank_floors(tx, distinct)
     ranked = []
-    for each in new:
-        last[shares[each]] += 1
-        ranked.append((each, last[shares[each]]))
+    for dispatch in new:
+        last[shares[dispatch]] += 1
+        ranked.append((dispatch, last[shares[dispatch]]))
     values = {"status": DispatchStatus.QUEUED, "created_at": now, "queued_at": now}
     added = await add(tx, ranked, values)
     await add_audit(tx, added, actor=None, action="submit", now=now, details={})
@@ -374,23 +388,25 @@ async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[
 
 
 def shares_of(new: Iterable[NewDispatch]) -> dict[NewDispatch, Share]:
-    return {each: Share(each.tenant_id, each.lane, each.priority) for each in new}
+    return {
+        dispatch: Share(dispatch.tenant_id, dispatch.lane, dispatch.priority) for dispatch in new
+    }
 
 
 def enqueue_columns(new: Sequence[NewDispatch]) -> list[list[Any]]:
     rows = (
         (
-            each.tenant_id,
-            each.job_id,
-            *each.lane,
-            each.priority,
-            each.max_attempts,
-            each.model_key,
-            each.model_set,
-            each.backend_affinity,
-            each.preferred_worker_id,
+            dispatch.tenant_id,
+            dispatch.job_id,
+            *dispatch.lane,
+            dispatch.priority,
+            dispatch.max_attempts,
+            dispatch.model_key,
+            dispatch.model_set,
+            dispatch.backend_affinity,
+            dispatch.preferred_worker_id,
         )
-        for each in new
+        for dispatch in new
     )
     return [list(column) for column in zip(*rows, strict=True)]
 
@@ -402,8 +418,8 @@ _SAMPLES = (*_KEY, m.c.stayed, m.c.switched)
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """Adds runs to their samples. Rows are locked in one order, so that concurrent control planes
-    lose nothing.
+    """Adds runs to the stored samples. Rows are locked in a fixed order, so that concurrent control
+    planes neither deadlock nor overwrite each other's samples.
     """
     by_kind: dict[RunKind, list[TimedRun]] = defaultdict(list)
     for run in runs:
@@ -414,15 +430,15 @@ async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
     empty = {"stayed": [], "switched": [], "updated_at": now}
     await tx.execute(insert_if_new(tx, m), [{**kind._asdict(), **empty} for kind in kinds])
     query = select(*_SAMPLES).where(tuple_(*_KEY).in_(kinds)).order_by(*_KEY)
-    found = _samples(await tx.execute(for_update(tx, query)))
+    samples = _samples(await tx.execute(for_update(tx, query)))
     for kind in kinds:
         for run in by_kind[kind]:
-            found[kind] = found[kind].with_run(run.change, round(run.seconds, 3))
+            samples[kind] = samples[kind].with_run(run.change, round(run.seconds, 3))
     rows = [
         {
             **kind._asdict(),
-            "stayed": list(found[kind].stayed),
-            "switched": list(found[kind].switched),
+            "stayed": list(samples[kind].stayed),
+            "switched": list(samples[kind].switched),
             "updated_at": now,
         }
         for kind in kinds
@@ -431,7 +447,9 @@ async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
 
 
 async def all_samples(tx: Tx, *, fleet_id: int | None = None) -> dict[RunKind, Samples]:
-    """Returns the samples of a fleet, or the most recently changed ones if there are too many."""
+    """Returns the samples of a fleet, or of all fleets. If there are too many, returns the most
+    recently changed ones.
+    """
     query = select(*_SAMPLES).order_by(m.c.updated_at.desc()).limit(KINDS_READ_MAX)
     if fleet_id is not None:
         query = query.where(m.c.fleet_id == fleet_id)
@@ -439,10 +457,10 @@ async def all_samples(tx: Tx, *, fleet_id: int | None = None) -> dict[RunKind, S
 
 
 async def last_changed_at(tx: Tx) -> datetime | None:
-    found: datetime | None = await tx.scalar(
+    changed_at: datetime | None = await tx.scalar(
         select(m.c.updated_at).order_by(m.c.updated_at.desc()).limit(1)
     )
-    return found
+    return changed_at
 
 
 async def delete_before(tx: Tx, *, before: datetime) -> None:
