@@ -47,7 +47,7 @@ const DRAWN: GraphDocument = {
 const types = (document: GraphDocument = DRAWN) => new GraphTypes(document, OFFERS)
 
 describe("a document", () => {
-  it("is read as short as people write it, with wires that are written as values", () => {
+  it("is parsed from its short form, with connections that are written as values", () => {
     const read = documentOf({
       name: "n",
       nodes: [
@@ -77,27 +77,27 @@ describe("a document", () => {
     expect(documentOf({ nodes: 3 })).toBeNull()
   })
 
-  it("takes a wire in place of a value, and a value away", () => {
+  it("replaces a value by a connection, and removes a value", () => {
     const wired = connect(DRAWN, "text.value", "draw.width")
     expect(wired.nodes[1]).toEqual({ id: "draw", type: "workflow", workflow: "draw" })
     expect(connect(wired, "soften.output", "draw.width").connections).toHaveLength(2)
     expect(setProperty(DRAWN, "draw", "width", 32).nodes[1]?.properties).toEqual({ width: 32 })
   })
 
-  it("loses nodes with their wires", () => {
+  it("loses nodes together with their connections", () => {
     const rest = remove(DRAWN, new Set(["draw"]))
     expect(rest.nodes.map((node) => node.id)).not.toContain("draw")
     expect(rest.connections).toEqual([])
     expect(remove(DRAWN, new Set(), new Set(["soften.input"])).connections).toEqual([])
   })
 
-  it("renames a node in its wires, and in merges over it", () => {
+  it("renames a node in its connections and in references to it", () => {
     const renamed = rename(rename(DRAWN, "draw", "paint"), "each", "one")
     expect(renamed.connections).toEqual([{ from: "paint.output", to: "soften.input" }])
     expect(renamed.nodes.find((node) => node.id === "all")?.over).toBe("one")
   })
 
-  it("is copied with the wires among what is copied", () => {
+  it("is copied with the connections between the copied nodes", () => {
     const ids = new Set(["draw", "soften"])
     const pasted = paste(DRAWN, {}, clipOf(DRAWN, { draw: { x: 1, y: 2 } }, ids))
     expect(pasted.ids).toEqual(["draw_2", "soften_2"])
@@ -107,7 +107,7 @@ describe("a document", () => {
     expect(freeId(pasted.document, "a b")).toBe("a_b")
   })
 
-  it("is the same whatever the order of its fields", () => {
+  it("is equal regardless of the order of its fields", () => {
     const other = { connections: DRAWN.connections, nodes: DRAWN.nodes, name: "Two" }
     expect(isSame(DRAWN, other)).toBe(true)
     expect(isSame(DRAWN, { ...other, name: "Three" })).toBe(false)
@@ -115,7 +115,7 @@ describe("a document", () => {
 })
 
 describe("types of ports", () => {
-  it("fit as the control plane says", () => {
+  it("fit in the same way as in the control plane", () => {
     expect(fits(typeNamed("integer"), typeNamed("number"))).toBe(true)
     expect(fits(typeNamed("number"), typeNamed("integer"))).toBe(false)
     expect(fits(typeNamed("image"), typeNamed("file"))).toBe(true)
@@ -123,7 +123,7 @@ describe("types of ports", () => {
     expect(fits(typeNamed("any"), typeNamed("video"))).toBe(true)
   })
 
-  it("refuse wires that can't be", () => {
+  it("reject impossible connections", () => {
     const graphTypes = types({ ...DRAWN, connections: [] })
     expect(graphTypes.wireFrom("text.value", "soften.input")).toBeNull()
     expect(graphTypes.wireFrom("text.value", "draw.width")).toBeNull()
@@ -132,13 +132,13 @@ describe("types of ports", () => {
     expect(graphTypes.wireFrom("draw.nothing", "soften.input")).toBeNull()
   })
 
-  it("refuse a second wire and a cycle", () => {
+  it("reject a second connection and a cycle", () => {
     expect(types().wireFrom("draw.output", "soften.input")).toBeNull()
     expect(types().wireFrom("soften.output", "draw.prompt")).toBeNull()
     expect(types().wireFrom("draw.output", "draw.prompt")).toBeNull()
   })
 
-  it("take what is inside a value where the whole does not fit", () => {
+  it("accept a part of a value if the whole value doesn't fit", () => {
     const graphTypes = types({ ...DRAWN, connections: [] })
     expect(graphTypes.wireFrom("draw.output", "each.items")).toBe("draw.output.images")
     expect(graphTypes.wireFrom("soften.output", "draw.prompt")).toBe("soften.output.text")
@@ -169,7 +169,7 @@ describe("types of ports", () => {
 })
 
 describe("YAML", () => {
-  it("is written as people write it", () => {
+  it("is formatted in the style of handwritten YAML", () => {
     expect(yamlOf(DRAWN)).toBe(`name: Two
 nodes:
   - {id: text, type: input, value_type: text}
@@ -183,7 +183,7 @@ connections:
 `)
   })
 
-  it("quotes what YAML would take for something else", () => {
+  it("quotes texts that YAML would parse as other types", () => {
     const document: GraphDocument = {
       name: "yes",
       nodes: [{ id: "if", type: "condition", condition: 'output.text == "a: b"' }],
@@ -194,7 +194,7 @@ connections:
     expect(yamlOf({ ...document, name: "1.5" })).toContain('name: "1.5"')
   })
 
-  it("keeps the settings of the whole graph, and what a node says against them", () => {
+  it("keeps the graph's settings, and the nodes' own values that override them", () => {
     const settings = { max_tokens: 9, reuse: true, priority: 5, at_once: 2, deadline: 60 }
     const own = { id: "draw", type: "workflow", workflow: "draw", priority: 0, reuse: false }
     const read = documentOf({ name: "All", ...settings, nodes: [own], connections: [] })
@@ -207,10 +207,10 @@ connections:
   })
 })
 
-describe("the way back", () => {
+describe("the undo history", () => {
   const sheet = (name: string) => ({ document: { ...DRAWN, name }, places: {} })
 
-  it("leads through every step and forth again", () => {
+  it("undoes and redoes every step", () => {
     const drawn = changed(changed(began(sheet("a")), sheet("b")), sheet("c"))
     const back = undone(undone(drawn))
     expect(back.now.document.name).toBe("a")
@@ -219,7 +219,7 @@ describe("the way back", () => {
     expect(changed(back, sheet("d")).future).toEqual([])
   })
 
-  it("takes what is typed into one field as one step", () => {
+  it("treats all typing in one field as one step", () => {
     const typed = changed(changed(began(sheet("")), sheet("a"), "name"), sheet("ab"), "name")
     expect(undone(typed).now.document.name).toBe("")
   })
@@ -238,28 +238,28 @@ describe("two versions", () => {
 })
 
 describe("a layout", () => {
-  it("goes from left to right along the wires", async () => {
+  it("goes from left to right along the connections", async () => {
     const places = await placesFor(DRAWN)
     expect(places.soften?.x).toBeGreaterThan(places.draw?.x ?? 0)
     expect(Object.keys(places)).toHaveLength(6)
   })
 
-  it("is stored with the graph, and leaves out what is gone", () => {
+  it("is stored with the graph, without deleted nodes", () => {
     const document = withLayout(DRAWN, { draw: { x: 1, y: 2 }, gone: { x: 3, y: 4 } })
     expect((document as unknown as { layout: unknown }).layout).toEqual({ draw: [1, 2] })
     expect(placesOf({ id: "g", version: 1, document })).toEqual({ draw: { x: 1, y: 2 } })
     expect(documentOf(document)).toEqual(DRAWN)
   })
 
-  it("puts new nodes where nothing stands", () => {
+  it("places new nodes in free space", () => {
     const places = filledPlaces({ a: { x: 0, y: 0 } }, { a: { x: 9, y: 9 }, b: { x: 10, y: 10 } })
     expect(places.a).toEqual({ x: 0, y: 0 })
     expect(places.b?.y).toBeGreaterThanOrEqual(220)
   })
 })
 
-describe("what a run is given", () => {
-  it("has the type that its input wants", () => {
+describe("the inputs of a run", () => {
+  it("are converted to the types of the input nodes", () => {
     expect(asType("12", "integer")).toBe(12)
     expect(asType("12", "text")).toBe("12")
     expect(asType("a\n\nb", "text[]")).toEqual(["a", "b"])
@@ -267,7 +267,7 @@ describe("what a run is given", () => {
     expect(asType("{a", "any")).toBe("{a")
   })
 
-  it("counts files that are still on their way", () => {
+  it("count files that are still being uploaded", () => {
     const file = (mediaId: string | null) => ({ name: "a.png", size: 1, url: null, mediaId, upload: null })
     const inputs = [
       { id: "photos", type: "input", value_type: "image[]" },
@@ -282,7 +282,7 @@ describe("what a run is given", () => {
 /** The API accepts all of these as ids. */
 const WORDS_OF_OBJECTS = ["constructor", "toString", "valueOf", "hasOwnProperty"]
 
-describe("names that every object has", () => {
+describe("names that every object inherits", () => {
   const nodes = [
     ...WORDS_OF_OBJECTS.map((id) => ({ id, type: "input", value_type: "image" })),
     { id: "out", type: "output" },
@@ -291,7 +291,7 @@ describe("names that every object has", () => {
   const wires = WORDS_OF_OBJECTS.map((id) => ({ from: `${id}.value`, to: "out.value" }))
   const document = documentOf({ name: "x", nodes, connections: wires }) as GraphDocument
 
-  it("are places of nodes, and nothing else is changed by them", async () => {
+  it("are valid node ids, and don't affect other positions", async () => {
     const before = Object.getOwnPropertyNames(Object).length
     const laid = await placesFor(document)
     const places = filledPlaces({}, laid)
@@ -305,7 +305,7 @@ describe("names that every object has", () => {
     expect(pasted.places.toString_2).toEqual({ x: 40, y: 40 })
   })
 
-  it("are no ports and no values", () => {
+  it("are neither ports nor values", () => {
     const types = new GraphTypes(document, OFFERS)
     for (const word of [...WORDS_OF_OBJECTS, "__proto__"]) {
       expect(types.at(`w.${word}`)).toBeNull()
@@ -317,7 +317,7 @@ describe("names that every object has", () => {
   })
 })
 
-it("500 nodes in one place are told apart at once", () => {
+it("500 nodes at one position are moved apart quickly", () => {
   const stack = Array.from({ length: 250 }, (_, at) => [`a${at}`, { x: 0, y: at * 55 }] as const)
   const heap = Array.from({ length: 250 }, (_, at) => [`b${at}`, { x: 0, y: 0 }] as const)
   const places = filledPlaces(Object.fromEntries(stack), Object.fromEntries(heap))
@@ -325,12 +325,12 @@ it("500 nodes in one place are told apart at once", () => {
   for (const [at, y] of tops.entries()) expect(y - (tops[at - 1] ?? 249 * 55)).toBeGreaterThanOrEqual(220)
 })
 
-it("signs that nobody sees are written so that they are, and are read as they were", () => {
+it("invisible characters are escaped, and parsed unchanged", () => {
   const text = yamlOf({ name: "a\u0085b\u007f \u202egnp", nodes: [], connections: [] })
   expect(text).toContain('name: "a\\u0085b\\u007f \\u202egnp"')
 })
 
-describe("nodes that decide", () => {
+describe("deciding nodes", () => {
   const body = {
     name: "Decides",
     nodes: [
@@ -350,14 +350,14 @@ describe("nodes that decide", () => {
     ],
   }
 
-  it("are kept with all that they say", () => {
+  it("keep all of their fields", () => {
     const parsed = documentOf(body)
     expect(parsed?.nodes.map((node) => node.type)).toEqual(body.nodes.map((node) => node.type))
     expect(parsed?.nodes[6]).toEqual(body.nodes[6])
     expect(parsed?.connections).toEqual(body.connections)
   })
 
-  it("have the ports that they name", () => {
+  it("have the ports that they define", () => {
     const parsed = documentOf(body)
     if (!parsed) throw new Error("unreadable")
     const types = new GraphTypes(parsed, () => undefined)
@@ -387,7 +387,7 @@ describe("a problem beside its field", () => {
     expect(withShortMessage({ ...other, port: "" }).message).toBe("over must name a value")
   })
 
-  it("of a choice that was not made says so", () => {
+  it("says that nothing has been selected", () => {
     const message = "workflow must be a text of 1 to 200 characters, not ''"
     expect(withShortMessage({ ...problem, port: "workflow", message }).message).toBe("required")
   })

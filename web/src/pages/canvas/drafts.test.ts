@@ -6,7 +6,7 @@ import { began } from "./history"
 
 afterEach(() => vi.unstubAllGlobals())
 
-test("what was drawn and not saved is gone with a sign-out", async () => {
+test("signing out removes unsaved drawings", async () => {
   const empty = { document: { name: "Empty", nodes: [], connections: [] }, places: {} }
   const sheet = { ...empty, document: { ...empty.document, name: "Mine" } }
   keepDraft("new", { history: began(sheet), saved: null }, true)

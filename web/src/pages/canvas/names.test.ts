@@ -33,7 +33,7 @@ function ends(document: GraphDocument): string[] {
 }
 
 describe("names", () => {
-  it("are what is neither a word of the language, nor a function, nor a text", () => {
+  it("are neither keywords, nor functions, nor text literals", () => {
     expect(pathsIn("NOT a.b > 0.5e3 AND max(c-d, 1) | default('e.f') in [g, true]")).toEqual([
       "a.b",
       "c-d",
@@ -41,7 +41,7 @@ describe("names", () => {
     ])
   })
 
-  it("are read in every field that may have a template", () => {
+  it("are found in every field that may contain a template", () => {
     const document = graph(
       PHOTO,
       ROWS,
@@ -86,7 +86,7 @@ describe("names", () => {
     ])
   })
 
-  it("of nodes inside are their own; the others reach out", () => {
+  it("of inner nodes stay inside, and other names refer to outer nodes", () => {
     const nodes = [
       {
         id: "draw",
@@ -109,7 +109,7 @@ describe("names", () => {
     expect(ends(document)).toEqual(["photo.value > again.do", "title.size > again.do"])
   })
 
-  it("are written by a wire, and taken away with it", () => {
+  it("are written by a connection, and removed with it", () => {
     const document = graph(
       PHOTO,
       DRAW,
@@ -144,7 +144,7 @@ describe("names", () => {
     expect(bare.nodes[4]).toMatchObject({ over: "", do: { workflow: "sharpen" } })
   })
 
-  it("follow a node that gets another id, and copies read copies", () => {
+  it("follow a renamed node, and copies refer to copies", () => {
     const document = graph(PHOTO, DRAW, {
       id: "each",
       type: "map",
@@ -166,7 +166,7 @@ describe("names", () => {
     expect(copied.document.nodes.at(-1)).toMatchObject({ id: "each_2", over: "draw_2.output.images" })
   })
 
-  it("count for the layout", async () => {
+  it("are part of the layout", async () => {
     const places = await placesFor(
       graph({ id: "late", type: "value", values: { a: "{{ first.output }}" } }, { ...DRAW, id: "first" }),
     )
@@ -188,7 +188,7 @@ describe("ports by name", () => {
   const portsOf = (id: string, side: "inputs" | "outputs") =>
     types.ports(node(id))[side].map((port) => `${port.name}: ${port.type.name}`)
 
-  it("are those of the graph inside, with their types", () => {
+  it("are the ports of the nested graph, with their types", () => {
     expect(portsOf("framed", "inputs")).toEqual(["picture: image", "title: text"])
     expect(portsOf("framed", "outputs")).toEqual(["framed: result", "outputs: any"])
     expect(portsOf("each", "inputs")).toEqual(["over: any[]", "picture: image", "title: text"])
@@ -197,7 +197,7 @@ describe("ports by name", () => {
     expect(portsOf("whole", "outputs")).toEqual(["same: result", "text: text", "outputs: any"])
   })
 
-  it("are there for what is read, though nobody knows the workflow", () => {
+  it("exist for values that are read, even if the workflow is unknown", () => {
     const unknown = graph(PHOTO, {
       id: "x",
       type: "workflow",
@@ -209,7 +209,7 @@ describe("ports by name", () => {
     expect(ports.map((port) => port.name)).toEqual(["a"])
   })
 
-  it("refuse what doesn't fit, what would be a cycle, and take the part that fits", () => {
+  it("reject mismatches and cycles, and accept the part of a value that fits", () => {
     expect(types.wireFrom("photo.value", "framed.title")).toBeNull()
     expect(types.wireFrom("framed.framed", "again.image")).toBe("framed.framed")
     expect(types.wireFrom("framed.framed", "each.over")).toBe("framed.framed.images")
@@ -217,14 +217,14 @@ describe("ports by name", () => {
     expect(types.wireFrom("rows.value", "each.over")).toBe("rows.value")
   })
 
-  it("offer what may be read", () => {
+  it("offer the values that may be read", () => {
     expect(types.namesFor("framed")).toContain("input.photo")
     expect(types.namesFor("framed")).not.toContain("whole.same")
     expect(types.namesFor("again")).toContain("framed.framed.images.0")
     expect(types.fieldsOfItem(node("each"))).toEqual(["caption", "photo"])
   })
 
-  it("show problems of what is inside", () => {
+  it("show problems of inner nodes", () => {
     const at = (place: string, port: string) => portOf({ node: place, port, code: "", message: "" })
     expect(at("again/do", "image")).toBe("image")
     expect(at("framed/.picture", "value")).toBe("picture")

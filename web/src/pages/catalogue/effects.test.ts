@@ -25,7 +25,7 @@ function media(url: string): ExampleMedia {
   return { url, content_type: "image/webp", size: 1, width: null, height: null }
 }
 
-test("every word must be somewhere in the effect", () => {
+test("every word must occur in the effect", () => {
   expect(fits(effect({}), "golden SUN", null)).toBe(true)
   expect(fits(effect({}), "golden moon", null)).toBe(false)
   expect(fits(effect({}), "", null)).toBe(true)
@@ -37,7 +37,7 @@ test("a tag leaves out effects without it", () => {
   expect(fits(effect({}), "", "Light")).toBe(false)
 })
 
-test("one without anything to show is never the largest", () => {
+test("an effect without a preview is never shown larger", () => {
   const blank = effect({ title: "blank" })
   const seen = effect({ title: "seen", preview_url: "/a.png" })
   expect(withPreviewFirst([blank, blank, seen, blank], "")?.map((effect) => effect.title)).toEqual([
@@ -48,11 +48,11 @@ test("one without anything to show is never the largest", () => {
   expect(withPreviewFirst([blank, seen, blank], "")).toBeNull()
 })
 
-test("tags are told once, in order", () => {
+test("tags are listed once, in order", () => {
   expect(tagsOf([effect({ tags: ["b", "a"] }), effect({ tags: ["a"] }), effect({})])).toEqual(["a", "b"])
 })
 
-test("a preview of another host is left out", () => {
+test("a preview on another host is left out", () => {
   const origin = "http://fleet.example"
   expect(previewOf(effect({ preview_url: "https://elsewhere.example/a.png" }), origin)).toBeNull()
   expect(previewOf(effect({ preview_url: "//elsewhere.example/a.png" }), origin)).toBeNull()
@@ -68,7 +68,7 @@ test("an example comes before the single preview", () => {
   expect(previewOf(shown, "")).toEqual({ before: "/b.png", after: "/c.png", isVideo: false })
 })
 
-test("clips are shown as clips, and never under a picture; sound is no preview", () => {
+test("clips are shown as videos, never overlaid with a picture, and sound is never a preview", () => {
   const clip = { ...media("/c.mp4"), content_type: "video/mp4" }
   const of = (before: ExampleMedia, after: ExampleMedia) =>
     previewOf(effect({ examples: [{ before, after }] }), "")

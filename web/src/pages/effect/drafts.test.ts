@@ -11,7 +11,7 @@ afterEach(() => {
   vi.unstubAllGlobals()
 })
 
-test("what was typed, and files that are stored, are there after a reload", () => {
+test("typed values and uploaded files survive a reload", () => {
   const going = { ...MINE, mediaId: null, upload: { state: () => ({ mediaId: null }) } } as unknown as Chosen
   const done = { ...MINE, mediaId: null, upload: { state: () => ({ mediaId: "m2" }) } } as unknown as Chosen
   storeDraft("ada cartoon ", { chosen: { "": MINE, mask: done, other: going }, values: { text: "a cat" } })
@@ -22,7 +22,7 @@ test("what was typed, and files that are stored, are there after a reload", () =
   expect(storedDraft("ada cartoon ")).toBeNull()
 })
 
-test("a few forms are kept, and none that is too long or that somebody has changed by hand", () => {
+test("only a few forms are kept, and none that are too long or have been tampered with", () => {
   for (const place of ["1", "2", "3", "4"]) storeDraft(place, { chosen: {}, values: { each: place } })
   expect(["1", "2", "3", "4"].map((place) => storedDraft(place) !== null)).toEqual([false, true, true, true])
   storeDraft("long", { chosen: {}, values: { text: "x".repeat(100_001) } })
@@ -33,7 +33,7 @@ test("a few forms are kept, and none that is too long or that somebody has chang
   }
 })
 
-test("nothing of it is left after a sign-out", async () => {
+test("nothing remains after a sign-out", async () => {
   storeDraft("ada cartoon ", { chosen: {}, values: { text: "private" } })
   vi.stubGlobal("fetch", () => Promise.resolve(new Response(null, { status: 204 })))
   await signOut()

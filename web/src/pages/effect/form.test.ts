@@ -31,19 +31,19 @@ const field = (name: string) => {
   return field
 }
 
-test("fields come in the order of the schema, with their defaults; an unknown kind is a text", () => {
+test("fields come in schema order with their defaults, and an unknown kind becomes a text field", () => {
   expect(FIELDS.map((field) => field.kind).join(" ")).toBe(
     "multiline integer integer choice colour seed boolean text",
   )
   expect(initialValues(FIELDS)).toMatchObject({ warmth: 72, keep: false, prompt: undefined })
 })
 
-test("a short range with a default is a slider, others are entered", () => {
+test("a short range with a default is a slider, and other ranges are typed", () => {
   expect(isSlider(field("warmth"))).toBe(true)
   expect(isSlider(field("width"))).toBe(false)
 })
 
-test("mistakes are told by field, and what is empty is not sent", () => {
+test("mistakes are reported by field, and empty values aren't sent", () => {
   const values = { prompt: "", width: 4, warmth: 7.5, seed: undefined }
   expect(Object.keys(mistakesOf(FIELDS, values))).toEqual(["prompt", "warmth", "width"])
   expect(mistakesOf(FIELDS, { prompt: "longer than ten" })).toHaveProperty("prompt")
@@ -51,18 +51,18 @@ test("mistakes are told by field, and what is empty is not sent", () => {
   expect(propertiesOf(FIELDS, values)).toEqual({ width: 4, warmth: 7.5 })
 })
 
-test("a seed is within its range", () => {
+test("a random seed is within its range", () => {
   expect(randomSeed(field("seed"), () => 0)).toBe(5)
   expect(randomSeed(field("seed"), () => 0.999)).toBe(7)
 })
 
-test("a colour is a text or a number, as the effect takes it", () => {
+test("a color is a text or a number, depending on the effect", () => {
   expect(colorText(255)).toBe("#0000ff")
   expect(colorValue(field("tint"), "#0000ff")).toBe(255)
   expect(colorValue(field("other"), "#0000ff")).toBe("#0000ff")
 })
 
-test("type and size of a file are checked before it is sent", () => {
+test("a file's type and size are checked before the upload", () => {
   const takes = { kind: "image", media_types: [], max_bytes: 1_000_000 }
   expect(fileMistake({ type: "image/png", size: 10 }, takes)).toBeNull()
   expect(fileMistake({ type: "text/plain", size: 10 }, takes)).toContain("any picture")

@@ -48,7 +48,7 @@ function store(losses: Record<number, number>, change: Partial<Transport> = {}) 
 
 const FILE = new File(["0123456789ab"], "cat.png", { type: "image/png" })
 
-test("parts that have arrived are not sent again after a lost connection", async () => {
+test("after a lost connection, uploaded parts aren't sent again", async () => {
   const { transport, calls } = store({ 2: 2 })
   const upload = new FileUpload(FILE, null, transport)
   const phases = new Set<string>()
@@ -59,7 +59,7 @@ test("parts that have arrived are not sent again after a lost connection", async
   expect(upload.state().sentBytes).toBe(12)
 })
 
-test("a refusal ends it, with the reason", async () => {
+test("a refusal ends the upload with a reason", async () => {
   const refuse = async () => {
     throw new ApiError("storage_full", "the storage is full", 422)
   }
@@ -68,7 +68,7 @@ test("a refusal ends it, with the reason", async () => {
   expect(upload.state()).toMatchObject({ phase: "failed", error: { code: "storage_full" } })
 })
 
-test("URLs that have expired are asked for anew, but not for ever", async () => {
+test("expired URLs are requested again, but only a few times", async () => {
   let refused = 0
   const put = async () => {
     refused += 1
@@ -79,7 +79,7 @@ test("URLs that have expired are asked for anew, but not for ever", async () => 
   expect(refused).toBe(4)
 })
 
-test("one that is stopped tells nothing more", async () => {
+test("a stopped upload reports nothing more", async () => {
   const upload: FileUpload = new FileUpload(
     FILE,
     null,

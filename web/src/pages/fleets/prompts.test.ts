@@ -15,7 +15,7 @@ const TERMS: FleetPrompts = {
   in_order: true,
 }
 
-test("terms that nobody changed stay as they are", () => {
+test("unchanged settings stay the same", () => {
   for (const terms of [
     TERMS,
     { ...TERMS, price_tokens: 0 },
@@ -26,7 +26,7 @@ test("terms that nobody changed stay as they are", () => {
     expect(termsOf(typedTerms(terms))).toEqual({ terms })
 })
 
-test("one price replaces the other", () => {
+test("one kind of price replaces the other", () => {
   const typed = typedTerms(TERMS)
   expect(termsOf({ ...typed, priceKind: "second", price: "0.5" })).toMatchObject({
     terms: { price_tokens: 0, price_per_second: 0.5 },
@@ -36,7 +36,7 @@ test("one price replaces the other", () => {
   })
 })
 
-test("what is wrong is told by its field", () => {
+test("mistakes are reported by field", () => {
   const typed = typedTerms(TERMS)
   const wrongOf = (changes: Partial<typeof typed>) => {
     const result = termsOf({ ...typed, ...changes })
@@ -50,6 +50,6 @@ test("what is wrong is told by its field", () => {
   expect(wrongOf({ nodes: "0", bytes: "999", seconds: "1.5" })).toEqual(["nodes", "bytes", "seconds"])
 })
 
-test("lines are trimmed, and told once", () => {
+test("lines are trimmed, and duplicates are removed", () => {
   expect(linesOf(" A \n\nB\nA")).toEqual(["A", "B"])
 })

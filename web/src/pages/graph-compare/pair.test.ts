@@ -6,7 +6,7 @@ const row = (section: string, name: string) =>
   ({ section, name, a: "1", b: "2", is_same: false }) as ComparedValue
 
 describe("a comparison", () => {
-  it("is named by its address", () => {
+  it("is defined by its address", () => {
     expect(pairOf("a=1&b=2&show=all")).toEqual({ a: "1", b: "2", graph: "", show: "all" })
     expect(pairOf("graph=g")).toEqual({ a: "", b: "", graph: "g", show: "different" })
   })

@@ -8,7 +8,7 @@ const SPANS = [
 const NO_SECONDS = { running: 0, asking: 0, queued: 0, held: 0, retried: 0 }
 
 describe("a timeline", () => {
-  it("has bars that are parts of its axis", () => {
+  it("has bars as fractions of its axis", () => {
     expect(barsOf({ spans: SPANS }, 20)).toEqual([
       { kind: "queued", from: 0, to: 0.25, seconds: 5 },
       { kind: "running", from: 0.25, to: 1, seconds: 15 },
@@ -16,7 +16,7 @@ describe("a timeline", () => {
     expect(barsOf({ spans: SPANS }, 0)[1]).toMatchObject({ from: 1, to: 1 })
   })
 
-  it("tells the longest wait first, of one execution on average", () => {
+  it("lists the longest wait first, averaged per execution", () => {
     const waits = waitsOf({ ...NO_SECONDS, running: 9, queued: 4, asking: 60, held: 0.01 }, 2)
     expect(waits).toEqual([
       { kind: "asking", seconds: 30 },
@@ -24,7 +24,7 @@ describe("a timeline", () => {
     ])
   })
 
-  it("explains only what it shows", () => {
+  it("has a legend with only the kinds that occur", () => {
     const nodes = [
       { seconds: { ...NO_SECONDS, queued: 5, held: 0.001 } },
       { seconds: { ...NO_SECONDS, running: 1 } },

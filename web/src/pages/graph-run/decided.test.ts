@@ -6,8 +6,8 @@ function decisionOf(type: string, outputs: Record<string, unknown>, inputs: Reco
   return decidedOf({ type }, [{ outputs, inputs } as unknown as ExecutionSeen])
 }
 
-describe("what was decided", () => {
-  it("is told in a few words", () => {
+describe("a decision", () => {
+  it("is described in a few words", () => {
     expect(decisionOf("loop", { output: {}, rounds: 3, score: 0.12345 }).decision).toBe(
       "3 rounds, score 0.123",
     )
@@ -23,7 +23,7 @@ describe("what was decided", () => {
     expect(decisionOf("approve", { rejected: 1 }).decision).toBe("rejected")
   })
 
-  it("is nothing where nothing came out, or for many items", () => {
+  it("is empty without an output, or for many items", () => {
     expect(decisionOf("switch", {}).decision).toBeNull()
     expect(decisionOf("workflow", { output: {} }).decision).toBeNull()
     const two = [1, 2].map(() => ({ outputs: { dark: 1 } }) as unknown as ExecutionSeen)

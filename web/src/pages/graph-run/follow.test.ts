@@ -37,13 +37,13 @@ const RUN = {
 const urls = new SteadyUrls()
 
 describe("a run", () => {
-  it("is told on its nodes", () => {
+  it("is shown on its nodes", () => {
     const runs = nodeRuns(RUN, urls.of)
     expect(runs.get("draw")).toMatchObject({ status: "done", pictures: ["/f?1"], seconds: 2 })
     expect(runs.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
   })
 
-  it("shows what a node at work is making, and only then", () => {
+  it("shows a preview only while a node is running", () => {
     const previews = new Map([
       ["soften", "data:1"],
       ["draw", "data:2"],
@@ -53,7 +53,7 @@ describe("a run", () => {
     expect(runs.get("draw")?.pictures).toEqual(["/f?1"])
   })
 
-  it("moves with its events, and its results are asked for when something has ended", () => {
+  it("is updated by its events, and results are requested when an execution ends", () => {
     const nodes = RUN.nodes.map((node) => ({ ...node, status: "done" as const, done: 1 }))
     const event = { ...PROGRESS, overall_percent: 100, run_id: "r", nodes, questions: [], error: null }
     const next = withEvent(RUN, { ...event, status: "completed" })
@@ -63,7 +63,7 @@ describe("a run", () => {
     expect(stampOf({ ...RUN, progress: next.progress } as GraphRunAnswer)).toBe(stampOf(RUN))
   })
 
-  it("shows a node that asks", () => {
+  it("shows a node that asks a question", () => {
     const questions = [
       {
         node: "soften",
@@ -79,13 +79,13 @@ describe("a run", () => {
     expect(nodeRuns({ ...RUN, questions }, urls.of).get("soften")?.status).toBe("asking")
   })
 
-  it("has each file once, and a picture keeps its address", () => {
+  it("contains each file once, and a picture keeps its URL", () => {
     expect(filesIn(EXECUTION.outputs)).toEqual([FILE])
     expect(urls.of({ ...FILE, url: "/f?2" })).toBe("/f?1")
     expect(urls.of({ ...FILE, file_id: "f2", small_url: "/small" })).toBe("/small")
   })
 
-  it("gives the same answer only where it may be given", () => {
+  it("reuses an answer only if the question accepts it", () => {
     const question = { node: "a", index: [], message: "", backends: ["worker:b"], choices: ["backend"] }
     const typed = question as unknown as Parameters<typeof sameAnswer>[0]
     expect(sameAnswer(typed, { choice: "backend", backend: "worker:b" })).not.toBeNull()

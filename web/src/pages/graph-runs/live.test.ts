@@ -10,13 +10,13 @@ function run(id: string, minute: number, status = "running", graph = "g"): Graph
 const PAGE: GraphRunSummaries = { runs: [run("b", 2), run("a", 1)], next: null }
 const ids = ({ runs }: GraphRunSummaries) => runs.map((run) => `${run.id} ${run.status}`)
 
-test("a run is told in its place, and a new one in front", () => {
+test("a known run is updated in place, and a new one is added at the front", () => {
   expect(ids(withRun(PAGE, run("a", 1, "completed"), {}))).toEqual(["b running", "a completed"])
   expect(ids(withRun(PAGE, run("c", 3), {}))).toEqual(["c running", "b running", "a running"])
   expect(ids(withRun({ runs: [], next: null }, run("c", 3), {}))).toEqual(["c running"])
 })
 
-test("what is listed elsewhere is not listed here", () => {
+test("runs that don't match the filter aren't listed", () => {
   expect(ids(withRun(PAGE, run("a", 1, "failed"), { status: "running" }))).toEqual(["b running"])
   expect(withRun(PAGE, run("c", 3, "running", "other"), { graph: "g" })).toBe(PAGE)
   expect(withRun(PAGE, run("older", 0), {})).toBe(PAGE)

@@ -20,7 +20,7 @@ function line(changes: Partial<AttemptLine>): AttemptLine {
   }
 }
 
-test("attempts share one axis", () => {
+test("attempts share one time axis", () => {
   const second = { attempt: 2, queued_at: at(10), leased_at: at(14), started_at: at(15), ended_at: at(20) }
   const job = { submitted_at: at(0), completed_at: at(20), attempts: [line({}), line(second)] }
   const { seconds, lines } = axisOf(job, new Date(at(50)))
@@ -33,7 +33,7 @@ test("attempts share one axis", () => {
   expect(lines[1]?.bars.map((bar) => bar.seconds)).toEqual([4, 1, 5])
 })
 
-test("one that goes on reaches to now", () => {
+test("an attempt in progress reaches to the current time", () => {
   const running = line({ ended_at: null, outcome: null })
   const { seconds, lines } = axisOf(
     { submitted_at: at(0), completed_at: null, attempts: [running] },
@@ -43,14 +43,14 @@ test("one that goes on reaches to now", () => {
   expect(lines[0]?.bars.at(-1)).toMatchObject({ kind: "ran", to: 1, seconds: 4 })
 })
 
-test("what is not known is left out, and a job without attempts has an axis", () => {
+test("unknown times are left out, and a job without attempts still has an axis", () => {
   const unknown = line({ queued_at: null, started_at: null })
   const job = { submitted_at: at(0), completed_at: at(10), attempts: [unknown] }
   expect(axisOf(job, new Date(at(10))).lines[0]?.bars.map((bar) => bar.kind)).toEqual(["ran"])
   expect(axisOf({ ...job, completed_at: null, attempts: [] }, new Date(at(0))).seconds).toBeGreaterThan(0)
 })
 
-test("outcomes are states", () => {
+test("outcomes are converted to states", () => {
   expect([null, "requeued", "expired", "completed"].map(stateOfOutcome)).toEqual([
     "running",
     "cancelled",
@@ -59,7 +59,7 @@ test("outcomes are states", () => {
   ])
 })
 
-test("tokens of a job that made nothing are given back", () => {
+test("the tokens of a job without a result are refunded", () => {
   const states = ["queued", "processing", "completed", "failed", "cancelled"]
   expect(states.filter(isRefunded)).toEqual(["failed", "cancelled"])
 })

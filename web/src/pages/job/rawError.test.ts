@@ -1,7 +1,7 @@
 import { expect, test } from "vitest"
 import { readError } from "./rawError"
 
-test("an exception of a backend is told by its type, its message and its node", () => {
+test("a backend's exception shows its type, its message and its node", () => {
   const raw = JSON.stringify({
     code: "run_failed",
     exception_type: "torch.OutOfMemoryError",
@@ -20,7 +20,7 @@ test("an exception of a backend is told by its type, its message and its node", 
   expect(read.text).toContain("code: run_failed")
 })
 
-test("anything else is shown as it is", () => {
+test("any other error is shown unchanged", () => {
   for (const raw of ["the worker went away", "[1]", "{broken", "null"])
     expect(readError(raw)).toEqual({ title: null, nodeId: null, nodeType: null, text: raw })
 })

@@ -46,7 +46,7 @@ function event(number: number, changes: Partial<JobEvent> = {}): JobEvent {
   }
 }
 
-describe("what is typed into the filter", () => {
+describe("text typed into the filter", () => {
   it("becomes chips", () => {
     expect(parseTyped('state:failed workflow:relight error:"out of memory"').chips).toEqual([
       { key: "status", value: "failed" },
@@ -54,38 +54,38 @@ describe("what is typed into the filter", () => {
       { key: "error", value: "out of memory" },
     ])
   })
-  it("takes the words of the pages for statuses", () => {
+  it("accepts the pages' words for statuses", () => {
     expect(parseTyped("state:Running").chips).toEqual([{ key: "status", value: "processing" }])
   })
-  it("looks for words without a key in errors", () => {
+  it("searches errors for words without a key", () => {
     expect(parseTyped("since:24h CUDA out: of").chips).toEqual([
       { key: "since", value: "24h" },
       { key: "error", value: "CUDA out: of" },
     ])
   })
-  it("knows tenants by their names", () => {
+  it("accepts tenants by name", () => {
     const tenants = new Map([["blitz lab", TENANT]])
     expect(parseTyped('tenant:"Blitz Lab"', tenants).chips).toEqual([{ key: "tenant", value: TENANT }])
   })
-  it("stays where it means nothing", () => {
+  it("keeps words without a meaning", () => {
     expect(parseTyped("state:fine tenant:nobody since:never")).toEqual({
       chips: [],
       rest: "state:fine tenant:nobody since:never",
     })
   })
-  it("is a job where it is an id", () => {
+  it("opens a job if it is a job id", () => {
     expect(isJobId(` ${TENANT} `)).toBe(true)
     expect(isJobId("0197a1b2")).toBe(false)
   })
 })
 
 describe("a filter", () => {
-  it("is the same in the address", () => {
+  it("survives a round trip through the address", () => {
     const search = "status=failed&status=queued&workflow=a+b&error=out+of+memory&since=24h"
     expect(searchOf(chipsOf(search))).toBe(search)
     expect(chipsOf("status=nonsense&tenant=x&page=3")).toEqual([])
   })
-  it("has several statuses and one of all else", () => {
+  it("allows several statuses, but one value of any other key", () => {
     const chips = withChips(
       [
         { key: "status", value: "failed" },
@@ -98,13 +98,13 @@ describe("a filter", () => {
     )
     expect(searchOf(chips)).toBe("status=failed&status=queued&worker=b")
   })
-  it("ends now, to the minute", () => {
+  it("ends at the current minute", () => {
     const at = (second: number) =>
       filterOf(chipsOf("since=1h"), new Date(Date.UTC(2026, 0, 1, 12, 0, second)))
     expect(at(1)).toEqual({ since: "2026-01-01T11:00:00.000Z" })
     expect(at(59)).toEqual(at(1))
   })
-  it("is kept under a name", () => {
+  it("is stored under a name", () => {
     const stored = new Map<string, string>()
     const storage = {
       getItem: (key: string) => stored.get(key) ?? null,
@@ -118,13 +118,13 @@ describe("a filter", () => {
 })
 
 describe("rows", () => {
-  it("are put in front when the newest are read again, and older ones stay", () => {
+  it("are added at the front when the newest are read again, and older ones stay", () => {
     const rows = [row(9), row(8), row(2), row(1)]
     const again = withNewest(rows, [row(10), row(8)], false)
     expect(again.map((job) => job.id)).toEqual(["job-10", "job-8", "job-2", "job-1"])
     expect(withNewest(rows, [row(10)], true).map((job) => job.id)).toEqual(["job-10"])
   })
-  it("change with events, and go where they fit no more", () => {
+  it("change with events, and are removed when they no longer match", () => {
     const rows = [row(3), row(2)]
     const all = withEvents(rows, [event(3)], {})
     expect(all[0]).toMatchObject({ status: "processing", percent: 40, worker_id: "w1" })
@@ -132,13 +132,13 @@ describe("rows", () => {
     expect(withEvents(rows, [event(3)], { status: ["queued"] }).map((job) => job.id)).toEqual(["job-2"])
     expect(withEvents(rows, [event(7)], {})).toBe(rows)
   })
-  it("are missed where an event tells of one that fits", () => {
+  it("are read again if an event reports a new match", () => {
     expect(hasNewJobs([row(3)], [event(3)], {})).toBe(false)
     expect(hasNewJobs([row(3)], [event(4)], {})).toBe(true)
     expect(hasNewJobs([row(3)], [event(4)], { status: ["failed"] })).toBe(false)
     expect(hasNewJobs([row(3)], [event(4)], { workflow: "other" })).toBe(false)
   })
-  it("tell how long they waited and ran", () => {
+  it("show how long they waited and ran", () => {
     const now = new Date("2026-01-01T00:01:00Z")
     expect(spansOf(row(0), now)).toEqual({ waited: 60, ran: null })
     const started = { started_at: "2026-01-01T00:00:04Z" }
@@ -147,7 +147,7 @@ describe("rows", () => {
   })
 })
 
-describe("an act on many", () => {
+describe("an action on many jobs", () => {
   const answer = (done: number, next: string | null = null): BulkAnswer => ({
     matched: done,
     done,
@@ -156,7 +156,7 @@ describe("an act on many", () => {
     next,
     pools_left_out: [],
   })
-  it("is sent in parts", async () => {
+  it("is sent in batches", async () => {
     const sent: unknown[][] = []
     const ids = Array.from({ length: PART + 1 }, (_, number) => `job-${number}`)
     const done = await actOn("retry", { ids }, null, undefined, async (body) => {
@@ -166,7 +166,7 @@ describe("an act on many", () => {
     expect(sent.map((batch) => batch.length)).toEqual([PART, 1])
     expect(done.done).toBe(PART + 1)
   })
-  it("follows a filter to its end", async () => {
+  it("continues until no matching job is left", async () => {
     const bodies: Record<string, unknown>[] = []
     const done = await actOn("reprioritise", { filter: { workflow: "draw" } }, 7, undefined, async (body) => {
       bodies.push(body)
@@ -178,7 +178,7 @@ describe("an act on many", () => {
   })
 })
 
-it("no word of an address that every object has is taken for a time", () => {
+it("inherited property names in an address aren't taken for time ranges", () => {
   for (const name of ["__proto__", "constructor", "toString"])
     expect(chipsOf(`since=${name}&until=${name}`)).toEqual([])
 })

@@ -11,7 +11,7 @@ function storage(items: Record<string, string> = {}) {
   }
 }
 
-test("marks are kept for each user, and can be taken off", () => {
+test("marks are kept for each user, and can be removed", () => {
   const store = storage()
   const marks = new Marks("ada", store)
   marks.toggle("1")
@@ -21,7 +21,7 @@ test("marks are kept for each user, and can be taken off", () => {
   expect(new Marks("grace", store).all()).toEqual([])
 })
 
-test("whatever the storage holds, there are marks", () => {
+test("invalid stored marks are ignored", () => {
   for (const text of ["{", "{}", "[1, null]"])
     expect(new Marks("ada", storage({ "comfyfleet-marks-ada": text })).all()).toEqual([])
   const full = {
@@ -35,7 +35,7 @@ test("whatever the storage holds, there are marks", () => {
   expect(marks.all()).toEqual(["1"])
 })
 
-test("they do not grow without end", () => {
+test("the number of marks is limited", () => {
   const marks = new Marks("ada", storage())
   for (let number = 0; number < 1100; number += 1) marks.toggle(String(number))
   expect(marks.all()).toHaveLength(1000)

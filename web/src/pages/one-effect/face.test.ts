@@ -45,13 +45,13 @@ function property(name: string, type: PropertyAnswer["type"] = "text"): Property
   }
 }
 
-test("what was not touched is not changed", () => {
+test("untouched settings aren't changed", () => {
   expect(isChanged(faceOf(EFFECT), EFFECT)).toBe(false)
   expect(isChanged({ ...faceOf(EFFECT), price: "4" }, EFFECT)).toBe(true)
   expect(isChanged({ ...faceOf(EFFECT), locked: [] }, EFFECT)).toBe(true)
 })
 
-test("what is typed becomes what is sent", () => {
+test("typed values are converted to the request", () => {
   const face = { ...faceOf(EFFECT), tags: "Night, , night,soft", upload: "", overrides: { size: null, a: 1 } }
   expect(bodyOf(face)).toMatchObject({
     tags: ["night", "soft"],
@@ -62,7 +62,7 @@ test("what is typed becomes what is sent", () => {
   expect(bodyOf(faceOf(EFFECT)).max_upload_bytes).toBe(2_500_000)
 })
 
-test("mistakes are told before anything is sent", () => {
+test("mistakes are reported before anything is sent", () => {
   const face = faceOf(EFFECT)
   expect(mistakesOf(face)).toEqual({})
   expect(mistakesOf({ ...face, title: " ", price: "1.5", upload: "0" })).toEqual({
@@ -73,7 +73,7 @@ test("mistakes are told before anything is sent", () => {
   expect(mistakesOf({ ...face, price: "" }).price).toBe(words.badPrice)
 })
 
-test("customers set neither their file nor what is locked", () => {
+test("customers can set neither the main file nor fixed values", () => {
   const all = [property("input", "image"), property("prefix"), property("size", "integer")]
   expect(customerProperties(all, faceOf(EFFECT)).map((property) => property.name)).toEqual(["size"])
   expect(toggled(["a"], "b")).toEqual(["a", "b"])

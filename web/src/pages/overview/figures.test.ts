@@ -6,7 +6,7 @@ function alert(kind: AlertKind, subject: string | null = null, changes: Partial<
   return { kind, severity: "error", message: "m", todo: "t", subject, count: 1, ...changes }
 }
 
-test("an alert has a way on that fits it", () => {
+test("each alert offers an action that resolves it", () => {
   expect(actsOf(alert("workers_pending", "worker:gpu 7"))).toMatchObject([
     { kind: "approve", name: "gpu 7" },
     { kind: "link", href: "/console/workers/gpu%207" },
@@ -24,18 +24,18 @@ test("an alert has a way on that fits it", () => {
   expect(actsOf(alert("pool_down", "pool:a"))).toEqual([])
 })
 
-test("where a person is waited for comes first", () => {
+test("alerts that wait for a person come first", () => {
   const ordered = alertsInOrder([alert("disk"), alert("error_rate"), alert("workers_pending")])
   expect(ordered.map((alert) => alert.kind)).toEqual(["workers_pending", "disk", "error_rate"])
 })
 
-test("the plot of successes begins below its lowest value", () => {
+test("the success plot starts below its lowest value", () => {
   expect(shareRange([100, 100, null])).toEqual([90, 100])
   expect(shareRange([100, 72])).toEqual([70, 100])
   expect(shareRange([0, 100])).toEqual([0, 100])
 })
 
-test("a workflow without ended jobs has no share", () => {
+test("a workflow without finished jobs has no success rate", () => {
   const times = { mean_run_seconds: null, wait_p95_seconds: null, run_p95_seconds: null }
   const figures = { workflow: "a", cancelled: 0, ...times, ended: [], queued: 1, running: 0, held: 0 }
   expect(successOf({ ...figures, completed: 0, failed: 0 })).toBeNull()

@@ -8,7 +8,7 @@ const FOUND = {
   jobs: [{ id: JOB, status: "failed", effect_id: "1", video_id: null, submitted_at: "" }],
 }
 
-test("things of customers lead to their pages", () => {
+test("customers' results link to their pages", () => {
   const things = customerHits(FOUND, new Map([["1", { title: "Softened photo" }]]))
   expect(things.map((hit) => [hit.href, hit.label])).toEqual([
     ["/effects/soften", "Softened photo"],
@@ -17,7 +17,7 @@ test("things of customers lead to their pages", () => {
   ])
 })
 
-test("things of operators lead into the console", () => {
+test("operators' results link into the console", () => {
   const things = operatorHits({
     found: [
       { kind: "worker", id: "w1", name: "gpu-05", detail: "online" },
@@ -28,7 +28,7 @@ test("things of operators lead into the console", () => {
   expect(actsOn(things[0] ?? ({} as never)).map((hit) => hit.act)).toEqual(["drain", "copy"])
 })
 
-test("nobody is led to pages of others", () => {
+test("users only get links to pages that they may open", () => {
   expect(placesAndActs("", [], false).some((hit) => hit.href === "/wallet")).toBe(false)
   expect(placesAndActs("", ["customer"], false).some((hit) => hit.href === "/console")).toBe(false)
   expect(placesAndActs("wor", ["operator"], true).map((hit) => hit.href)).toEqual([
@@ -37,7 +37,7 @@ test("nobody is led to pages of others", () => {
   ])
 })
 
-test("things stand first, then acts on the first one, then places", () => {
+test("results come first, then actions on the first result, then pages", () => {
   const things = customerHits(FOUND, new Map())
   const groups = orderedHits(things, placesAndActs("", ["customer"], false), "").map((hit) => hit.group)
   expect([...new Set(groups)]).toEqual(["things", "acts", "places"])
@@ -46,7 +46,7 @@ test("things stand first, then acts on the first one, then places", () => {
   ).toBe(true)
 })
 
-test("runs are found by their name and id, the newest first", () => {
+test("runs are found by name and id, newest first", () => {
   const graph = {
     id: "7f00",
     graph_id: "g",

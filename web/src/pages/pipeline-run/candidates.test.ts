@@ -57,32 +57,32 @@ const byId = (all: readonly Candidate[]) => new Map(all.map((candidate) => [cand
 const ids = (all: readonly Candidate[]) => all.map((candidate) => candidate.id)
 
 describe("candidates of a run", () => {
-  it("are named by their step and number", () => {
+  it("are labeled by step and number", () => {
     expect([...labelsOf(TREE).values()]).toEqual(["1·01", "1·02", "2·01", "3·01"])
   })
 
-  it("are followed back to their base", () => {
+  it("have a lineage back to their base", () => {
     expect(ids(lineageOf("4", byId(TREE)))).toEqual(["4", "3", "1"])
     expect(lineageOf("x", byId(TREE))).toEqual([])
     const loop = [candidateWith("1", 0, { parent: "2" }), candidateWith("2", 1, { parent: "1" })]
     expect(ids(lineageOf("1", byId(loop)))).toEqual(["1", "2"])
   })
 
-  it("keep the URL that is shown, until it is too old", () => {
+  it("keep the displayed URL until it is too old", () => {
     const again = { ...TREE[0], url: "/files/1?again" } as Candidate
     expect(withStableUrls(TREE, [again], 1_000)[0]?.url).toBe("/files/1")
     expect(withStableUrls(TREE, [again], 601_000)[0]?.url).toBe("/files/1?again")
     expect(withStableUrls(TREE, [{ ...again, url: null }], 1_000)[0]?.url).toBeNull()
   })
 
-  it("are added behind, or changed in their place", () => {
+  it("are appended, or updated in place", () => {
     const fresh = [candidateWith("2", 0, { status: "winner" }), candidateWith("5", 1)]
     const { all, next } = added({ all: TREE, next: "4" }, fresh, 1)
     expect(ids(all)).toEqual(["1", "2", "3", "4", "5"])
     expect([all[1]?.status, next]).toEqual(["winner", "4"])
   })
 
-  it("are changed by what events tell", () => {
+  it("are updated by events", () => {
     const start = { all: TREE, next: null }
     const crowned = withEvent(start, "crowned", { candidate_id: "1" })
     expect(crowned.all[0]?.status).toBe("winner")
@@ -95,7 +95,7 @@ describe("candidates of a run", () => {
     expect(withEvent(start, "submitted", {})).toBe(start)
   })
 
-  it("stop with a rejected parent, and wait where approval is needed", () => {
+  it("stop after a rejected parent, and wait if approval is required", () => {
     const all = TREE.map((candidate) =>
       candidate.id === "1" ? { ...candidate, status: "rejected" as const } : candidate,
     )
@@ -105,7 +105,7 @@ describe("candidates of a run", () => {
     expect([...waitingIds(TREE, steps)]).toEqual(["1", "2", "3"])
   })
 
-  it("are told what a judge found, who judged, and whom a person has to look at", () => {
+  it("contain the judge's score, who judged them, and whether a person has to look at them", () => {
     const judge = { name: "exposure", approve_above: 0.7, reject_below: null }
     const steps = [{ needs_approval: true, judge } as unknown as StepAnswer]
     const start = { all: [candidateWith("1"), candidateWith("2"), candidateWith("3")], next: null }
@@ -128,7 +128,7 @@ describe("candidates of a run", () => {
     expect(withEvent(start, "job_failed", { error: "broken" })).toBe(start)
   })
 
-  it("are ordered as the run chooses whom it gives children", () => {
+  it("are sorted in the order in which the run chooses parents", () => {
     const all = [
       candidateWith("1", 0, { status: "rejected", score: 2000 }),
       candidateWith("2", 0, { score: 1010 }),
@@ -149,7 +149,7 @@ describe("candidates of a run", () => {
     ])
   })
 
-  it("tell their prompt and the rest of what they were made with", () => {
+  it("show their prompt and their other properties", () => {
     const properties = {
       steps: 28,
       text: "a wide valley",
@@ -167,7 +167,7 @@ describe("candidates of a run", () => {
 })
 
 describe("the tree", () => {
-  it("puts parents in the middle of their children, in a column for each step", () => {
+  it("centers parents beside their children, in one column per step", () => {
     const all = [...TREE, candidateWith("5", 1, { parent: "1" })]
     const { places, start } = layout(all, 3, new Set(), null)
     const at = new Map(places.map((place) => [place.candidate.id, place]))
@@ -179,7 +179,7 @@ describe("the tree", () => {
     expect(new Set(lows).size).toBe(lows.length)
   })
 
-  it("is walked by arrow keys", () => {
+  it("can be navigated with arrow keys", () => {
     const { places } = layout(TREE, 3, new Set(), null)
     const go = (id: string, key: string) => neighborOf(places, id, `Arrow${key}`)
     expect([go("1", "Right"), go("3", "Right"), go("3", "Left"), go("1", "Left")]).toEqual([
@@ -196,7 +196,7 @@ describe("the tree", () => {
     ])
   })
 
-  it("shows the best of a large step, whoever they come from, and what is chosen", () => {
+  it("shows the best candidates of a large step with their ancestors, and the selected one", () => {
     const base = Array.from({ length: 3 }, (_, index) => candidateWith(String(index + 1)))
     const many = Array.from({ length: STEP_MAX + 1 }, (_, index) =>
       candidateWith(String(index + 10), 1, { parent: String((index % 3) + 1), score: 1000 + index }),

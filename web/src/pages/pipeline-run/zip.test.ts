@@ -6,7 +6,7 @@ import { crc32, Zip } from "./zip"
 const text = (value: string) => new TextEncoder().encode(value)
 
 describe("a ZIP archive", () => {
-  it("has an index with seeds that are not rounded", () => {
+  it("has an index with unrounded seeds", () => {
     const candidate = {
       id: "1",
       seed: 10696657397334761000,
@@ -18,12 +18,12 @@ describe("a ZIP archive", () => {
     expect(JSON.parse(index).candidates[0]).toMatchObject({ id: "1", url: null, file: "a/b.png" })
   })
 
-  it("has the sums that everybody computes", () => {
+  it("has standard checksums", () => {
     expect(crc32(text("123456789"))).toBe(0xcbf43926)
     expect(crc32(new Uint8Array())).toBe(0)
   })
 
-  it("holds what was put in, and says where", async () => {
+  it("contains the added files at the right offsets", async () => {
     const zip = new Zip()
     const at = new Date(2026, 4, 1, 12, 30, 10)
     await zip.add("base/schön.txt", "one", at)

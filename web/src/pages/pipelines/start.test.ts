@@ -20,17 +20,17 @@ const DOCUMENT = {
   ],
 }
 
-describe("what a run is started with", () => {
-  it("asks for each variable once, in order", () => {
+describe("the settings of a new run", () => {
+  it("contain each variable once, in order", () => {
     expect(variablesOf(DOCUMENT)).toEqual(["width", "subject"])
     expect(variablesOf({})).toEqual([])
   })
 
-  it("reads values as the command line does", () => {
+  it("parse values in the same way as the command line", () => {
     expect(["3", "true", "a cat", '"3"'].map(readValue)).toEqual([3, true, "a cat", "3"])
   })
 
-  it("knows whole numbers from 1 on", () => {
+  it("accept whole numbers from 1", () => {
     expect(["1", " 20 ", "0", "-1", "1.5", "", "x"].map(isWhole)).toEqual([
       true,
       true,
@@ -43,7 +43,7 @@ describe("what a run is started with", () => {
     expect([numberOf(""), numberOf("7")]).toEqual([null, 7])
   })
 
-  it("tells the steps of a document", () => {
+  it("include the steps of a document", () => {
     const preset = { children: 1, keep: null, needsApproval: false, judge: null }
     expect(stepsOf(DOCUMENT)).toEqual([
       { name: "Base", work: "negative", ...preset },
@@ -56,7 +56,7 @@ describe("what a run is started with", () => {
   })
 })
 
-it("a variable that a step takes as a file is chosen, not typed", () => {
+it("a variable that a step takes as a file is picked, not typed", () => {
   const offers = [
     { kind: "workflow", name: "tint", properties: [{ name: "input", type: "image" }] },
     { kind: "effect", name: "tint", properties: [{ name: "input", type: "text" }] },

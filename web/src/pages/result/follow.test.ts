@@ -30,19 +30,19 @@ function job(change: Partial<FollowedJob>): FollowedJob {
   }
 }
 
-test("percent only grows within one run, and begins anew with the next", () => {
+test("the percentage only grows during a run, and starts again with the next", () => {
   const before = job({ progress: 60 })
   expect(merged(before, job({ progress: 40 })).progress).toBe(60)
   expect(merged(before, job({ progress: 80 })).progress).toBe(80)
   expect(merged(before, job({ progress: 5, started_at: "2026-01-01T00:01:00Z" })).progress).toBe(5)
 })
 
-test("an end is never taken back by an older event", () => {
+test("an older event never undoes a final status", () => {
   const ended = job({ status: "completed", progress: 100 })
   expect(merged(ended, job({ progress: 40 }))).toBe(ended)
 })
 
-test("until there is real progress, the line moves by history and no percent is told", () => {
+test("until progress is measured, the bar moves by estimate and shows no percentage", () => {
   const expected = job({ expected_progress: 20, seconds_left: 8 })
   expect(fillOf(expected, 0)).toEqual({ part: 0.2, isReal: false })
   expect(fillOf(expected, 4000)).toEqual({ part: 0.6, isReal: false })

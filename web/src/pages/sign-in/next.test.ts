@@ -1,11 +1,11 @@
 import { expect, test } from "vitest"
 import { pageAfterSignIn } from "./next"
 
-test("one goes on to the page that asked for a sign-in", () => {
+test("after signing in, the user gets to the page that required it", () => {
   expect(pageAfterSignIn("/console/jobs?state=failed", ["operator"])).toBe("/console/jobs?state=failed")
 })
 
-test("operators go to the console, all others to the effects", () => {
+test("operators get to the console, and all other users to the effects", () => {
   expect(pageAfterSignIn(null, ["operator"])).toBe("/console")
   expect(pageAfterSignIn(null, ["operator", "customer"])).toBe("/")
   expect(pageAfterSignIn(null, ["customer"])).toBe("/")

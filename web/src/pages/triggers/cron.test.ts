@@ -6,7 +6,7 @@ function cronFor(rhythm: Rhythm) {
 }
 
 describe("a schedule", () => {
-  it("is made out of a few questions", () => {
+  it("is built from a few choices", () => {
     expect(cronFor("hourly")).toBe("30 * * * *")
     expect(cronFor("daily")).toBe("30 2 * * *")
     expect(cronFor("weekdays")).toBe("30 2 * * MON-FRI")
@@ -15,7 +15,7 @@ describe("a schedule", () => {
     expect(cronFor("own")).toBeNull()
   })
 
-  it("is told in words, or as it is written", () => {
+  it("is described in words, or shown as written", () => {
     expect(inWords("30 2 * * *")).toBe("every day at 02:30")
     expect(inWords("5 * * * *")).toBe("every hour at :05")
     expect(inWords("*/15 * * * *")).toBe("every 15 minutes")
@@ -29,11 +29,11 @@ describe("a schedule", () => {
       expect(inWords(special)).toBe(special)
   })
 
-  it("has moments on the clocks of its zone", () => {
+  it("has times in its time zone", () => {
     expect(momentIn("2026-01-05T23:30:00Z", "Europe/Berlin")).toBe("Tue 6 Jan, 00:30")
   })
 
-  it("takes inputs as JSON or as a text", () => {
+  it("parses inputs as JSON or as text", () => {
     expect(inputOf("5")).toBe(5)
     expect(inputOf('["a"]')).toEqual(["a"])
     expect(inputOf("body.order.photo?")).toBe("body.order.photo?")

@@ -30,7 +30,7 @@ const ALL = [
   transaction(1, "PAYMENT_CREDIT", 240, null),
 ]
 
-test("what was held and spent is one line, and the balance goes along", () => {
+test("reserved and consumed tokens form one line, with the balance", () => {
   const lines = linesOf(ALL, "all", 233, false)
   expect(lines.map((line) => [line.kind, line.amount, line.balance])).toEqual([
     ["held", -4, 233],
@@ -42,18 +42,18 @@ test("what was held and spent is one line, and the balance goes along", () => {
   expect(lines.map((line) => line.isOver)).toEqual([false, true, true, true, false])
 })
 
-test("by seconds, what was held and not used is not spent", () => {
+test("with a price per second, unused reserved tokens don't count as spent", () => {
   const metered = [transaction(2, "JOB_CONSUME", 20, "a"), transaction(1, "JOB_RESERVE", -90, "a")]
   expect(linesOf(metered, "spent", null, false).map((line) => line.amount)).toEqual([-70])
 })
 
-test("a price that is on the next page is waited for", () => {
+test("consumed tokens are left out until the page with their reservation is read", () => {
   const part = ALL.slice(0, 4)
   expect(linesOf(part, "spent", null, true)).toEqual([])
   expect(linesOf(part, "spent", null, false)).toHaveLength(1)
 })
 
-test("rows stand under their days", () => {
+test("rows are grouped by day", () => {
   const days = byDay(
     ["2026-11-16T12:00:00", "2026-11-16T09:00:00", "2026-11-15T12:00:00"],
     (moment) => moment,
@@ -66,7 +66,7 @@ test("rows stand under their days", () => {
   expect(days.map((day) => dayTitle(day.key, now))).toEqual(["Today", "Yesterday"])
 })
 
-test("cells of a CSV are quoted, and none is a formula", () => {
+test("CSV cells are quoted, and none is a formula", () => {
   expect(
     csvOf(
       ["a", "b"],

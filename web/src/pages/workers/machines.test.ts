@@ -78,7 +78,7 @@ function news(id: string, changes: Partial<JobNews> = {}): JobNews {
   }
 }
 
-test("a worker is busy while it holds a job, whatever it last said of its load", () => {
+test("a worker with a job is busy, regardless of its last reported load", () => {
   expect(conditionOf(worker("a"))).toBe("idle")
   expect(conditionOf(worker("a", { current_load: 1 }))).toBe("busy")
   expect(conditionOf(worker("a", { jobs: [job("j")] }))).toBe("busy")
@@ -87,7 +87,7 @@ test("a worker is busy while it holds a job, whatever it last said of its load",
   expect(conditionOf(worker("a", { state: "faulty" }))).toBe("faulty")
 })
 
-test("of a worker that was not heard when it should have been nobody says that it is idle", () => {
+test("a worker whose report is overdue isn't shown as idle", () => {
   const silent = { silent_since: "2031-05-01T12:00:00Z" }
   expect(conditionOf(worker("a", silent))).toBe("silent")
   expect(conditionOf(worker("a", { ...silent, jobs: [job("j")] }))).toBe("silent")
@@ -96,7 +96,7 @@ test("of a worker that was not heard when it should have been nobody says that i
   expect(conditionOf(worker("a", { ...silent, state: "revoked" }))).toBe("revoked")
 })
 
-test("what a worker makes now is what has begun, not what it holds for later", () => {
+test("a worker's current job is the started one, not the next one that it holds", () => {
   const next = job("next")
   const started = job("begun", { started_at: "2031-05-01T12:00:00Z" })
   expect(runningJob(worker("a", { jobs: [next, started] }))).toBe(started)
@@ -104,7 +104,7 @@ test("what a worker makes now is what has begun, not what it holds for later", (
   expect(runningJob(worker("a"))).toBeUndefined()
 })
 
-test("who waits for a person comes first, who is shut out last, the rest by name as people count", () => {
+test("pending workers come first, revoked ones last, and the others in natural name order", () => {
   const all = [
     worker("gpu-10"),
     worker("gpu-2"),
@@ -114,7 +114,7 @@ test("who waits for a person comes first, who is shut out last, the rest by name
   expect(sortedWorkers(all).map((worker) => worker.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
 })
 
-test("a fleet without a worker is listed, too", () => {
+test("a fleet without workers is listed as well", () => {
   const fleet = {
     slug: "video",
     stage: "staging",
@@ -133,7 +133,7 @@ test("a fleet without a worker is listed, too", () => {
   ])
 })
 
-test("events change workers, remove those that left, and tell of those that have to be read", () => {
+test("events update workers, remove departed ones, and report unknown ones", () => {
   const load = { current_load: 0, max_concurrency: 1, models_loaded: ["flux"] }
   const report = { fleet: "gpu/production", ...load, silent_since: null }
   const seen = [worker("gpu-1"), worker("gpu-2")]
@@ -152,7 +152,7 @@ test("events change workers, remove those that left, and tell of those that have
   expect(joined.isUnknown).toBe(true)
 })
 
-test("a job comes to its worker, moves on, goes to another, and ends", () => {
+test("a job starts on a worker, progresses, moves to another worker, and ends", () => {
   const seen = [worker("gpu-1"), worker("gpu-2")]
   const started = withJobs(seen, [news("j")])
   expect(started[0]?.jobs).toMatchObject([{ job_id: "j", percent: 40, node: "KSampler" }])
@@ -185,7 +185,7 @@ const MATRIX: Matrix = {
   is_whole: true,
 }
 
-test("of those that are online it is told how many can, and who lacks what", () => {
+test("for online workers, it counts who can run a workflow and what the others lack", () => {
   const [relight, upscale] = abilitiesOf(MATRIX, "gpu/production", ["relight", "upscale"])
   expect(relight).toMatchObject({
     able: 1,
@@ -196,7 +196,7 @@ test("of those that are online it is told how many can, and who lacks what", () 
   expect(upscale).toMatchObject({ able: 0, online: 2, everywhere: "4x.pth" })
 })
 
-test("who drains is not gone", () => {
+test("draining workers don't count as offline", () => {
   const workers = MATRIX.workers.map((worker, at) => ({
     ...worker,
     state: at === 0 ? "draining" : "offline",
@@ -205,7 +205,7 @@ test("who drains is not gone", () => {
   expect(relight).toMatchObject({ able: 0, online: 0, draining: 1 })
 })
 
-test("an address of this machine only is told, with what to put instead", () => {
+test("a loopback address is detected, and a replacement is suggested", () => {
   const command = (url: string) => `export A=B\ncomfyfleet worker --control ${url} --fleet gpu`
   expect(loopbackAddressIn(command("http://127.0.0.1:8000"))).toBe("http://127.0.0.1:8000")
   expect(loopbackAddressIn(command("'http://[::1]:8000/'"))).toBe("http://[::1]:8000/")
@@ -214,18 +214,18 @@ test("an address of this machine only is told, with what to put instead", () => 
   expect(reachableAddress("http://127.0.0.1:8000", "http://127.0.0.1:8000")).toBe("http://192.168.1.20:8000")
 })
 
-test("what is missing everywhere comes first", () => {
+test("items that are missing everywhere come first", () => {
   expect(gapsOf(MATRIX).map(({ what, workers, isEverywhere }) => [what, workers, isEverywhere])).toEqual([
     ["4x.pth", ["gpu-1", "gpu-2"], true],
     ["lamp.safetensors", ["gpu-2"], false],
   ])
 })
 
-test("each cell says one of four things", () => {
+test("each cell has one of four values", () => {
   const cells = MATRIX.workers.map((worker) => cellOf(worker, "relight"))
   expect([...cells, cellOf(row("x", {}), "relight")]).toEqual(["can", "cannot", "unknown", "not"])
 })
 
-test("models are named without folder and ending", () => {
+test("models are shown without folder and extension", () => {
   expect([modelName("SDXL/base_1.0.safetensors"), modelName("flux")]).toEqual(["base_1.0", "flux"])
 })

@@ -16,12 +16,12 @@ const SAME: WorkflowDiff = {
   properties_changed: [],
 }
 
-test("nothing different is told as that", () => {
+test("equal versions are described as equal", () => {
   expect(isSame(SAME)).toBe(true)
   expect(isSame({ ...SAME, links_removed: 1 })).toBe(false)
 })
 
-test("nodes are marked as new or changed; inner ones on the node that holds them", () => {
+test("nodes are marked as new or changed, and inner nodes on the node that contains them", () => {
   const changes = changesOf({
     ...SAME,
     nodes_added: [{ id: "9", type: "ImageBlur", title: "ImageBlur" }],
@@ -36,7 +36,7 @@ test("nodes are marked as new or changed; inner ones on the node that holds them
   ])
 })
 
-test("only what differs is listed", () => {
+test("only differences are listed", () => {
   const lines = linesOf({
     ...SAME,
     nodes_removed: [{ id: "3", type: "SaveImage", title: "Keep" }],

@@ -48,7 +48,7 @@ const BEFORE: PropertyAnswer = {
   format: null,
 }
 
-test("a range that is the node's own is left to the node", () => {
+test("a range that equals the node's own isn't sent", () => {
   const exposed = exposedOf(SIZE)
   expect(bodyOf(exposed, SIZE)).toMatchObject({
     name: "size",
@@ -65,14 +65,14 @@ test("a range that is the node's own is left to the node", () => {
   })
 })
 
-test("a name that is taken gets a number; long texts are entered in several lines", () => {
+test("a used name gets a number, and long texts are entered in several lines", () => {
   const text = exposedOf({ ...SIZE, type: "text", is_multiline: true }, new Set(["size", "size_2"]))
   expect(text.name).toBe("size_3")
   expect(text.format).toBe("multiline")
   expect(exposedOf({ ...SIZE, type: "seed", maximum: 2 ** 64 }).maximum).toBeNull()
 })
 
-test("mistakes are told for the property that has them", () => {
+test("mistakes are reported for their property", () => {
   const one = exposedOf(SIZE)
   const two = { ...exposedOf(SIZE), key: "7.size" }
   expect(mistakesOf([one, two])).toEqual({ "7.size": words.sameName })
@@ -81,7 +81,7 @@ test("mistakes are told for the property that has them", () => {
   expect(mistakesOf([{ ...one, maximum: 100 }])).toEqual({ "6.size": words.outside })
 })
 
-test("a new version takes over what still has its input, and names the rest", () => {
+test("a new version keeps properties whose inputs still exist, and lists the others", () => {
   const { kept, lost } = carriedOver([BEFORE, { ...BEFORE, name: "gone", binding: "9.x" }], [SIZE])
   expect(kept.map((property) => [property.name, property.label, property.maximum])).toEqual([
     ["size", "Edge", 512],
@@ -89,7 +89,7 @@ test("a new version takes over what still has its input, and names the rest", ()
   expect(lost).toEqual(["gone"])
 })
 
-test("a file's name becomes a slug", () => {
+test("a file name becomes a slug", () => {
   expect(slugOf("Golden Hour (2).PNG")).toBe("golden-hour-2")
   expect(slugOf("Süße Größe.json")).toBe("su-e-gro-e")
   expect(isSlug(slugOf("__x.json"))).toBe(true)
@@ -97,20 +97,20 @@ test("a file's name becomes a slug", () => {
   expect(isSlug("")).toBe(false)
 })
 
-test("a property is drawn as customers get it", () => {
+test("a property is shown in the same way as to customers", () => {
   expect(labelOf({ label: null, name: "longer_size" })).toBe("Longer size")
   expect(fieldOf(BEFORE, 64)).toMatchObject({ label: "Edge", kind: "integer", initial: 64, maximum: 512 })
   expect(fieldOf({ ...BEFORE, default: null, required: true }).isRequired).toBe(true)
   expect(fieldOf({ ...BEFORE, format: "colour" }).kind).toBe("colour")
 })
 
-test("properties are put in another order", () => {
+test("properties can be reordered", () => {
   expect(moved(["a", "b", "c"], 2, -1)).toEqual(["a", "c", "b"])
   expect(moved(["a", "b"], 1, 1)).toEqual(["a", "b"])
   expect(moved(["a", "b"], 0, -1)).toEqual(["a", "b"])
 })
 
-test("an address is a node and an input, whose name may have dots", () => {
+test("an address consists of a node and an input, whose name may contain dots", () => {
   expect(inputAt("2:20.resize_type.longer_size", 5)).toMatchObject({
     node_id: "2:20",
     input: "resize_type.longer_size",

@@ -42,7 +42,7 @@ function input(binding: string, name: string, value: unknown = 1): SuggestedProp
 
 const drawing = (nodes: DrawnNode[], links: Drawing["links"] = []): Drawing => ({ nodes, links, groups: [] })
 
-test("an input that can be connected and typed is drawn once, as a row", () => {
+test("an input that can be connected and typed is drawn only once, as a row", () => {
   const slots = [
     { name: "image", type: "IMAGE" },
     { name: "size", type: "INT" },
@@ -55,7 +55,7 @@ test("an input that can be connected and typed is drawn once, as a row", () => {
   expect(box?.height).toBeGreaterThanOrEqual(HEAD + 2 * LINE)
 })
 
-test("inputs of inner nodes are drawn on the node that holds them", () => {
+test("inputs of inner nodes are drawn on the node that contains them", () => {
   const inner = input("2:20.radius", "radius")
   expect(topNode(inner)).toBe("2")
   const slots = [{ name: "radius", type: "INT" }]
@@ -64,14 +64,14 @@ test("inputs of inner nodes are drawn on the node that holds them", () => {
   expect(boxes[0]?.inputs).toHaveLength(0)
 })
 
-test("nodes that would lie over each other are moved apart", () => {
+test("overlapping nodes are moved apart", () => {
   const { boxes } = layOut(drawing([node("1"), node("2"), node("3", { x: 500 })]), [])
   const [one, two, three] = ["1", "2", "3"].map((id) => boxes.find((box) => box.node.id === id))
   expect(two?.y).toBeGreaterThanOrEqual((one?.y ?? 0) + (one?.height ?? 0))
   expect(three?.y).toBe(one?.y)
 })
 
-test("a wire goes from its output to its input; one to a node that is not there is left out", () => {
+test("a connection goes from its output to its input, and is left out if a node is missing", () => {
   const link = (from_node: string, to_node: string) => ({
     from_node,
     from_slot: 0,
@@ -88,14 +88,14 @@ test("a wire goes from its output to its input; one to a node that is not there 
   expect(area.width).toBeGreaterThan(640)
 })
 
-test("many inputs of one node are counted, not drawn", () => {
+test("if a node has many inputs, the rest is counted instead of drawn", () => {
   const many = Array.from({ length: 20 }, (_, place) => input(`1.i${place}`, `i${place}`))
   const { boxes } = layOut(drawing([node("1")]), many)
   expect(boxes[0]?.rows).toHaveLength(12)
   expect(boxes[0]?.hidden).toBe(8)
 })
 
-test("a zoom keeps the point under the hand, and ends", () => {
+test("zooming keeps the point under the pointer, and is limited", () => {
   const all = { x: 0, y: 0, width: 1000, height: 500 }
   const near = zoomed(all, all, 2, { x: 250, y: 250 })
   expect(near).toEqual({ x: 125, y: 125, width: 500, height: 250 })
@@ -103,12 +103,12 @@ test("a zoom keeps the point under the hand, and ends", () => {
   expect(zoomed(all, all, 1e-9, { x: 0, y: 0 }).width).toBe(1500)
 })
 
-test("long values are cut, lines become one", () => {
+test("long values are truncated, and lines are joined", () => {
   expect(cut("a\n b", 10)).toBe("a b")
   expect(cut("abcdefgh", 5)).toBe("abcd…")
 })
 
-test("a long workflow begins at its left, a short one stands in the middle at its own size", () => {
+test("a long workflow starts at its left edge, and a short one is centered at its own size", () => {
   const room = { width: 800, height: 400 }
   const long = { x: 10, y: 0, width: 5000, height: 200 }
   expect(firstView(long, room)).toEqual({ x: 10, y: -180, width: 1120, height: 560 })
@@ -117,7 +117,7 @@ test("a long workflow begins at its left, a short one stands in the middle at it
   expect(firstView(short, room)).toEqual({ x: -200, y: -100, width: 640, height: 320 })
 })
 
-test("a node that isn't seen is brought into the middle", () => {
+test("a node outside the view is centered", () => {
   const view = { x: 0, y: 0, width: 400, height: 200 }
   expect(showing(view, { x: 10, y: 10, width: 100, height: 50 })).toBe(view)
   expect(showing(view, { x: 900, y: 90, width: 100, height: 20 })).toEqual({ ...view, x: 750, y: 0 })
