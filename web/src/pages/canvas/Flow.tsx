@@ -303,7 +303,7 @@ function miniLook({ data }: FlowNode): string {
 function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const { sheet, types, offerOf, problems, warnings = NONE, runs, exampleOf } = props
   const { document } = sheet
-  const still = useMemo(() => {
+  const baseFacts = useMemo(() => {
     const wiredPorts = new Map<string, string[]>()
     for (const { to } of [...document.connections, ...namesIn(document)]) {
       const { node, port } = targetOf(to)
@@ -327,7 +327,7 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const before = useRef<ReadonlyMap<string, NodeFacts>>(new Map())
   return useMemo(() => {
     const factsById = new Map<string, NodeFacts>()
-    for (const nodeFacts of still) {
+    for (const nodeFacts of baseFacts) {
       const { id } = nodeFacts.node
       const facts = { ...nodeFacts, run: runs?.get(id) ?? null }
       const old = before.current.get(id)
@@ -335,7 +335,7 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
     }
     before.current = factsById
     return factsById
-  }, [still, runs])
+  }, [baseFacts, runs])
 }
 
 function ofNode(problems: readonly ProblemSeen[], id: string): readonly ProblemSeen[] {

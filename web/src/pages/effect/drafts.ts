@@ -31,7 +31,7 @@ export function keepDraft(place: string, draft: Draft): void {
 export function dropDraft(place: string): void {
   Object.values(drafts.get(place)?.chosen ?? {}).forEach(forget)
   drafts.delete(place)
-  writeNotes(readNotes().filter(([noted]) => noted !== place))
+  writeNotes(readNotes().filter(([storedPlace]) => storedPlace !== place))
 }
 
 /** The part of a form that survives a reload: values, and files by their media ids. */
@@ -49,22 +49,22 @@ export function storeDraft(place: string, { chosen, values }: Draft): void {
     const id = file.mediaId ?? file.upload?.state().mediaId
     if (id) media[name] = id
   }
-  const noted: StoredDraft = { media, values }
-  if (JSON.stringify(noted).length > NOTE_CHARACTERS_MAX) return
-  const others = readNotes().filter(([noted]) => noted !== place)
-  writeNotes([...others, [place, noted] as const].slice(-DRAFTS_MAX))
+  const stored: StoredDraft = { media, values }
+  if (JSON.stringify(stored).length > NOTE_CHARACTERS_MAX) return
+  const others = readNotes().filter(([storedPlace]) => storedPlace !== place)
+  writeNotes([...others, [place, stored] as const].slice(-DRAFTS_MAX))
 }
 
 export function storedDraft(place: string): StoredDraft | null {
-  return readNotes().find(([noted]) => noted === place)?.[1] ?? null
+  return readNotes().find(([storedPlace]) => storedPlace === place)?.[1] ?? null
 }
 
-type Notes = readonly (readonly [place: string, noted: StoredDraft])[]
+type Notes = readonly (readonly [place: string, stored: StoredDraft])[]
 
 function readNotes(): Notes {
   try {
     const notes: unknown = JSON.parse(sessionStorage.getItem(NOTES) ?? "[]")
-    return Array.isArray(notes) ? (notes as Notes).filter(([, noted]) => noted?.media && noted.values) : []
+    return Array.isArray(notes) ? (notes as Notes).filter(([, stored]) => stored?.media && stored.values) : []
   } catch {
     return []
   }

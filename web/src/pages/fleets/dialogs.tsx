@@ -39,21 +39,21 @@ export function fleetPath({ slug, stage }: { slug: string; stage: string }): str
   return `${FLEETS}/${encodeURIComponent(slug)}/${encodeURIComponent(stage)}`
 }
 
-export type FleetAsked =
+export type FleetDialog =
   | { kind: "new" }
   | { kind: "join"; fleet: FleetAnswer | null }
   | { kind: "secret" | "assign" | "settings" | "prompts"; fleet: FleetAnswer }
 
 interface DialogsProps {
-  dialog: FleetAsked | null
-  onAsk: (dialog: FleetAsked | null) => void
+  dialog: FleetDialog | null
+  onDialog: (dialog: FleetDialog | null) => void
   fleets: readonly FleetAnswer[]
 }
 
 /** Renders the open dialog, or the secret that a dialog has created. */
-export function FleetDialogs({ dialog, onAsk, fleets }: DialogsProps) {
+export function FleetDialogs({ dialog, onDialog, fleets }: DialogsProps) {
   const [created, setCreated] = useState<FleetSecret | null>(null)
-  const close = () => onAsk(null)
+  const close = () => onDialog(null)
   const show = (secret: FleetSecret) => {
     close()
     setCreated(secret)
@@ -67,7 +67,7 @@ export function FleetDialogs({ dialog, onAsk, fleets }: DialogsProps) {
           fleets={fleets}
           first={dialog.fleet}
           onClose={close}
-          onSecret={(fleet) => onAsk({ kind: "secret", fleet })}
+          onSecret={(fleet) => onDialog({ kind: "secret", fleet })}
         />
       )}
       {dialog?.kind === "secret" && (

@@ -10,7 +10,7 @@ import { useFleets, useMatrix, useWaiting, useWorkers } from "@/pages/workers/us
 import { Badge, Button, duration, Empty, Loaded, Page, Skeleton, Time } from "@/ui"
 import { words as prompts } from "@/words/en/prompts"
 import { words } from "@/words/en/workers"
-import { type FleetAsked, FleetDialogs, fleetPath, JoinCommand } from "./dialogs"
+import { type FleetDialog, FleetDialogs, fleetPath, JoinCommand } from "./dialogs"
 import "@/pages/workers/workers.css"
 import "./fleets.css"
 
@@ -19,7 +19,7 @@ export default function FleetsPage() {
   const workers = useWorkers().data?.workers
   const matrix = useMatrix().data
   const waiting = useWaiting()
-  const [dialog, setDialog] = useState<FleetAsked | null>(null)
+  const [dialog, setDialog] = useState<FleetDialog | null>(null)
   const list = fleets.data?.fleets
   const make = (kind: "ink" | "go") => (
     <Button kind={kind} icon="plus" onClick={() => setDialog({ kind: "new" })}>
@@ -46,7 +46,7 @@ export default function FleetsPage() {
                     pending={mine ? countOf(mine, "pending") : 0}
                     matrix={matrix}
                     waiting={waiting?.[fleetName(fleet)]}
-                    onAsk={setDialog}
+                    onDialog={setDialog}
                   />
                 )
               })}
@@ -54,7 +54,7 @@ export default function FleetsPage() {
           )
         }
       </Loaded>
-      <FleetDialogs dialog={dialog} onAsk={setDialog} fleets={list ?? []} />
+      <FleetDialogs dialog={dialog} onDialog={setDialog} fleets={list ?? []} />
     </Page>
   )
 }
@@ -66,10 +66,10 @@ interface OneFleetProps {
   pending: number
   matrix: Matrix | undefined
   waiting: number | undefined
-  onAsk: (dialog: FleetAsked) => void
+  onDialog: (dialog: FleetDialog) => void
 }
 
-function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetProps) {
+function OneFleet({ fleet, online, pending, matrix, waiting, onDialog }: OneFleetProps) {
   const name = fleetName(fleet)
   return (
     <section className="panel fleets-one" aria-label={name} id={name}>
@@ -79,19 +79,19 @@ function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetPr
         </h2>
         {pending > 0 && <Badge need>{words.fleets.waits(pending)}</Badge>}
         <span className="row row-wrap row-end">
-          <Button size="small" icon="plus" onClick={() => onAsk({ kind: "join", fleet })}>
+          <Button size="small" icon="plus" onClick={() => onDialog({ kind: "join", fleet })}>
             {words.add}
           </Button>
-          <Button size="small" onClick={() => onAsk({ kind: "assign", fleet })}>
+          <Button size="small" onClick={() => onDialog({ kind: "assign", fleet })}>
             {words.assign}
           </Button>
-          <Button size="small" icon="key" onClick={() => onAsk({ kind: "secret", fleet })}>
+          <Button size="small" icon="key" onClick={() => onDialog({ kind: "secret", fleet })}>
             {words.newSecret}
           </Button>
-          <Button size="small" onClick={() => onAsk({ kind: "prompts", fleet })}>
+          <Button size="small" onClick={() => onDialog({ kind: "prompts", fleet })}>
             {prompts.open}
           </Button>
-          <Button size="small" icon="sliders" onClick={() => onAsk({ kind: "settings", fleet })}>
+          <Button size="small" icon="sliders" onClick={() => onDialog({ kind: "settings", fleet })}>
             {words.fleets.settings}
           </Button>
         </span>

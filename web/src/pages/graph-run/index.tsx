@@ -281,15 +281,15 @@ function useSheet(run: GraphRunAnswer): { sheet: Sheet; isWhole: boolean } {
 }
 
 function Cancel({ run, renew }: Pick<RunProps, "run" | "renew">) {
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   return (
     <>
-      <Button size="small" kind="stop" onClick={() => setAsked(true)}>
+      <Button size="small" kind="stop" onClick={() => setDialogOpen(true)}>
         {words.cancel}
       </Button>
       <Confirm
-        open={isAsked}
-        onClose={() => setAsked(false)}
+        open={isDialogOpen}
+        onClose={() => setDialogOpen(false)}
         title={words.cancelTitle}
         act={words.cancelAct}
         onConfirm={async () => renew(await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/cancel`))}
@@ -305,10 +305,10 @@ interface FailureProps extends Pick<RunProps, "run" | "renew"> {
 }
 
 function Failure({ run, renew, onShow }: FailureProps) {
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   const retry = useAct(async (backend: string) => {
     renew(await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/retry`, backend ? { backend } : {}))
-    setAsked(false)
+    setDialogOpen(false)
   })
   const { error } = run
   return (
@@ -322,18 +322,18 @@ function Failure({ run, renew, onShow }: FailureProps) {
           {words.show}
         </Button>
       )}
-      <Button size="small" onClick={() => setAsked(true)}>
+      <Button size="small" onClick={() => setDialogOpen(true)}>
         {words.retryOn}
       </Button>
       <Button size="small" kind="go" busy={retry.isRunning} onClick={() => void retry.run("")}>
         {words.retry}
       </Button>
-      {retry.error && !isAsked && <ErrorNote error={retry.error} />}
+      {retry.error && !isDialogOpen && <ErrorNote error={retry.error} />}
       <RetryOn
-        open={isAsked}
+        open={isDialogOpen}
         alternatives={error?.alternatives ?? []}
         isRunning={retry.isRunning}
-        onClose={() => setAsked(false)}
+        onClose={() => setDialogOpen(false)}
         onRetry={(backend) => void retry.run(backend)}
       >
         {retry.error && <ErrorNote error={retry.error} />}

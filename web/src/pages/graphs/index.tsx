@@ -65,7 +65,7 @@ export default function Graphs() {
 }
 
 function Row({ graph }: { graph: GraphSummary }) {
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   const mine = useSession().data?.user?.id === graph.user_id
   return (
     <div className="graphs-row">
@@ -86,13 +86,13 @@ function Row({ graph }: { graph: GraphSummary }) {
             label: words.remove,
             icon: "trash",
             danger: true,
-            run: () => setAsked(true),
+            run: () => setDialogOpen(true),
           },
         ]}
       />
       <Confirm
-        open={isAsked}
-        onClose={() => setAsked(false)}
+        open={isDialogOpen}
+        onClose={() => setDialogOpen(false)}
         title={words.removeTitle(graph.name)}
         act={words.removeAct}
         onConfirm={async () => {

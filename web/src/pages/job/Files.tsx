@@ -9,8 +9,8 @@ import { words } from "@/words/en/job"
 
 export function Files({ job, path }: { job: JobDetails; path: string }) {
   const isOwn = job.user_id === null
-  const [isAsked, setAsked] = useState(false)
-  const isShown = isOwn || isAsked
+  const [isRequested, setRequested] = useState(false)
+  const isShown = isOwn || isRequested
   // File URLs expire, so the files are requested again after each change of status.
   const seen = useQuery<JobDetails>(isShown ? path : null, { query: { files: true, of: job.status } })
   const shown = isShown ? seen.data : undefined
@@ -26,8 +26,8 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
       aside={
         !isOwn &&
         files.length > 0 && (
-          <Button size="small" aria-pressed={isAsked} onClick={() => setAsked(!isAsked)}>
-            {isAsked ? words.hideFiles : words.showFiles}
+          <Button size="small" aria-pressed={isRequested} onClick={() => setRequested(!isRequested)}>
+            {isRequested ? words.hideFiles : words.showFiles}
           </Button>
         )
       }
@@ -41,7 +41,7 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
             key={`${side} ${file.name} ${file.filename}`}
             file={file}
             side={side}
-            isAsked={Boolean(shown)}
+            isRequested={Boolean(shown)}
           />
         ))}
         {preview && (
@@ -59,7 +59,7 @@ export function Files({ job, path }: { job: JobDetails; path: string }) {
   )
 }
 
-function OneFile({ file, side, isAsked }: { file: FileSeen; side: string; isAsked: boolean }) {
+function OneFile({ file, side, isRequested }: { file: FileSeen; side: string; isRequested: boolean }) {
   const kind = file.content_type?.split("/")[0]
   const name = `${side}: ${file.name}`
   return (
@@ -68,7 +68,7 @@ function OneFile({ file, side, isAsked }: { file: FileSeen; side: string; isAske
         {file.url && kind === "image" && <img src={file.url} alt={name} loading="lazy" />}
         {/* biome-ignore lint/a11y/useMediaCaption: customers' files have no captions */}
         {file.url && kind === "video" && <video src={file.url} controls aria-label={name} />}
-        {!file.url && <span>{isAsked || file.size === null ? words.gone : words.hidden}</span>}
+        {!file.url && <span>{isRequested || file.size === null ? words.gone : words.hidden}</span>}
       </div>
       <figcaption className="mono">
         <span>

@@ -41,8 +41,8 @@ export function actionWord(action: string): string {
 /** Formats a time to the millisecond, in the user's time zone. */
 export function clock(at: string): string {
   const moment = new Date(at)
-  const two = (value: number, digits = 2) => String(value).padStart(digits, "0")
-  return `${two(moment.getHours())}:${two(moment.getMinutes())}:${two(moment.getSeconds())}.${two(moment.getMilliseconds(), 3)}`
+  const padded = (value: number, digits = 2) => String(value).padStart(digits, "0")
+  return `${padded(moment.getHours())}:${padded(moment.getMinutes())}:${padded(moment.getSeconds())}.${padded(moment.getMilliseconds(), 3)}`
 }
 
 /** Shortens an actor to a form such as tenant:0b783b2d or worker:gpu-7. */

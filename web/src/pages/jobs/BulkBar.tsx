@@ -43,7 +43,7 @@ interface BulkBarProps {
   /** The number of selected jobs; null means all matching jobs. */
   count: number | null
   dialog: OpenDialog
-  onAsk: (dialog: OpenDialog) => void
+  onDialog: (dialog: OpenDialog) => void
   onDone: () => void
   onSelectAll: (() => void) | null
   onSelectNone: () => void
@@ -52,27 +52,27 @@ interface BulkBarProps {
 }
 
 export function BulkBar(props: BulkBarProps) {
-  const { chosen, count, dialog, onAsk, onDone, onSelectAll, onSelectNone, workflows } = props
+  const { chosen, count, dialog, onDialog, onDone, onSelectAll, onSelectNone, workflows } = props
   const run = async (act: BulkAct, priority: number | null = null) => {
     notifyDone(act, await actOn(act, chosen, priority))
     onDone()
   }
   const retry = useAct(async () => run("retry"))
-  const close = () => onAsk(null)
+  const close = () => onDialog(null)
   return (
     <section className="jobs-bulk" aria-label={words.bulk}>
       <strong aria-live="polite">{count === null ? words.allSelected : words.selected(count)}</strong>
       <Button
         icon="again"
         busy={retry.isRunning}
-        onClick={() => (count === null ? onAsk("retry") : void retry.run())}
+        onClick={() => (count === null ? onDialog("retry") : void retry.run())}
       >
         {words.retry} <kbd className="wide-only">R</kbd>
       </Button>
-      <Button onClick={() => onAsk("priority")}>
+      <Button onClick={() => onDialog("priority")}>
         {words.priority} <kbd className="wide-only">P</kbd>
       </Button>
-      <Button kind="stop" onClick={() => onAsk("cancel")}>
+      <Button kind="stop" onClick={() => onDialog("cancel")}>
         {words.cancel}
       </Button>
       {workflows.length > 0 && (

@@ -127,7 +127,7 @@ export function JobList({ title, path, within, views, above, empty }: JobListPro
           chosen={selection.isAll ? { filter } : { ids: [...selected] }}
           count={selection.isAll ? null : selected.size}
           dialog={dialog}
-          onAsk={setDialog}
+          onDialog={setDialog}
           onDone={finish}
           onSelectAll={
             !selection.isAll && jobs.hasMore && selected.size === jobs.rows?.length ? selection.takeAll : null

@@ -124,17 +124,17 @@ function useHits(text: string, isConsole: boolean) {
   const kinds = useSession().data?.kinds
   const typed = useTyped(text.trim())
   const query = { q: typed }
-  const isAsked = typed !== ""
-  const mine = useQuery<SearchAnswer>(isAsked && kinds?.includes("customer") ? "/api/search" : null, {
+  const hasText = typed !== ""
+  const mine = useQuery<SearchAnswer>(hasText && kinds?.includes("customer") ? "/api/search" : null, {
     query,
     freshSeconds: 10,
   })
-  const all = useQuery<FoundThings>(isAsked && kinds?.includes("operator") ? "/api/admin/search" : null, {
+  const all = useQuery<FoundThings>(hasText && kinds?.includes("operator") ? "/api/admin/search" : null, {
     query,
     freshSeconds: 10,
   })
   const effects = useEffectsById(kinds?.includes("customer") ?? false)
-  const runs = useRuns(isAsked && (kinds?.includes("customer") ?? false))
+  const runs = useRuns(hasText && (kinds?.includes("customer") ?? false))
   const hits = useMemo(() => {
     const named = runsNamed(typed, runs.graphs, runs.pipelines)
     const own = mine.data ? [...customerHits(mine.data, effects), ...named] : []
@@ -154,9 +154,9 @@ function useHits(text: string, isConsole: boolean) {
 const RUNS = { query: { limit: 50 }, freshSeconds: 30 }
 
 /** Returns the latest runs, because users usually look for recent work. */
-function useRuns(isAsked: boolean) {
-  const graphs = useQuery<GraphRunSummaries>(isAsked ? "/api/graph-runs" : null, RUNS).data?.runs
-  const pipelines = useQuery<PipelineRunSummaries>(isAsked ? "/api/pipeline-runs" : null, RUNS).data?.runs
+function useRuns(hasText: boolean) {
+  const graphs = useQuery<GraphRunSummaries>(hasText ? "/api/graph-runs" : null, RUNS).data?.runs
+  const pipelines = useQuery<PipelineRunSummaries>(hasText ? "/api/pipeline-runs" : null, RUNS).data?.runs
   return useMemo(() => ({ graphs: graphs ?? [], pipelines: pipelines ?? [] }), [graphs, pipelines])
 }
 

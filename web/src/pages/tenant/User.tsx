@@ -288,7 +288,7 @@ function CreditForm({ user, path, onClose }: OfUser & { onClose: () => void }) {
 
 function OnOff({ user, path, isGone }: OfUser) {
   const base = `${path}/users`
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   const reason = useRoleReason("operator") ?? (isGone ? words.user.isGone : null)
   const set = async (act: "activate" | "deactivate") => {
     await api.post(`${base}/${user.id}/${act}`)
@@ -306,7 +306,7 @@ function OnOff({ user, path, isGone }: OfUser) {
           size="small"
           className="is-danger"
           offReason={reason}
-          onClick={() => setAsked(true)}
+          onClick={() => setDialogOpen(true)}
         >
           {words.user.off}
         </Button>
@@ -317,8 +317,8 @@ function OnOff({ user, path, isGone }: OfUser) {
       )}
       {activate.error && <ErrorNote error={activate.error} />}
       <Confirm
-        open={isAsked}
-        onClose={() => setAsked(false)}
+        open={isDialogOpen}
+        onClose={() => setDialogOpen(false)}
         title={words.user.offTitle(nameOfUser(user))}
         act={words.user.off}
         onConfirm={() => set("deactivate")}

@@ -90,7 +90,7 @@ interface OneWebhookProps {
 
 function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
   const path = `/api/webhooks/${webhook.id}`
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   const secret = useAct(async () => onSecret(await api.post<MadeWebhook>(`${path}/secret`)))
   const activate = useAct(async () => {
     await api.post(`${path}/activate`)
@@ -123,7 +123,7 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
           <Button kind="ghost" size="small" busy={secret.isRunning} onClick={() => void secret.run()}>
             {words.secret}
           </Button>
-          <Button kind="ghost" size="small" className="is-danger" onClick={() => setAsked(true)}>
+          <Button kind="ghost" size="small" className="is-danger" onClick={() => setDialogOpen(true)}>
             {words.remove}
           </Button>
         </span>
@@ -142,8 +142,8 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
         <DeliveryLog webhook={webhook} />
       </div>
       <Confirm
-        open={isAsked}
-        onClose={() => setAsked(false)}
+        open={isDialogOpen}
+        onClose={() => setDialogOpen(false)}
         title={words.removeTitle}
         act={words.removeAct}
         onConfirm={async () => {

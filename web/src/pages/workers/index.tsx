@@ -2,7 +2,7 @@
 
 import { useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"
-import { type FleetAsked, FleetDialogs } from "@/pages/fleets/dialogs"
+import { type FleetDialog, FleetDialogs } from "@/pages/fleets/dialogs"
 import { Button, Empty, Loaded, Page, Panel, Skeleton, Tabs } from "@/ui"
 import { words } from "@/words/en/workers"
 import { Abilities } from "./Abilities"
@@ -29,7 +29,7 @@ export default function WorkersPage() {
   const matrix = useMatrix()
   const waiting = useWaiting()
   const questions = useQuestions()
-  const [dialog, setDialog] = useState<FleetAsked | null>(null)
+  const [dialog, setDialog] = useState<FleetDialog | null>(null)
   const all = workers.data?.workers
   const list = fleets.data?.fleets
   const show = (next: View) =>
@@ -84,7 +84,7 @@ export default function WorkersPage() {
                       ask={questions.ask}
                       matrix={matrix.data}
                       waiting={waiting?.[group.name]}
-                      onAsk={setDialog}
+                      onDialog={setDialog}
                     />
                   ))
                 )
@@ -94,7 +94,7 @@ export default function WorkersPage() {
         </Loaded>
       )}
       {questions.dialogs}
-      <FleetDialogs dialog={dialog} onAsk={setDialog} fleets={list ?? []} />
+      <FleetDialogs dialog={dialog} onDialog={setDialog} fleets={list ?? []} />
     </Page>
   )
 }
@@ -128,10 +128,10 @@ interface OneFleetProps {
   ask: Ask
   matrix: ReturnType<typeof useMatrix>["data"]
   waiting: number | undefined
-  onAsk: (dialog: FleetAsked) => void
+  onDialog: (dialog: FleetDialog) => void
 }
 
-function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onAsk }: OneFleetProps) {
+function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onDialog }: OneFleetProps) {
   const [slug, stage] = name.split("/")
   const online = countOf(workers, "busy", "idle", "draining")
   return (
@@ -146,10 +146,10 @@ function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onAsk
         </span>
         {fleet && (
           <span className="row row-end">
-            <Button size="small" onClick={() => onAsk({ kind: "assign", fleet })}>
+            <Button size="small" onClick={() => onDialog({ kind: "assign", fleet })}>
               {words.assign}
             </Button>
-            <Button size="small" icon="key" onClick={() => onAsk({ kind: "secret", fleet })}>
+            <Button size="small" icon="key" onClick={() => onDialog({ kind: "secret", fleet })}>
               {words.newSecret}
             </Button>
           </span>
@@ -162,7 +162,7 @@ function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onAsk
         <div className="workers-none">
           <span className="quiet">{words.noneInFleet}</span>
           {fleet && (
-            <Button size="small" kind="ink" icon="plus" onClick={() => onAsk({ kind: "join", fleet })}>
+            <Button size="small" kind="ink" icon="plus" onClick={() => onDialog({ kind: "join", fleet })}>
               {words.add}
             </Button>
           )}

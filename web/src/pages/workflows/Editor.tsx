@@ -46,7 +46,7 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
   const [node, setNode] = useState<string | null>(null)
   const [open, setOpen] = useState<string | null>(null)
   const [isTried, setTried] = useState(false)
-  const [isAsked, setAsked] = useState(false)
+  const [isDialogOpen, setDialogOpen] = useState(false)
   const bindings = useMemo(() => new Set(exposed.map((property) => property.binding ?? "")), [exposed])
   const mistakes = mistakesOf(exposed)
   const isReady = Object.keys(mistakes).length === 0 && isSlug(slug)
@@ -84,7 +84,7 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
       }
       actions={
         <>
-          <Button kind="ghost" onClick={() => setAsked(true)}>
+          <Button kind="ghost" onClick={() => setDialogOpen(true)}>
             {words.discard}
           </Button>
           <Button icon="play" busy={register.isRunning} onClick={() => submit("try")}>
@@ -144,8 +144,8 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
         </div>
       </div>
       <Confirm
-        open={isAsked}
-        onClose={() => setAsked(false)}
+        open={isDialogOpen}
+        onClose={() => setDialogOpen(false)}
         title={words.askDiscard}
         act={words.actDiscard}
         onConfirm={async () => {
