@@ -1,4 +1,4 @@
-/** The settings of one node. Connections can also be edited here by keyboard. */
+/** The node's settings. Connections can also be edited here by keyboard. */
 
 import { useState } from "react"
 import type { OfferedProperty, WorkerSeen, WorkflowOffer } from "@/api/schema"

@@ -195,7 +195,7 @@ export function addNode(document: GraphDocument, node: GraphNode): GraphDocument
   return { ...document, nodes: [...document.nodes, node] }
 }
 
-/** Sets fields of one node. Undefined removes a field. */
+/** Sets a node's fields. Undefined removes a field. */
 export function setFields(
   document: GraphDocument,
   id: string,

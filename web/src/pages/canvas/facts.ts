@@ -12,7 +12,7 @@ import { MEDIA, type NodePorts, type Port } from "./types"
 /** A node's state in a run. */
 export interface NodeRun {
   readonly status: string
-  /** The progress from 0 to 1; null if it is unknown. */
+  /** The progress from 0 to 1, or null if it is unknown. */
   readonly progress: number | null
   readonly step: string | null
   readonly backend: string | null

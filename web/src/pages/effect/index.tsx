@@ -1,4 +1,4 @@
-/** The page of one effect, with its description, its input file, its settings and its price. */
+/** The effect page, with the effect's description, input file, settings and price. */
 
 import {
   type FormEvent,

@@ -1,4 +1,4 @@
-/** The picture or muted video that shows what an effect does. */
+/** The picture or muted video on an effect's card. */
 
 import type { Preview } from "@/pages/catalogue/effects"
 

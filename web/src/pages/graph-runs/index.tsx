@@ -1,4 +1,4 @@
-/** Lists graph runs, either all of the user's runs or those of one graph. */
+/** Lists the user's graph runs, optionally limited to one graph. */
 
 import { useState } from "react"
 import { Link } from "wouter"

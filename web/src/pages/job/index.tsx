@@ -1,4 +1,5 @@
-/** The page of one job: its error with the likely next step, its attempts, inputs and outputs. */
+/** The job page in the console, with the job's error and the likely next step, its attempts, inputs
+ * and outputs. */
 
 import { useEffect, useRef, useState } from "react"
 import { Link, useLocation } from "wouter"

@@ -1,4 +1,4 @@
-/** A preview of what customers see: the effect's card and its form, including unsaved changes. */
+/** A preview of the effect's card and form as customers see them, including unsaved changes. */
 
 import { useState } from "react"
 import type { AdminEffectAnswer, PropertyAnswer } from "@/api/schema"

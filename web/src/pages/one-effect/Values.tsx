@@ -1,5 +1,4 @@
-/** Edits the values of the workflow's properties: defaults in the customer's form, and fixed
- * values. */
+/** Edits the values of workflow properties: defaults in the customer's form, and fixed values. */
 
 import type { PropertyAnswer } from "@/api/schema"
 import { OneField } from "@/pages/effect/Fields"

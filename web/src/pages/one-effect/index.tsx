@@ -1,5 +1,5 @@
-/** The operator's page of one effect, with its title, description, price, catalog settings and
- * fixed values. */
+/** The effect page in the console, with the effect's title, description, price, catalog settings
+ * and fixed values. */
 
 import { useEffect, useState } from "react"
 import { Link } from "wouter"

@@ -12,7 +12,7 @@ export interface Hit {
   key: string
   group: Group
   label: string
-  /** Shown beside the title, for example the kind of thing or its state. */
+  /** A note shown beside the title, such as the kind of thing or its state. */
   note?: string
   icon: IconName
   href?: string

@@ -1,5 +1,5 @@
-/** The page of one pipeline run: its candidates as a sheet, as a tree and in pairs, and its
- * failures. */
+/** The page of a pipeline run, which shows its candidates as a sheet, as a tree and in pairs, and
+ * its failures. */
 
 import { useCallback, useRef, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"

@@ -1,4 +1,4 @@
-/** The page of one pipeline, with its steps and runs, where users can start another run. */
+/** The pipeline page, with the pipeline's steps and runs, where users can start another run. */
 
 import { useState } from "react"
 import { Link, useLocation } from "wouter"

@@ -1,4 +1,4 @@
-/** The page of one job of an effect. Its address stays the same from submission to the end. */
+/** The result page of an effect's job. Its address stays the same from submission to the end. */
 
 import { useQuery } from "@/api"
 import type { JobAnswer } from "@/api/schema"

@@ -1,4 +1,4 @@
-/** The page of one tenant, with its users, their keys and wallets, its limits, its ledger and its
+/** The tenant page, with the tenant's users, their keys and wallets, its limits, its ledger and its
  * deletion. */
 
 import { type FormEvent, useMemo, useState } from "react"

@@ -1,5 +1,5 @@
-/** The page of one worker: its properties, jobs, machine load over time, and the workflows that
- * it can run. */
+/** The worker page, with the worker's properties, jobs, machine load over time, and the workflows
+ * that it can run. */
 
 import { type ReactNode, useEffect, useState } from "react"
 import { Link } from "wouter"

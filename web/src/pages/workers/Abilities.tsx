@@ -1,4 +1,5 @@
-/** Shows how many of a fleet's workers can run each of its workflows, and what the others lack. */
+/** Shows how many of a fleet's workers can run each of its workflows, and which items the others
+ * lack. */
 
 import { Link } from "wouter"
 import type { Matrix } from "@/api/schema"

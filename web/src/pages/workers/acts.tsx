@@ -1,4 +1,4 @@
-/** Actions on a worker. Reversible actions run immediately; the others ask for confirmation. */
+/** Actions on a worker. Reversible actions run immediately, and the others ask for confirmation. */
 
 import { type ReactNode, useCallback, useState } from "react"
 import { api, useAct } from "@/api"

@@ -31,7 +31,7 @@ interface OfWorkflow {
   path: string
 }
 
-/** Runs a test of any version, even of one that no jobs use yet. */
+/** Runs a test of any version, even if no jobs use that version yet. */
 export function TestPart({ workflow, path }: OfWorkflow) {
   const requested = Number(new URLSearchParams(useSearch()).get("version"))
   const [here, go] = useLocation()

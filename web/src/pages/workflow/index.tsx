@@ -1,5 +1,5 @@
-/** The page of one workflow, with its drawing, properties, effects, versions and workers, a test
- * run, and a form that creates an effect from it. */
+/** The workflow page, with the workflow's drawing, properties, effects, versions and workers, a
+ * test run, and a form that creates an effect from it. */
 
 import { type ReactNode, useEffect, useMemo, useState } from "react"
 import { Link, useLocation, useSearch } from "wouter"

@@ -167,13 +167,13 @@ export function labelOf(property: { label: string | null; name: string }): strin
   return text.charAt(0).toUpperCase() + text.slice(1).toLowerCase()
 }
 
-type AskedProperty = Pick<
+type FormProperty = Pick<
   Exposed,
   "name" | "description" | "type" | "default" | "minimum" | "maximum" | "step" | "choices"
 > & { label: string | null; format: string | null; required: boolean | null }
 
 /** Converts a property to a field of the effect's form. */
-export function fieldOf(property: AskedProperty, value: unknown = null): FormField {
+export function fieldOf(property: FormProperty, value: unknown = null): FormField {
   const initial = value ?? property.default ?? undefined
   return {
     name: property.name,
