@@ -231,7 +231,7 @@ def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> N
     line = 1 + next(
         at for at, text in enumerate(Path(file).read_text().splitlines()) if "nothing" in text
     )
-    assert f"{Path(file).name}:{line}: draw.workflow: there is no workflow 'nothing'" in refused.out
+    assert f"{Path(file).name}:{line}: draw.workflow: workflow 'nothing' isn't available" in refused.out
     assert "has 1 problem\n" in refused.err
 
 
@@ -280,7 +280,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalS
     assert ada.run(run_id)["status"] == "failed"
     assert "Node draw failed" in ada.says("show", run_id).err
     unknown = ada.says("retry", run_id, "--backend", "worker:nobody", code=1)
-    assert "there is no backend worker:nobody" in unknown.err
+    assert "backend worker:nobody was not found" in unknown.err
     local_server.pay(ada.tenant, 2, "paid-2")
     done = ada.says("retry", run_id, "--backend", "worker:built-in", "--watch")
     assert "In turn: completed, 3 of 3 nodes, 100 %" in done.err

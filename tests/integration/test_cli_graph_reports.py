@@ -50,7 +50,7 @@ def test_two_runs_are_compared(tmp_path: Path, ada: Customer) -> None:
     found = ada.says("compare", one, two, "--json").json
     assert {each["section"] for each in found["values"]} >= {"nodes", "outputs", "run"}
     eve = ada.says("compare", one, "00000000-0000-4000-8000-000000000000", code=1)
-    assert "there is no graph run" in eve.err
+    assert "was not found" in eve.err
 
 
 def test_a_graph_and_a_run_are_drawn(tmp_path: Path, ada: Customer) -> None:

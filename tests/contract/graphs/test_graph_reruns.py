@@ -231,7 +231,7 @@ async def test_what_cannot_be_run_again_is_refused_and_changes_nothing(
         run = await setup.started(LINE)
         error = await refused(setup, run, "first")
         assert isinstance(error, Conflict)
-        assert "only a run that has ended" in error.message
+        assert "only a finished run can be rerun" in error.message
         run = await done(setup, run)
         for wanted, kind, said in (
             ({}, Conflict, "all nodes already have results"),
@@ -241,8 +241,8 @@ async def test_what_cannot_be_run_again_is_refused_and_changes_nothing(
             ({"values": {"first.colour": 1}}, InvalidInput, "colour"),
             ({"values": {"first.width": "wide"}}, InvalidInput, "width"),
             ({"inputs": {"colour": 1}}, InvalidInput, "no input 'colour'"),
-            ({"inputs": {"width": "wide"}}, InvalidInput, "takes integer"),
-            ({"inputs": {"photo": str(uuid4())}}, InvalidInput, "there is no file"),
+            ({"inputs": {"width": "wide"}}, InvalidInput, "must be of type integer"),
+            ({"inputs": {"photo": str(uuid4())}}, InvalidInput, "was not found"),
             ({"version": 7}, NotFound, "version 7"),
             ({"start": "first", "max_tokens": 2}, Conflict, "more than its limit of 2"),
             ({"start": "first"}, InsufficientTokens, ""),
@@ -328,7 +328,7 @@ async def test_a_run_that_is_retried_meanwhile_is_read_again(
             if not was_used:
                 break
         assert len(refusals) > 1
-        assert all("only a run that has ended" in each for each in refusals)
+        assert all("only a finished run can be rerun" in each for each in refusals)
         await setup.require_sound_ledger()
         assert await setup.balance() == 1000
 

@@ -140,7 +140,7 @@ async def test_the_first_run_of_a_control_plane_knows_which_workers_are_offline(
         else:
             messages = {
                 "none": "Backend worker:w2 is offline",
-                "auto_select": "No backends with capabilities: draw",
+                "auto_select": "No online backend has these capabilities: draw",
             }
             assert kept.run.status == GraphRunStatus.FAILED
             assert kept.run.error is not None
@@ -164,7 +164,7 @@ async def test_a_run_fails_at_its_deadline_whoever_looks_and_a_retry_has_a_new_o
         ended = await graph_setup.now(started)
         assert ended.run.status == GraphRunStatus.FAILED
         assert ended.run.error is not None
-        assert ended.run.error.message == "the run took longer than its deadline of 3600 s"
+        assert ended.run.error.message == "the run exceeded its deadline of 3600 s"
         assert await graph_setup.balance() == 100
         await actions.retry_graph_run(graph_setup.graphs, graph_setup.owner, started.head.id)
         assert len(await graph_setup.work()) == 2

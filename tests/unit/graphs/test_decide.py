@@ -140,7 +140,7 @@ def test_a_condition_fires_one_port_and_what_only_the_other_feeds_is_skipped(
     s.start()
     actions = s.done("draw", width=width)
     assert started(actions) == [chosen]
-    assert SkipNode(ExecutionKey(other), "an input that it needs has no value") in actions
+    assert SkipNode(ExecutionKey(other), "a required input has no value") in actions
     (finish,) = s.done(chosen)
     assert isinstance(finish, FinishRun)
     assert finish.outputs["result"]["count"] == 1
@@ -187,7 +187,7 @@ def test_a_node_that_needs_what_was_skipped_is_skipped_though_something_else_arr
                "x.output > m.input_0", "draw.output > m.input_1", "m.output.count > result.value"),
     )  # fmt: skip
     s.start()
-    assert SkipNode(ExecutionKey("x"), "an input that it needs has no value") in s.done("draw")
+    assert SkipNode(ExecutionKey("x"), "a required input has no value") in s.done("draw")
     assert s.run.outputs == {"result": 1}
 
 
@@ -453,7 +453,7 @@ def test_with_nobody_left_the_capabilities_are_named() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
     s.environment = offline("a", "b", "c")
     (failed,) = failures(s.start())
-    assert failed.error.message == "Node fix failed: No backends with capabilities: gpu"
+    assert failed.error.message == "Node fix failed: No online backend has these capabilities: gpu"
 
 
 def asking() -> Simulation:
@@ -592,7 +592,7 @@ def test_a_job_cancelled_by_somebody_else_fails_its_node() -> None:
     s.start()
     s.jobs.clear()
     (failed,) = failures(s.tell(JobCancelled(ExecutionKey("fix"), 1)))
-    assert failed.error.message == "Node fix failed: its job was cancelled"
+    assert failed.error.message == "Node fix failed: the job was cancelled"
 
 
 def test_a_cancelled_run_stops_its_jobs_and_starts_nothing_more() -> None:
@@ -620,7 +620,7 @@ def test_a_run_never_spends_more_than_it_may() -> None:
     s.done("fix", 1)
     (failed,) = failures(s.done("fix", 2))
     assert (
-        failed.error.message == "the run has spent 6 of at most 7 tokens, and the next job costs 2"
+        failed.error.message == "the run has spent 6 of 7 tokens, and the next job costs 2"
     )
 
 

@@ -264,7 +264,7 @@ def test_a_deadline_answers_for_a_person(then: str) -> None:
     assert run.run.outputs == expected
     if then == "fail":
         assert run.run.error
-        assert "there was no answer within 60 s" in run.run.error.message
+        assert "the question was not answered within 60 s" in run.run.error.message
 
 
 def test_pictures_of_a_result_are_picked_too() -> None:
@@ -626,11 +626,11 @@ def test_a_graph_may_not_contain_itself_nor_go_too_deep() -> None:
     text = "{{name: x, nodes: [{{id: g, type: graph, graph: {}, version: 1}}, {{id: o, type: output}}], connections: [{{from: g.o, to: o.value}}]}}"
     own = {("me", 1): parse_graph(yaml.safe_load(text.format("me"))).graph}
     found = expand(own["me", 1], own).problems
-    assert [each.message for each in found] == ["the graph 'me' contains itself"]
+    assert [each.message for each in found] == ["graph 'me' contains itself"]
     chain = {
         (f"g{n}", 1): parse_graph(yaml.safe_load(text.format(f"g{n + 1}"))).graph for n in range(10)
     }
-    assert "nested more than 5 deep" in expand(chain["g0", 1], chain).problems[0].message
+    assert "nested more than 5 levels deep" in expand(chain["g0", 1], chain).problems[0].message
 
 
 def test_what_is_inside_may_not_multiply_connections_without_end() -> None:

@@ -113,7 +113,7 @@ def test_a_run_fails_at_its_deadline_and_stops_its_jobs() -> None:
     assert s.tell() == []
     s.environment = replace(WORLD, now=NOW + timedelta(seconds=60))
     (failed,) = failures(s.tell())
-    assert failed.error.message == "the run took longer than its deadline of 60 s"
+    assert failed.error.message == "the run exceeded its deadline of 60 s"
     assert failed.error.node == "fix"
     assert s.run.status == GraphRunStatus.FAILED
     assert len(s.stopping) == 2

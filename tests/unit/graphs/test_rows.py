@@ -158,10 +158,10 @@ def test_a_run_is_refused_for_wrong_cells_whoever_sends_them() -> None:
 
     assert told([{"text": "cat", "width": 3, "photo": "id"}, {"text": "dog", "more": 1}, {}]) == []
     assert told([{"text": 3}, 7, {"width": "3", "photo": ""}]) == [
-        "row 1, column text: takes text, not 3",
+        "row 1, column text: must be of type text, not 3",
         "row 2 must be an object, not 7",
-        "row 3, column width: takes integer, not '3'",
-        "row 3, column photo: takes image, not ''",
+        "row 3, column width: must be of type integer, not '3'",
+        "row 3, column photo: must be of type image, not ''",
     ]
     assert len(told([{"text": 3}] * 1000)) == 20
-    assert told({"text": "cat"}) == ["takes row[], not {'text': 'cat'}"]
+    assert told({"text": "cat"}) == ["must be of type row[], not {'text': 'cat'}"]

@@ -1,4 +1,4 @@
-"""Graphs of workflows: model, validation, and runs that start jobs node by node.
+"""Graphs of workflows: their model, their validation, and the runs that execute them.
 
 Internal: may change without notice.
 """

@@ -1,4 +1,4 @@
-"""User actions on graphs: store, list, quote, start, cancel, retry, answer. Expires old runs."""
+"""Implements users' actions on graphs and runs, from storing a graph to answering questions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -90,8 +90,8 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import wallet as ledger
 
 FILES_GIVEN_MAX = 10_000
-SAME_NAME_MAX = 50  # graphs of the same name that are compared with a new one
-SUBGRAPHS_MAX = 50  # subgraphs in one graph
+SAME_NAME_MAX = 50  # Maximum number of graphs with the same name that a new graph is compared with.
+SUBGRAPHS_MAX = 50  # Maximum number of subgraphs in a graph.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Owner:
 
 
 class CheckedDocument(NamedTuple):
-    """A checked graph, with the catalogue and the subgraphs it was checked against."""
+    """A validated graph, with the catalog and the subgraphs that were used for validation."""
 
     check: GraphCheck
     catalogue: GraphCatalogue
@@ -111,17 +111,17 @@ class CheckedDocument(NamedTuple):
     document: Any
 
     def plan(self) -> RunPlan:
-        """Returns the run plan. This is slow for a large graph, so call it through `compute`."""
+        """Returns the run plan. Planning a large graph is slow, so call this through `compute`."""
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
 async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
-    """Validates a graph. Subgraphs in `known` replace stored ones, because those may be deleted."""
+    """Validates a graph. Subgraphs in `known` replace stored ones, which may have been deleted."""
     parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
-    work = [document, *map(write_graph, library.values())]  # subgraphs count toward the size
+    work = [document, *map(write_graph, library.values())]  # Subgraphs count toward the size.
     expanded = await compute(owner.tenant_id, work, lambda: expand(parsed.graph, library).graph)
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
@@ -132,7 +132,7 @@ async def check_document(
 async def _read_library(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition
 ) -> dict[GraphName, GraphDefinition]:
-    """Reads the subgraphs of a graph, at any depth. Skips graphs that don't exist."""
+    """Reads all subgraphs of a graph, including nested ones. Skips graphs that don't exist."""
     library: dict[GraphName, GraphDefinition] = {}
     visited: set[GraphName] = set()
     waiting = list(subgraph_names(graph))
@@ -207,7 +207,7 @@ async def create_graph_once(
     async with context.tenant_transaction(owner.tenant_id) as tx:
         most = context.settings.max_graphs_per_user
         if await store.count_graphs(tx, owner.tenant_id, owner.user_id) >= most:
-            raise LimitExceeded(f"a user has at most {most:,} graphs; delete some first")
+            raise LimitExceeded(f"you already have {most:,} graphs (the limit); delete some first")
         await store.add_graph(tx, stored)
     return stored, True
 
@@ -224,7 +224,7 @@ async def _same_graph(
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """Returns the id of a graph by id or name: the user's own before the tenant's, newest first."""
+    """Returns the id of a graph by id or name. Prefers the user's own graphs, then the newest."""
     try:
         return UUID(text)
     except ValueError:
@@ -234,7 +234,7 @@ async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
             tx, owner.tenant_id, text, user_id=owner.user_id, limit=1
         ) or await store.graphs_named(tx, owner.tenant_id, text, limit=1)
     if not matches:
-        raise NotFound(f"there is no graph {text!r:.100}")
+        raise NotFound(f"graph {text!r:.100} was not found")
     return matches[0].id
 
 
@@ -246,9 +246,9 @@ async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> No
 
 
 def _require_own(graph: StoredGraph, owner: Owner) -> None:
-    """Allows only a graph's creator to change it. Colleagues may run it, at their own cost."""
+    """Checks that the user created the graph. Other users of the tenant can only run it."""
     if graph.user_id != owner.user_id:
-        raise Forbidden("only the creator of this graph may change it; store your own instead")
+        raise Forbidden("only the creator of this graph can change it; store a copy instead")
 
 
 async def add_graph_version(
@@ -260,7 +260,7 @@ async def add_graph_version(
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
         if version is None:
-            raise NotFound(f"there is no graph {graph_id}")
+            raise NotFound(f"graph {graph_id} was not found")
         stored = StoredGraph(
             graph_id,
             owner.tenant_id,
@@ -280,8 +280,8 @@ async def get_graph(
     async with graphs.context.tenant(owner.tenant_id) as tx:
         graph = await store.get_graph(tx, owner.tenant_id, graph_id, version)
     if graph is None:
-        which = "" if version is None else f" with a version {version}"
-        raise NotFound(f"there is no graph {graph_id}{which}")
+        which = "" if version is None else f" version {version}"
+        raise NotFound(f"graph {graph_id}{which} was not found")
     return graph
 
 
@@ -302,7 +302,7 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Estimates the price and duration. Without inputs, lists count with their maximum length."""
+    """Estimates the price and duration of a run. Missing lists count with their maximum length."""
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))
@@ -312,7 +312,7 @@ async def quote_run(
 async def quote_checked(
     graphs: GraphContext, owner: Owner, checked: CheckedDocument, inputs: Mapping[str, Any]
 ) -> RunQuote:
-    """Estimates the price and duration of a valid graph."""
+    """Estimates the price and duration of running a valid graph."""
     online = sum(backend.is_online for backend in checked.catalogue.backends)
     most = graphs.context.settings.max_queued_per_graph_run
 
@@ -337,7 +337,8 @@ class NewGraphRun:
 async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run. Returns it and whether it is new: a repeated key returns the same run."""
+    """Starts a run. Returns it and whether it is new. A request with the same key and the same
+    contents returns the existing run."""
     check_size(wanted.inputs)
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
@@ -362,7 +363,7 @@ async def start_run(
         is_new = await store.add_run(tx, head)
     if is_new:
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
-    else:  # another request with the same key was faster
+    else:  # Another request with the same key was faster.
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await advance_new(graphs, owner, run_id), is_new
 
@@ -370,7 +371,7 @@ async def start_run(
 async def start_document_run(
     graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run of a graph document. Stores the graph if it is new and the run isn't refused."""
+    """Starts a run of a graph document. Stores a new graph, unless the run is refused."""
     check_size(wanted.inputs)
     graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
@@ -386,7 +387,7 @@ async def _prepare_run(
     run_id: UUID,
     wanted: NewGraphRun,
 ) -> tuple[RunPlan, GraphRunState]:
-    """Plans a run without storing anything. Raises an error if the run can't start."""
+    """Plans a run without storing it. Raises an error if the run can't start."""
     plan = await _plan(graphs, owner, document, wanted.inputs)
     inputs = await replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
@@ -400,7 +401,7 @@ async def _prepare_run(
 async def require_payable(
     graphs: GraphContext, owner: Owner, run: GraphRunState, least: int
 ) -> None:
-    """Refuses a run that can't be paid for in full, so that no tokens are spent on half a run."""
+    """Raises an error if the run's minimum price exceeds its spending limit or the balance."""
     if run.max_tokens is not None and least > run.max_tokens:
         raise Conflict(
             f"the run costs at least {least:,} tokens, more than its limit of {run.max_tokens:,}",
@@ -430,10 +431,10 @@ async def find_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRu
 async def _require_same(
     graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
 ) -> None:
-    """Raises a conflict for a different request. Files may be named by their own or their media's
-    id."""
+    """Raises Conflict if the request differs from the earlier one with the same key. Both the id of
+    a file and the id of its media item refer to the file."""
     if before.head.is_expired:
-        return  # an expired run no longer has its original inputs
+        return  # An expired run no longer has its original inputs.
     requested, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
     bounds = new_run(before.plan, before.run.id, {}, max_tokens=wanted.max_tokens)
     is_same = (
@@ -447,7 +448,7 @@ async def _require_same(
 
 
 async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Advances a stored run. If that isn't possible now, the sweep does it later."""
+    """Advances a stored run. If that isn't possible now, a sweep advances it later."""
     try:
         return await advance(graphs, owner.tenant_id, run_id)
     except (QueueFull, Unavailable):
@@ -457,11 +458,11 @@ async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> Loade
 async def replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Replaces file ids in inputs with file references. Refuses files that aren't the user's."""
+    """Replaces file ids in inputs with file references. Refuses files of other users."""
     nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     named = sum(1 for _ in file_ids_in(inputs))
     if named > FILES_GIVEN_MAX:
-        raise InvalidInput(f"the inputs refer to {named:,} files, more than {FILES_GIVEN_MAX:,}")
+        raise InvalidInput(f"the inputs refer to {named:,} files; the limit is {FILES_GIVEN_MAX:,}")
     return {
         name: await _replace_in_input(graphs, owner, nodes[name], value)
         for name, value in inputs.items()
@@ -515,7 +516,7 @@ async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: An
     file = await own_file(graphs, owner, _file_id(value))
     if file is None:
         raise_problems(
-            [DocumentProblem("unknown_file", f"there is no file {_file_id(value)!r:.60}", name)]
+            [DocumentProblem("unknown_file", f"file {_file_id(value)!r:.60} was not found", name)]
         )
         return value
     try:
@@ -526,7 +527,7 @@ async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: An
 
 
 async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | None:
-    """Finds a file by its own id or by its media item's id. Returns None if it isn't the user's."""
+    """Finds the user's file by its own id or by its media item's id, or returns None."""
     try:
         requested_id = UUID(str(named))
         async with graphs.context.tenant(owner.tenant_id) as tx:
@@ -547,7 +548,7 @@ async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
 
 
 def file_ids_in(value: Any) -> Iterator[str]:
-    """Yields the file ids of all references in a value."""
+    """Yields the file ids of all file references in a value."""
     if isinstance(value, Mapping):
         if "file_id" in value:
             yield str(value["file_id"])
@@ -572,7 +573,7 @@ async def get_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun
     async with graphs.context.tenant(owner.tenant_id) as tx:
         loaded = await graphs.runs.get(tx, owner.tenant_id, run_id)
     if loaded.head.user_id != owner.user_id:
-        raise NotFound(f"there is no graph run {run_id}")
+        raise NotFound(f"graph run {run_id} was not found")
     return loaded
 
 
@@ -586,7 +587,7 @@ async def get_live_run(
 async def unservable_nodes(
     graphs: GraphContext, loaded: LoadedRun, run: GraphRunState
 ) -> dict[str, str]:
-    """Returns the nodes with queued jobs that no backend can run now, and the reasons."""
+    """Returns the nodes with queued jobs that no backend can run now, each with the reason."""
     waiting = sorted(
         key for key in run.in_flight if run.record(key).status == ExecutionStatus.QUEUED
     )
@@ -603,7 +604,7 @@ async def unservable_nodes(
 
 
 async def cancel_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Cancels a run. A run that has ended is not changed."""
+    """Cancels a run. Has no effect on a finished run."""
     await get_run(graphs, owner, run_id)
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
@@ -621,7 +622,7 @@ async def retry_graph_run(
     backend: str | None = None,
     max_tokens: int | None = None,
 ) -> LoadedRun:
-    """Retries a failed run. `max_tokens` replaces the run's spending limit, but never lowers it."""
+    """Retries a failed run. `max_tokens` can only raise the run's spending limit."""
     await get_run(graphs, owner, run_id)
     backend = full_backend_name(backend) if backend else backend
 
@@ -648,7 +649,7 @@ async def answer_question(
     *,
     for_all: bool = False,
 ) -> LoadedRun:
-    """Answers a question. With `for_all`, answers all open questions of the same node."""
+    """Answers a question. If `for_all` is set, answers all open questions of the same node."""
     await get_run(graphs, owner, run_id)
     if answer.backend:
         answer = replace(answer, backend=full_backend_name(answer.backend))
@@ -668,7 +669,7 @@ async def answer_question(
 
 
 def only_question(loaded: LoadedRun) -> ExecutionKey:
-    """Returns the run's only open question, for an answer that doesn't name a node."""
+    """Returns the key of the run's only open question, for an answer that doesn't name a node."""
     if not loaded.run.asking:
         raise Conflict("the run has no open question")
     if len(loaded.run.asking) > 1:
@@ -712,13 +713,13 @@ def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Envi
         )
     if not is_online(answer.backend, need, environment.backends):
         raise InvalidInput(
-            f"{answer.backend} is not online, or can't run {facts.slug}", field="backend"
+            f"{answer.backend} is not online or can't run {facts.slug}", field="backend"
         )
 
 
 def _require_known(backend: str, environment: Environment) -> None:
     if not any(state.is_target_of(backend) for state in environment.backends):
-        raise InvalidInput(f"there is no backend {backend}", field="backend")
+        raise InvalidInput(f"backend {backend} was not found", field="backend")
 
 
 PAGE_MAX = 200
@@ -731,7 +732,7 @@ async def list_graphs(
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_graph_item(tx, owner.tenant_id, before) if before else None
         if before and last is None:
-            raise NotFound(f"there is no graph {before}")
+            raise NotFound(f"graph {before} was not found")
         return await store.list_graphs(tx, owner.tenant_id, before=last, limit=min(limit, PAGE_MAX))
 
 
@@ -750,7 +751,7 @@ async def list_runs(
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_run_item(tx, *whose, before) if before else None
         if before and last is None:
-            raise NotFound(f"there is no graph run {before}")
+            raise NotFound(f"graph run {before} was not found")
         return await store.list_runs(
             tx,
             *whose,
@@ -766,7 +767,7 @@ RUNS_PER_PASS_MAX = 100
 
 
 async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> int:
-    """Expires runs that ended before the given time. Active runs keep all their data."""
+    """Expires all runs that ended before the given time, and returns their number."""
     expired = 0
     while True:
         async with pool.transaction() as tx:
@@ -779,14 +780,13 @@ async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> i
 
 
 async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the input files of active runs, whose nodes may still need them."""
+    """Returns the ids of active runs' input files, because the nodes may still need them."""
     open_inputs = await store.inputs_of_open_runs(tx, tenant_id)
     return {UUID(file_id) for inputs in open_inputs for file_id in _open_file_ids(inputs)}
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs whose results active runs have reused. They may still need the jobs'
-    files."""
+    """Returns the ids of jobs whose results active runs have reused, and whose files they need."""
     return await store.jobs_reused_by_open_runs(tx, tenant_id)
 
 

@@ -1,9 +1,9 @@
-"""Applies decisions. Each one is applied completely, in one transaction under the run's lock, or
-not at all.
+"""Applies decisions about graph runs. Each decision is applied in a single transaction under the
+run's lock.
 
-A decision is based on the run as it was read. If another process has changed the run since, the
-decision is made again. Prompts are built before the transaction, because building them may read
-from object storage."""
+A decision is based on the state of the run at the time of the read. If another process has changed
+the run since then, a new decision is made. Prompts are built before the transaction, because
+building them may require reads from object storage."""
 
 import json
 import logging
@@ -60,20 +60,19 @@ from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.turns import FairThreads
 
-# Threads for reports about large runs and for reruns of them. The limit applies per user.
+# Threads for reports about large runs and for their reruns. The limit of waiting calls is per user.
 AT_ONCE_MAX, WAITING_PER_USER_MAX = 2, 20
 large_runs = FairThreads("graphs", AT_ONCE_MAX, waiting_each_max=WAITING_PER_USER_MAX)
-# Threads for decisions about runs that are too large for the event loop. The limit applies per
-# tenant, and refuses nothing in practice: a tenant's limits on runs and requests bound how many
-# decisions wait here.
+# Threads for decisions about runs that are too large for the event loop. The limit of waiting calls
+# applies per tenant. In practice, other limits on runs and requests are reached first.
 WAITING_PER_TENANT_MAX = 10_000
 decisions = FairThreads("decisions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-SLICE_MAX = 250  # notifications of executions in one decision; also the jobs started in it
-IN_LOOP_EXECUTIONS_MAX = 500  # a decision about a larger run is made in a thread
-IN_LOOP_STEPS_MAX = 20_000  # a decision that takes more expression steps is made in a thread
-READS_MAX = 5  # attempts to read a run that other processes are changing
+SLICE_MAX = 250  # Maximum number of notified executions, and of started jobs, per decision.
+IN_LOOP_EXECUTIONS_MAX = 500  # Decisions about larger runs are made in a thread.
+IN_LOOP_STEPS_MAX = 20_000  # Decisions with more expression steps are made in a thread.
+READS_MAX = 5  # Maximum attempts to read a run while other processes change it.
 RUNS_KEPT_MAX = 500
-ENDED_RUNS_KEPT_MAX = 50  # clients that followed a run read it a few more times after its end
+ENDED_RUNS_KEPT_MAX = 50  # Clients read a run a few more times after its end.
 RECORDS_KEPT_MAX = 200_000
 
 
@@ -85,15 +84,15 @@ class LoadedRun(NamedTuple):
 
     @property
     def jobs(self) -> Mapping[UUID, tuple[ExecutionKey, int]]:
-        """The execution and attempt of each job that executions wait for, by job id."""
+        """The execution and the attempt of each job in flight, by job id."""
         keys = self.run.in_flight or _stopping_keys(self.run)
         attempts = ((key, self.run.record(key).attempt) for key in keys)
         return {job_id(self.run.id, key, attempt): (key, attempt) for key, attempt in attempts}
 
 
 def _stopping_keys(run: GraphRunState) -> frozenset[ExecutionKey]:
-    """Returns the executions of an ended run whose jobs are being stopped. They don't count as in
-    flight."""
+    """Returns the executions of an ended run whose jobs are still being stopped. They are no longer
+    in flight."""
     if not run.status.is_over:
         return frozenset()
     return frozenset(key for key, record in run.records.items() if record.status == "stopping")
@@ -107,8 +106,8 @@ class RunCache:
         self._shown_percents: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
     def get_cached(self, tenant_id: UUID, run_id: UUID) -> LoadedRun | None:
-        """Returns the cached run, which may be outdated. Its revision is checked before anything is
-        written."""
+        """Returns the cached run, which may be outdated. The revision must be checked before a
+        write."""
         loaded = self._loaded.get(run_id)
         return loaded if loaded and loaded.head.tenant_id == tenant_id else None
 
@@ -116,7 +115,7 @@ class RunCache:
         loaded = self._loaded.get(run_id)
         revision = await store.revision_of(tx, tenant_id, run_id)
         if revision is None:
-            raise NotFound(f"there is no graph run {run_id}")
+            raise NotFound(f"graph run {run_id} was not found")
         if loaded is None or loaded.revision != revision:
             loaded = await self._read(tx, tenant_id, run_id, loaded)
         self.keep(loaded)
@@ -128,14 +127,14 @@ class RunCache:
         for _ in range(READS_MAX):
             head = await store.get_run(tx, tenant_id, run_id)
             if head is None:
-                raise NotFound(f"there is no graph run {run_id}")
+                raise NotFound(f"graph run {run_id} was not found")
             records = await store_executions.read_records(tx, head)
             if len(records) < store_executions.ROWS_PER_PAGE:
-                break  # a single statement read all of them
+                break  # A single statement has read all records, so they are consistent.
             if await store.revision_of(tx, tenant_id, run_id) == head.revision:
                 break
         else:
-            raise Unavailable(f"the graph run {run_id} is being changed by others; try again")
+            raise Unavailable(f"other requests are changing graph run {run_id}; try again")
         if loaded is not None and not head.is_expired:
             plan = loaded.plan
         else:
@@ -159,8 +158,8 @@ class RunCache:
             self.drop(next(iter(self._loaded)))
 
     def keep_monotonic(self, run: GraphRunState, progress: RunProgress) -> RunProgress:
-        """Raises the progress of an active run to the highest value shown so far. The computed
-        value can fall, because lists grow and jobs restart."""
+        """Replaces the progress of an active run with the highest value so far. The calculated
+        value can decrease when lists grow or jobs restart."""
         if run.status.is_over:
             self._shown_percents.pop(run.id, None)
             return progress
@@ -191,7 +190,7 @@ Decide: TypeAlias = Callable[[LoadedRun, Environment], Awaitable[RunDecision]]
 
 
 class CutRuns:
-    """The runs, by tenant, whose last decision in this process stopped at the slice limit. Tenants
+    """The runs whose last decision in this process stopped at the slice limit, by tenant. Tenants
     take turns."""
 
     def __init__(self) -> None:
@@ -213,7 +212,7 @@ class CutRuns:
         return bool(self._runs)
 
     def take_one_per_tenant(self) -> list[tuple[UUID, UUID]]:
-        """Removes and returns the longest-waiting run of each tenant."""
+        """Removes the longest-waiting run of each tenant, and returns the tenant and run ids."""
         next_runs = []
         for tenant_id, runs in list(self._runs.items()):
             run_id, _ = runs.popitem(last=False)
@@ -225,7 +224,7 @@ class CutRuns:
 
 @dataclass(frozen=True)
 class GraphContext:
-    """The dependencies of graph runs. There is one instance per process."""
+    """The dependencies of graph runs. Each process has one instance."""
 
     context: JobContext
     runs: RunCache = field(default_factory=RunCache)
@@ -236,7 +235,8 @@ class GraphContext:
 async def decide_slice(
     loaded: LoadedRun, run: GraphRunState, events: Sequence[Event], environment: Environment
 ) -> RunDecision:
-    """Makes one slice of a decision, in the event loop if that is quick, otherwise in a thread."""
+    """Makes one slice of a decision. A slice that takes too long for the event loop is made in a
+    thread."""
     decide = partial(next_actions, loaded.plan, run, events, environment, slice_max=SLICE_MAX)
     if run.open_count + len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
         try:
@@ -262,12 +262,12 @@ async def apply_decision(
     handled_outbox: Sequence[int] = (),
     fresh: bool = False,
 ) -> LoadedRun:
-    """Makes and applies a decision; returns the run afterwards. Deletes the handled outbox rows in
-    the same transaction."""
+    """Makes and applies a decision, and returns the changed run. The same transaction deletes the
+    handled outbox rows."""
     context = graphs.context
     pool = await context.pool_of(tenant_id)
-    # If there are outbox rows to delete, a transaction is always opened, and it checks the
-    # revision.
+    # The cached run may be outdated. It can be used if outbox rows are deleted, because that always
+    # opens a transaction, which checks the revision.
     loaded = graphs.runs.get_cached(tenant_id, run_id) if handled_outbox else None
     for _ in range(TRIES_MAX):
         if loaded is None:
@@ -284,7 +284,7 @@ async def apply_decision(
             return outcome.loaded
         graphs.runs.drop(run_id)
         loaded = None
-    raise Conflict(f"the graph run {run_id} is being changed by others; try again")
+    raise Conflict(f"other requests are changing graph run {run_id}; try again")
 
 
 def count_end(graphs: GraphContext, before: GraphRunStatus, after: GraphRunStatus) -> None:
@@ -302,7 +302,7 @@ async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) ->
     except Unavailable as error:
         log.log(
             log_level_of(error),
-            "jobs of graph run %s are not queued yet, will be retried: %s",
+            "jobs of graph run %s could not be queued yet and will be retried: %s",
             outcome.loaded.head.id,
             error.message,
         )
@@ -318,7 +318,7 @@ class _DecisionApplier:
     handled_outbox: Sequence[int]
 
     async def commit(self) -> _Outcome | None:
-        """Applies the decision in one transaction. Returns None if the run has changed since it was
+        """Applies the decision in one transaction. Returns None if the run has changed since the
         read."""
         is_paused = self.decision.run.paused_at is not None
         is_idle = (
@@ -342,7 +342,8 @@ class _DecisionApplier:
         return outcome
 
     async def _resolve_jobs(self) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """Resolves the jobs to start. Returns their specs, and the jobs that are refused."""
+        """Resolves the jobs to start. Returns the specs of these jobs, and events for the refused
+        ones."""
         head, specs, refused = self.loaded.head, {}, []
         lookup = self.graphs.environment.lookup(self.graphs.context)
         for action in _start_actions(self.decision):
@@ -375,8 +376,8 @@ class _DecisionApplier:
     ) -> None:
         now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
         if self.decision.actions:
-            # Lock jobs before the wallet, in the same order as at the end of a job. Another order
-            # could deadlock.
+            # Locks the jobs before the wallet. The end of a job uses the same order, which prevents
+            # deadlocks.
             await jobs.lock(tx, tenant_id, list(self.loaded.jobs))
         results = await reuse.find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
         await self._cancel(tx, self.decision, outcome)
@@ -396,8 +397,8 @@ class _DecisionApplier:
     async def _split_affordable(
         self, tx: Tx, specs: Mapping[UUID, JobSpec]
     ) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """Splits specs into jobs that the wallet can pay for, in the decision's order, and refused
-        jobs."""
+        """Splits the jobs into affordable ones, which the wallet covers in the order of the
+        decision, and refused ones."""
         if not any(spec.price_tokens for spec in specs.values()):
             return dict(specs), []
         head = self.loaded.head
@@ -411,7 +412,7 @@ class _DecisionApplier:
             if spec is None:
                 continue
             if room is not None and spec.price_tokens > room:
-                # The job was only started because a free reusable result might have existed.
+                # The decision allowed this job only because it might have reused a free result.
                 most = self.decision.run.max_tokens
                 message = too_dear_message(most, (most or 0) - room, spec.price_tokens)
                 unpaid.append(_refusal(action, message, FailureCause.REFUSED))
@@ -425,7 +426,7 @@ class _DecisionApplier:
         return paid, unpaid
 
     def _tokens_left(self) -> int | None:
-        """Returns the tokens that the run could spend before this decision's jobs. None means no
+        """Returns the tokens that the run can spend on this decision's jobs, or None if it has no
         limit."""
         run = self.decision.run
         if run.max_tokens is None:
@@ -448,8 +449,8 @@ class _DecisionApplier:
     async def _decide_further(
         self, tx: Tx, events: Sequence[JobDone | JobFailed], outcome: _Outcome
     ) -> RunDecision:
-        """Decides again after reused results and refused jobs. Starts no further jobs in this
-        step."""
+        """Continues the decision with the events of reused results and refused jobs. This doesn't
+        start more jobs."""
         if not events:
             return self.decision
         environment = replace(self.environment, in_queue_max=0)
@@ -468,7 +469,7 @@ class _DecisionApplier:
                     tx, tenant_id, action.job_id, new_id=context.new_id, now=context.clock()
                 )
             except NotFound:
-                continue  # the job was refused in this step
+                continue  # The job was refused in this decision, so it doesn't exist.
             outcome.jobs = [other for other in outcome.jobs if other.id != job.id] + [job]
             outcome.outbox_ids += outbox_ids
 
@@ -476,8 +477,8 @@ class _DecisionApplier:
 async def write_decision(
     graphs: GraphContext, tx: Tx, loaded: LoadedRun, decision: RunDecision
 ) -> LoadedRun:
-    """Writes the state of a run after a decision. Enqueues webhooks for the run's end and its new
-    questions exactly once, because only this transaction creates the revision."""
+    """Writes the state of a run after a decision. Enqueues the webhooks for the run's end and for
+    new questions exactly once, because no other transaction can create the same revision."""
     context, run, head = graphs.context, decision.run, loaded.head
     now, revision = context.clock(), loaded.revision + 1
     await store_executions.write_run(tx, head, run, decision.changed, revision=revision, now=now)
@@ -505,7 +506,7 @@ async def write_decision(
 def run_events(
     before: LoadedRun, after: LoadedRun, changed: Sequence[ExecutionKey]
 ) -> list[EndOfJob]:
-    """Returns the webhook events for a change: the run's end, or each new question."""
+    """Returns the webhook events for a change of a run: its end, or one event per new question."""
     run, head = after.run, after.head
     common = {"run_id": str(run.id), "graph_id": str(head.graph_id), "version": head.graph_version}
     if run.status.is_over:
@@ -513,7 +514,7 @@ def run_events(
     new_questions = [
         key
         for key in changed
-        # An open question remains the same object. A repeated question is a new object.
+        # As long as a question is open, it is the same object. A new question is a new object.
         if key in run.asking and run.record(key).question is not before.run.record(key).question
     ]
     return [_question_event(after, key, common) for key in sorted(new_questions)]
@@ -547,8 +548,8 @@ def _question_event(after: LoadedRun, key: ExecutionKey, common: Mapping[str, An
 
 
 def _event_id(after: LoadedRun, name: str) -> UUID:
-    """Returns an event id. It depends on the revision, because a run can end, be retried and end
-    again."""
+    """Returns the id of an event. The id depends on the revision, because a run can end again after
+    a retry."""
     return uuid5(after.head.id, f"{name}/{after.revision}")
 
 
@@ -556,8 +557,8 @@ _PICTURES = "image/"
 
 
 def job_output(job: Job, files: Mapping[UUID, File]) -> dict[str, Any]:
-    """Builds `{images, files, width, height, text, json, values, …}`. Files are included as
-    references."""
+    """Builds the result of a job: `{images, files, width, height, text, json, values, …}`. It
+    contains references to the files."""
     outputs = [
         _output_reference(output, files[output.file_id])
         for output in job.outputs
@@ -577,8 +578,8 @@ def job_output(job: Job, files: Mapping[UUID, File]) -> dict[str, Any]:
 
 
 def shown_values(job: Job) -> dict[str, Any]:
-    """Returns the values that nodes showed, by name. If several nodes showed values, they are also
-    returned by node id."""
+    """Returns the values that the nodes of a job displayed, by name. If several nodes displayed
+    values, the result also contains them by node id."""
     shown, text = job.values, text_of(job.values) or ""
     by_name: dict[str, Any] = {}
     for value in shown:
@@ -591,8 +592,7 @@ def shown_values(job: Job) -> dict[str, Any]:
 
 
 def _parse_shown(text: str) -> Any:
-    """Parses a number, boolean, list or object that was shown as text. Returns None for plain
-    text."""
+    """Parses displayed text as JSON. Returns None if the text isn't JSON."""
     try:
         return clean(json.loads(text)) if text else None
     except (ValueError, RecursionError):
@@ -605,8 +605,8 @@ def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
 
 
 def file_reference(file: File) -> dict[str, Any]:
-    """Returns a file in the form that run values use. Its path is for display, and isn't its
-    storage path."""
+    """Returns a file in the form that the values of runs contain. The path is only for display, and
+    isn't the storage path."""
     return {
         "file_id": str(file.id),
         "filename": file.filename,
@@ -641,8 +641,8 @@ def job_request_of(action: StartJob, environment: Environment, user_id: UUID) ->
 
 
 def stage_of(affinity: str | None, environment: Environment, usual: str) -> str:
-    """Returns the stage of the backend that a job is bound to. In another stage's lane, no worker
-    would accept the job."""
+    """Returns the stage for a job, which is the stage of the backend to which the job is bound. In
+    another stage, no worker would accept the job."""
     for backend in environment.backends:
         if affinity and backend.is_target_of(affinity):
             return backend.fleet.partition("/")[2] or STAGE

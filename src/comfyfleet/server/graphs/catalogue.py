@@ -1,5 +1,5 @@
-"""Catalogues that graphs are validated against: available effects and workflows, and the workers
-that could run them."""
+"""The catalog for validating a graph: available effects and workflows, and workers that can run
+them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from comfyfleet.server.catalog.model import (
 from comfyfleet.server.fleets.model import BackendOffer, ModelUse
 
 NAMES_TOLD_MAX = 5
-CLOSENESS = 0.4  # minimum similarity of suggested names, as difflib computes it
+CLOSENESS = 0.4  # Minimum similarity of suggested names, from 0 to 1, as calculated by difflib.
 
 
 class WorkReference(Protocol):
-    """A reference from a node or step to an effect or, without an effect, to a workflow."""
+    """A node's or step's reference to an effect. Without an effect, it refers to a workflow."""
 
     @property
     def workflow(self) -> str: ...
@@ -41,19 +41,19 @@ class EffectTerms:
     locked: tuple[str, ...] = ()
     stage: str = "production"
     provider: str = "self_hosted"
-    # accepted types of the input; empty means all types of its kind
+    # The accepted media types of the input. Empty means all types of its kind.
     media_types: tuple[str, ...] = ()
     max_upload_bytes: int | None = None
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """The fields of a job request that the effect sets."""
+        """The fields that the effect sets in a job request."""
         names = ("overrides", "locked", "stage", "provider", "media_types", "max_upload_bytes")
         return {"effect_id": self.id, **{name: getattr(self, name) for name in names}}
 
 
 class BackendNeed(NamedTuple):
-    """The backend requirements of a job: a workflow, and the models that the job selects."""
+    """A job's requirements for a backend: its workflow and the models that it selects."""
 
     slug: str
     choices: tuple[ModelUse, ...] = ()
@@ -61,7 +61,7 @@ class BackendNeed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowFacts:
-    """One version of a registered workflow."""
+    """The facts about one version of a registered workflow, or about an effect."""
 
     slug: str
     version: int
@@ -69,9 +69,9 @@ class WorkflowFacts:
     price_tokens: int = 0
     typical_seconds: float | None = None
     required_capabilities: frozenset[str] = frozenset()
-    is_current: bool = True  # the version that new jobs use by default
-    effect: EffectTerms | None = None  # None means the workflow itself is offered
-    locked_choices: tuple[ModelUse, ...] = ()  # models in properties that the effect locks
+    is_current: bool = True  # True for the version that new jobs use by default.
+    effect: EffectTerms | None = None  # None means that this is a workflow, not an effect.
+    locked_choices: tuple[ModelUse, ...] = ()  # Models in properties that the effect locks.
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class WorkflowFacts:
         return next((prop for prop in self.properties if prop.name == name), None)
 
     def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
-        """Returns the backend requirements of a job with these values, as far as they are known."""
+        """Returns the requirements for a backend of a job with these property values."""
         return BackendNeed(
             self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
         )
@@ -93,17 +93,17 @@ class BackendState:
     """The current state of a worker."""
 
     worker_id: str
-    fleet: str = ""  # SLUG/STAGE
+    fleet: str = ""  # The fleet's name in the form SLUG/STAGE.
     is_online: bool = True
-    # slugs of the workflows that it is allowed and able to run
+    # The slugs of the workflows that the worker is allowed and able to run.
     workflows: frozenset[str] = frozenset()
     capabilities: frozenset[str] = frozenset()
     queue_depth: int = 0
     free_gpu_memory_bytes: int = 0
-    offer: BackendOffer | None = None  # None means its models are unknown
+    offer: BackendOffer | None = None  # None means that the worker's models are unknown.
 
     def is_able(self, need: BackendNeed) -> bool:
-        """Checks whether the backend can run this, regardless of whether it is online."""
+        """Checks whether the backend meets the requirements, regardless of whether it is online."""
         if need.slug not in self.workflows:
             return False
         return self.offer is None or not any(map(self.offer.lacks_choice, need.choices))
@@ -121,7 +121,7 @@ class GraphCatalogue:
     workflows: Mapping[str, tuple[WorkflowFacts, ...]] = field(default_factory=dict)
     backends: tuple[BackendState, ...] = ()
     effects: Mapping[str, WorkflowFacts] = field(default_factory=dict)
-    # all available names, to suggest one for a misspelled name
+    # All available names, for suggestions in error messages.
     workflow_names: tuple[str, ...] = ()
     effect_names: tuple[str, ...] = ()
 
@@ -131,18 +131,21 @@ class GraphCatalogue:
         return self.find(named.workflow, named.version)
 
     def why_unknown(self, named: WorkReference) -> str:
-        """Returns an error message. It is the same for names that don't exist and names that aren't
-        offered, so that names can't be guessed."""
+        """Returns the error message for an unknown name. The message is the same whether the name
+        doesn't exist or isn't offered, so that names can't be guessed."""
         if named.effect is not None:
             return _unknown("effect", named.effect, self.effect_names)
         versions = sorted(facts.version for facts in self.workflows.get(named.workflow, ()))
         if versions:
             known = ", ".join(map(str, versions))
-            return f"the workflow {named.workflow!r} has no version {named.version}; it has {known}"
+            return (
+                f"workflow {named.workflow!r} has no version {named.version}; "
+                f"available versions: {known}"
+            )
         return _unknown("workflow", named.workflow, self.workflow_names)
 
     def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
-        """Finds a version of a workflow. None selects the version that new jobs use."""
+        """Finds a version of a workflow. None stands for the version that new jobs use."""
         versions = self.workflows.get(slug, ())
         if version is None:
             return max(versions, key=lambda facts: (facts.is_current, facts.version), default=None)
@@ -151,19 +154,19 @@ class GraphCatalogue:
 
 def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
     names = list(offered)
-    message = f"there is no {kind} {name!r} to be used here"
+    message = f"{kind} {name!r} isn't available"
     close = get_close_matches(name, names, n=NAMES_TOLD_MAX, cutoff=CLOSENESS)
     shown = close or names[:NAMES_TOLD_MAX]
     if not shown:
-        return f"{message}; none is offered"
+        return f"{message}; no {kind} is offered"
     more = ", …" if len(names) > len(shown) else ""
-    return f"{message}; there are {', '.join(shown)}{more}"
+    return f"{message}; use one of {', '.join(shown)}{more}"
 
 
 def catalogue_of(
     workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
 ) -> GraphCatalogue:
-    """Builds a catalogue. Entries with effect settings are effects, all others workflows."""
+    """Builds a catalog. Entries with an effect become effects, and the others workflows."""
     by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
     effects: dict[str, WorkflowFacts] = {}
     for facts in workflows:

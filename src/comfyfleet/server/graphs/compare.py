@@ -1,7 +1,7 @@
-"""Compares two runs value by value: inputs, graphs, prices, durations and outputs. Pure.
+"""Compares the inputs, graphs, prices, durations and outputs of two runs. This module does no I/O.
 
-Values are represented as strings, by name. Files are compared by content hash, or by id if the hash
-is unknown."""
+Each value has a name and a text. Files are compared by content hash, or by id if the hash is
+unknown."""
 
 import hashlib
 import json
@@ -23,20 +23,21 @@ from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import ExecutionStatus, GraphRunState, RunRow
 
 VALUE_CHARACTERS_MAX = 300
-VALUES_MAX = 2_000  # values in one report
-LEAVES_MAX = 10_000  # individually compared values of a run's inputs, nodes or outputs
+VALUES_MAX = 2_000  # Maximum number of values in a report.
+LEAVES_MAX = 10_000  # Maximum number of inner values of the inputs, nodes or outputs of a run.
 DEPTH_MAX = 30
-NAME_CHARACTERS_MAX = 64  # limit for a single path segment
-HASH_DIGITS = 12  # digits of a content hash that are shown
-SAME_SECONDS = 0.1  # times that differ by at most this are equal,
-SAME_PART = 0.1  # and so are times that differ by at most this fraction
-# Fields that are unique to a run, so that they differ between any two runs.
+NAME_CHARACTERS_MAX = 64  # Maximum length of a path segment.
+HASH_DIGITS = 12  # Number of digits that are shown of a content hash.
+# Durations count as equal if they differ by at most this many seconds or by at most this fraction.
+SAME_SECONDS = 0.1
+SAME_PART = 0.1
+# Fields that always differ between two runs.
 _OWN_FIELDS = frozenset({"prompt_id", "execution_time"})
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The data about a run that is needed for a comparison."""
+    """A run's data for a comparison."""
 
     head: RunRow
     plan: RunPlan
@@ -45,19 +46,20 @@ class RunFacts:
 
 
 class Leaf(NamedTuple):
-    """A value: the identity it is compared by, and the text that is shown."""
+    """A single value. `identity` is used for comparisons, and `text` for display."""
 
     identity: Any
     text: str
 
 
-Hashes = Mapping[str, str]  # content hashes by file id
+Hashes = Mapping[str, str]  # Content hashes by file id.
 
 
 def compare_runs(
     a: RunFacts, b: RunFacts, hashes: Hashes, *, with_same: bool = False
 ) -> RunComparison:
-    """Compares two runs. `hashes` has the known content hashes of the files in both runs."""
+    """Compares two runs. `hashes` contains the known content hashes of the files in both runs. If
+    `with_same` is set, equal values are listed as well."""
     compared = list(_compared(_values(a, hashes), _values(b, hashes)))
     listed = [value for value in compared if with_same or not value.is_same]
     same = sum(value.is_same for value in compared)
@@ -122,7 +124,7 @@ def _is_same(section: CompareSection, one: Leaf | None, two: Leaf | None) -> boo
     if section == CompareSection.TIMES:
         apart = abs(one.identity - two.identity)
         return bool(apart <= max(SAME_SECONDS, SAME_PART * max(one.identity, two.identity)))
-    # In Python 1 equals True, but in graphs it doesn't. 1.0 equals 1 in both.
+    # In Python, True equals 1. In graphs, a boolean never equals a number.
     return isinstance(one.identity, bool) == isinstance(two.identity, bool) and bool(
         one.identity == two.identity
     )
@@ -153,7 +155,7 @@ def _of_run(facts: RunFacts) -> dict[str, Leaf]:
 
 
 def _of_nodes(plan: RunPlan, hashes: Hashes) -> dict[str, Leaf]:
-    """Returns the nodes' fields as the document defines them, and the graph's settings."""
+    """Returns the fields of the nodes in the graph's document, and the graph's settings."""
     document = write_graph(plan.source)
     nodes = {node["id"]: node for node in document.pop("nodes", ())}
     for name in ("name", "connections", "layout"):
@@ -173,8 +175,7 @@ def _of_connections(plan: RunPlan) -> dict[str, Leaf]:
 
 
 def _of_workflows(plan: RunPlan) -> dict[str, Leaf]:
-    """Returns the versions of workflows and subgraphs, including those inside maps, loops and
-    subgraphs."""
+    """Returns the versions of all workflows and subgraphs, including nested ones."""
     workflows = {
         node: _leaf(f"{plan.workflows[node].name} v{plan.workflows[node].version}")
         for node in plan.shape.order
@@ -193,7 +194,7 @@ def _state(node: NodeTimeline) -> str:
 
 
 def _prices(facts: RunFacts) -> dict[str, Leaf]:
-    """Returns the cost of each node: the price of its completed jobs. Reused results are free."""
+    """Returns the total price of each node's completed jobs. Reused results are free."""
     jobs = dict.fromkeys(
         (node for node in facts.plan.shape.order if node in facts.plan.workflows), 0
     )
@@ -208,7 +209,7 @@ def _prices(facts: RunFacts) -> dict[str, Leaf]:
 
 
 def _times(timeline: RunTimeline) -> dict[str, Leaf]:
-    """Returns the duration of the run, and each node's seconds by kind of activity."""
+    """Returns the duration of the run, and the seconds that each node spent on each activity."""
     times = {"run": timeline.seconds}
     for node in timeline.nodes:
         for kind, seconds in node.seconds.model_dump().items():
@@ -218,7 +219,7 @@ def _times(timeline: RunTimeline) -> dict[str, Leaf]:
 
 
 def _leaves(value: Mapping[str, Any], hashes: Hashes) -> dict[str, Leaf]:
-    """Returns the values inside a value by their paths. Values beyond the limit are combined into
+    """Returns all inner values of a value by their paths. Values beyond the limit are combined into
     one."""
     walk = _walk(value, (), hashes) if value else iter(())
     leaves = dict(islice(walk, LEAVES_MAX))
@@ -229,8 +230,8 @@ def _leaves(value: Mapping[str, Any], hashes: Hashes) -> dict[str, Leaf]:
 
 
 def _short(name: str) -> str:
-    """Shortens a name. It may occur in the paths of thousands of values. A hash keeps different
-    names different."""
+    """Shortens a long name, because it may occur in thousands of paths. A hash keeps shortened
+    names distinct."""
     if len(name) <= NAME_CHARACTERS_MAX:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
@@ -251,8 +252,8 @@ def _walk(value: Any, path: tuple[str, ...], hashes: Hashes) -> Iterator[tuple[s
 
 
 def _result_fields(value: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Returns the fields of a value. For a workflow's result, returns only its outputs, and each
-    file once."""
+    """Returns the fields of an object. For the result of a job, leaves out fields that are unique
+    to the run, and lists each file only once."""
     if not {"images", "files"} <= value.keys():
         return value.items()
     skipped = _OWN_FIELDS | ({"images"} if value["images"] == value["files"] else frozenset())

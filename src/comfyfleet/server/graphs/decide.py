@@ -1,9 +1,9 @@
-"""Decides what happens next in a graph run. Pure: the same run and events always give the same
-decision.
+"""Decides the next actions of a graph run. This module does no I/O: the same run and events always
+result in the same decision.
 
-An execution that ends notifies its successors. Each successor counts down the sources that it waits
-for, and starts after the last notification. So the cost of a decision depends on the affected
-executions, and not on the size of the run."""
+When an execution ends, it notifies its successors. Each successor counts down the sources for which
+it waits, and starts after the last notification. Thus, the cost of a decision depends on the number
+of affected executions, and not on the size of the run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -88,7 +88,7 @@ from comfyfleet.server.graphs.run import (
 )
 
 MOVES_MAX = 10
-IN_FLIGHT_MAX = 1_000  # default, unless the graph or the control plane sets a lower limit
+IN_FLIGHT_MAX = 1_000  # Maximum jobs in flight if the graph sets no limit.
 _CODES = {
     FailureCause.NO_TOKENS: RunErrorCode.NO_TOKENS,
     FailureCause.WITHDRAWN: RunErrorCode.WITHDRAWN,
@@ -102,8 +102,8 @@ def apply_event(event: Event, draft: RunDraft) -> None:
 
 
 def _current(draft: RunDraft, key: ExecutionKey, attempt: int) -> ExecutionRecord | None:
-    """Returns the record that a job's event refers to. Returns None if the job isn't the
-    execution's latest, or the execution is no longer open."""
+    """Returns the record for a job's event. Returns None if a later job has replaced the event's
+    job, or if the execution is no longer open."""
     record = draft.record(key)
     is_meant = record.attempt == attempt and attempt > 0
     is_open = record.status.is_in_flight or record.status == ExecutionStatus.STOPPING
@@ -138,8 +138,8 @@ def _progressed(event: JobProgressed, draft: RunDraft) -> None:
 
 @apply_event.register
 def _done(event: JobDone, draft: RunDraft) -> None:
-    """Records the output. A job that completed before its cancellation took effect counts as well:
-    it is paid for, and a retry uses its result."""
+    """Records a job's output, even if the job completed before its cancellation took effect. Such a
+    job is charged, and a retry uses its result."""
     record = _current(draft, event.key, event.attempt)
     if record is not None:
         backend = event.backend or record.backend
@@ -176,8 +176,8 @@ def _failed(event: JobFailed, draft: RunDraft) -> None:
 
 
 def _may_try_again(draft: RunDraft, event: JobFailed, record: ExecutionRecord) -> bool:
-    """Checks whether another attempt is allowed. A lost backend with a fallback doesn't use up a
-    retry."""
+    """Checks whether another attempt is allowed. If the node has a fallback, the loss of a backend
+    doesn't count as a retry."""
     node = draft.plan.workflow_node(event.key.node)
     if event.cause == FailureCause.BACKEND_LOST and node.fallback_strategy != Fallback.NONE:
         draft.update(event.key, failures=record.failures - 1, moves=record.moves + 1)
@@ -203,7 +203,7 @@ def _cancelled(event: JobCancelled, draft: RunDraft) -> None:
 
 def _why_cancelled(draft: RunDraft, key: ExecutionKey, record: ExecutionRecord) -> str:
     if not record.moves:
-        return "its job was cancelled"
+        return "the job was cancelled"
     if record.affinity is None:
         return no_backend_message(draft.plan.workflows[key.node])
     return f"Backend {record.affinity} is offline"
@@ -215,7 +215,7 @@ def _refund(draft: RunDraft, key: ExecutionKey) -> None:
 
 @apply_event.register
 def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
-    """Applies an answer. Ignores it if the question is no longer open."""
+    """Applies an answer, unless the question is no longer open."""
     record = draft.record(event.key)
     if record.status != ExecutionStatus.ASKING or not draft.is_running:
         return
@@ -224,9 +224,9 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
     if event.choice in (Choice.APPROVE, Choice.REJECT):
         _judge(draft, event.key, event.choice, event.picked)
     elif event.choice == Choice.SKIP:
-        skip_node(draft, event.key, "skipped by a person")
+        skip_node(draft, event.key, "skipped by the user")
     elif event.choice == Choice.FAIL:
-        message = record.question.message if record.question else "failed by a person"
+        message = record.question.message if record.question else "failed by the user"
         fail_node(draft, event.key, message)
     else:
         chosen = event.backend if event.choice == Choice.BACKEND else record.chosen
@@ -237,11 +237,11 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
 def _judge(
     draft: RunDraft, key: ExecutionKey, choice: Choice, picked: Sequence[int] | None = None
 ) -> None:
-    """Passes on the value that a person or a deadline has approved or rejected."""
+    """Ends the execution with the value that a person or a deadline has approved or rejected."""
     record = draft.record(key)
     value = (record.inputs or {})[INPUT_PORT]
     if picked is None and record.question and record.question.pick_from is not None:
-        picked = range(record.question.pick_from)  # all of them, in the same form as a selection
+        picked = range(record.question.pick_from)  # Picks all items.
     port = APPROVED_PORT if choice == Choice.APPROVE else REJECTED_PORT
     outputs = {port: picked_value(value, picked) if choice == Choice.APPROVE else value}
     if why := draft.refusal(key, outputs):
@@ -251,7 +251,7 @@ def _judge(
 
 
 def _check_questions(draft: RunDraft) -> None:
-    """Answers questions whose deadline has passed, as their nodes specify."""
+    """Answers questions whose deadline has passed, as specified by their nodes."""
     now = draft.environment.now
     for key in sorted(draft.asking):
         question, node = draft.record(key).question, draft.plan.node(key.node)
@@ -261,14 +261,14 @@ def _check_questions(draft: RunDraft) -> None:
             continue
         draft.asking.discard(key)
         if node.on_deadline == DeadlineChoice.FAIL:
-            fail_node(draft, key, f"there was no answer within {node.deadline_seconds} s")
+            fail_node(draft, key, f"the question was not answered within {node.deadline_seconds} s")
         else:
             _judge(draft, key, Choice(node.on_deadline))
 
 
 def _withdraw_questions(draft: RunDraft) -> None:
-    """Withdraws questions about an unavailable backend once it is available again, so that their
-    nodes continue."""
+    """Withdraws questions about an unavailable backend that is available again, so that the nodes
+    can continue."""
     for key in sorted(draft.asking):
         node, record = draft.plan.node(key.node), draft.record(key)
         if isinstance(node, WorkflowNode) and _is_served(draft, node, record):
@@ -278,8 +278,8 @@ def _withdraw_questions(draft: RunDraft) -> None:
 
 
 def _is_served(draft: RunDraft, node: WorkflowNode, record: ExecutionRecord) -> bool:
-    """Checks whether the requested backend, or any backend if none is requested, can run the node
-    now."""
+    """Checks whether the requested backend can run the node now. If no backend is requested, checks
+    whether any backend can run it."""
     need = draft.plan.workflows[node.id].need_for(record.inputs or {})
     backends = draft.environment.backends
     requested = record.chosen or node.backend_affinity
@@ -309,14 +309,13 @@ def next_actions(
     slice_max: int | None = None,
     in_loop_max: int | None = None,
 ) -> RunDecision:
-    """Decides how a run continues after the events in `ended`. Without events, only the environment
-    may have changed.
+    """Decides how a run continues after these events or after a change of the environment.
 
-    Events that were applied before, and events of jobs that are not the execution's latest, have
-    no effect. After `slice_max` notifications, the decision stops and the run is marked as cut.
-    The next decision continues from there, and the combined result equals that of a single
-    decision. None means no limit. Raises DecisionTooLong if expressions take more than
-    `in_loop_max` steps."""
+    Events have no effect if they were already applied, or if a later job has replaced their job.
+    After `slice_max` notifications, the decision stops and the run is marked as cut. The next
+    decision continues from there. The combined result is the same as that of a single decision.
+    None means no limit. Raises DecisionTooLong if expressions take more than `in_loop_max` steps.
+    """
     draft = RunDraft(plan, run, environment, slice_max=slice_max, in_loop_max=in_loop_max)
     if run.status == GraphRunStatus.PENDING:
         _begin(draft)
@@ -336,14 +335,14 @@ def decide_cancel(plan: RunPlan, run: GraphRunState, environment: Environment) -
 
 
 def decide_pause(run: GraphRunState, environment: Environment) -> RunDecision:
-    """Pauses an active run. It starts no more jobs, but jobs already submitted continue."""
+    """Pauses an active run. It starts no more jobs, but its submitted jobs continue."""
     if run.status.is_over:
         raise Conflict(f"only an active run can be paused; this one is {run.status}")
     return RunDecision((), replace(run, paused_at=run.paused_at or environment.now), ())
 
 
 def decide_resume(run: GraphRunState, environment: Environment) -> RunDecision:
-    """Resumes a paused run. Its deadline moves by the duration of the pause."""
+    """Resumes a paused run. Its deadline is extended by the duration of the pause."""
     if run.status.is_over:
         raise Conflict(f"only an active run can be resumed; this one is {run.status}")
     deadline_at = run.deadline_at
@@ -380,23 +379,23 @@ def decide_retry(
 def decide_rerun(
     plan: RunPlan, run: GraphRunState, earlier: EarlierRun, environment: Environment
 ) -> RerunDecision:
-    """Starts a run with the results of an earlier one. The next decision starts the jobs."""
+    """Starts a run with results of an earlier one. The next decision starts the jobs."""
     draft = RunDraft(plan, run, replace(environment, in_queue_max=0), earlier)
     _begin(draft)
-    return RerunDecision(_decided(draft), frozenset(draft.kept))
+    return RerunDecision(_decided(draft), frozenset(draft.unchanged))
 
 
 def _take_earlier(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bool:
-    """Takes an execution's result from an earlier run, if everything that it depends on is
-    unchanged. Returns whether it did."""
+    """Reuses an execution's result from an earlier run if all of its dependencies are unchanged.
+    Returns whether a result was reused."""
     if not _is_as_before(draft, earlier, key):
         return False
     record = earlier.result_of(key)
     if record is None:
         if not decides_anew(draft.plan.node(key.node)):
-            draft.kept.add(key)  # computing it again gives the same result
+            draft.unchanged.add(key)  # A new computation gives the same result.
         return False
-    draft.kept.add(key)
+    draft.unchanged.add(key)
     if record.status == ExecutionStatus.SKIPPED:
         skip_node(draft, key, "; ".join(record.notes))
     elif why := draft.refusal(key, record.outputs, record.inputs):
@@ -421,10 +420,12 @@ def _is_as_before(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bo
     if key.node in earlier.changed:
         return False
     if over and draft.width(over, key.at) != earlier.width(over, key.at):
-        return False  # the loop may continue for more or fewer rounds
+        return False  # The loop may have more or fewer rounds now.
     sources = draft.plan.shape.sources[key.node]
     needed = (source_key for source in sources for source_key in _keys_of(draft, source, key))
-    return all(source_key in draft.kept for source_key in (*earlier.rounds_before(key), *needed))
+    return all(
+        source_key in draft.unchanged for source_key in (*earlier.rounds_before(key), *needed)
+    )
 
 
 def _is_to_be_retried(draft: RunDraft, key: ExecutionKey) -> bool:
@@ -465,13 +466,13 @@ def _decided(draft: RunDraft) -> RunDecision:
 
 def _check_deadline(draft: RunDraft) -> None:
     deadline_at = draft.was.deadline_at
-    is_paused = draft.was.paused_at is not None  # resuming moves the deadline
+    is_paused = draft.was.paused_at is not None  # Resuming extends the deadline.
     if deadline_at is None or is_paused or draft.environment.now < deadline_at:
         return
     seconds = draft.plan.graph.deadline_seconds
     open_keys = (key for key in draft.all_keys() if not draft.record(key).status.is_ended)
     at = min(draft.in_flight or draft.asking, default=None) or next(open_keys)
-    fail_run(draft, at, f"the run took longer than its deadline of {seconds} s")
+    fail_run(draft, at, f"the run exceeded its deadline of {seconds} s")
 
 
 def _finish(draft: RunDraft) -> None:
@@ -488,8 +489,8 @@ def _finish(draft: RunDraft) -> None:
 
 
 def _notify_all(draft: RunDraft) -> None:
-    """Notifies the successors of ended executions, in the order of the ends, until the slice is
-    full."""
+    """Notifies the successors of ended executions until the slice is full. The executions are
+    processed in the order in which they ended."""
     while draft.is_running and draft.has_room:
         if draft.notifying is None:
             if not draft.unnotified:
@@ -518,15 +519,15 @@ def _notify_targets(draft: RunDraft, at_work: Notifying) -> None:
 
 
 def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
-    """Counts down the sources that an execution waits for. The first notification sets the
-    count."""
+    """Counts down the sources for which an execution waits. The first notification initializes the
+    counter."""
     record = draft.record(key)
     if record.status != ExecutionStatus.PENDING:
         return
     if not draft.is_touched(key):
         waiting = _count_undecided(draft, key)
     elif record.end_number > number:
-        return  # this end was already excluded when the count was set
+        return  # This source had already ended when the counter was initialized.
     else:
         waiting = record.waiting - 1
         draft.update(key, waiting=waiting)
@@ -535,7 +536,8 @@ def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
 
 
 def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
-    """Counts the sources that an execution waits for, and records which ends the count reflects."""
+    """Counts the sources for which an execution waits, and records which ends are already
+    included."""
     waiting = _undecided(draft, key)
     draft.update(key, waiting=waiting, end_number=draft.next_end)
     return waiting
@@ -551,8 +553,8 @@ def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
 
 
 def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[ExecutionKey]:
-    """Yields the executions of a source that an execution waits for. A merge over items waits for
-    many."""
+    """Yields the executions of a source node for which an execution waits. A merge over items waits
+    for several."""
     for at in draft.indexes(source, key.at):
         yield ExecutionKey(source, at)
 
@@ -590,7 +592,7 @@ def _ask(draft: RunDraft, key: ExecutionKey, question: UserQuestion, **changes: 
 
 
 def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
-    """Opens another round of a loop, unless the last round met its condition or the limit is
+    """Opens the next round of a loop, unless the last round has met the condition or the limit is
     reached."""
     judge = draft.plan.node(key.node)
     if not isinstance(judge, RoundEndNode) or (draft.record(key).outputs or {})["done"]:
@@ -615,7 +617,7 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
     ]
     for member in members:
         draft.expect(member.node, 1)
-    # Nodes that wait for all rounds now wait for the new round as well.
+    # Nodes that wait for all rounds must also wait for the new one.
     for target in draft.plan.shape.targets[key.node]:
         end = ExecutionKey(target, rounds.at)
         if closes_over(draft.plan.node(target)) == rounds.node and draft.is_touched(end):
@@ -641,14 +643,14 @@ def _start_held(draft: RunDraft) -> None:
             if not draft.in_flight:
                 price = draft.plan.workflows[key.node].price_tokens
                 fail_run(draft, key, too_dear_message(draft.was.max_tokens, draft.tokens, price))
-            return  # jobs in flight may still be refunded
+            return  # Jobs in flight may still be refunded.
         draft.pop_held(row)
         draft.started += 1
         _start(draft, key)
 
 
 def too_dear_message(most: int | None, spent: int, price: int) -> str:
-    return f"the run has spent {spent} of at most {most} tokens, and the next job costs {price}"
+    return f"the run has spent {spent} of {most} tokens, and the next job costs {price}"
 
 
 def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
@@ -657,8 +659,8 @@ def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
 
 
 def _reuses(draft: RunDraft, key: ExecutionKey) -> bool:
-    """Checks whether the job may turn out to be free. That is known only when the job is about to
-    be submitted."""
+    """Checks whether the job may be free because it reuses a result. This is only known when the
+    job is submitted."""
     return draft.plan.workflow_node(key.node).reuse
 
 
@@ -721,10 +723,10 @@ def _is_unserved(draft: RunDraft, facts: WorkflowFacts, record: ExecutionRecord)
 
 
 def _check_placements(draft: RunDraft) -> None:
-    """Cancels queued jobs whose worker went away, or that no worker can run.
+    """Cancels queued jobs whose worker is offline or that no worker can run.
 
-    A job is placed again only after its cancellation is confirmed, because it may just have
-    completed."""
+    A job is placed on another worker only after its cancellation is confirmed, because it may have
+    just completed."""
     for key in sorted(draft.in_flight):
         record = draft.record(key)
         if record.status != ExecutionStatus.QUEUED:

@@ -1,8 +1,8 @@
-"""A draft of a run while a decision is made. Reads fall through to the run, and writes are stored
-separately.
+"""A draft of a run during a decision. Changes are stored separately, and all other data is read
+from the original run, which is never modified.
 
-So the cost of a decision depends on its changes, and the original run is never modified. This
-module also implements how executions and runs end early: skip, fail and stop."""
+Thus, the cost of a decision depends only on its changes. This module also implements skipping and
+failing executions and stopping runs."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -41,13 +41,12 @@ from comfyfleet.server.graphs.run import (
 )
 
 DECISION_STEPS_MAX = 2_000_000
-# a slice ends after the execution that exceeds this number of expression steps
+# A slice ends after the execution that exceeds this number of expression steps.
 SLICE_STEPS = 100_000
 
 
 class RunDecision(NamedTuple):
-    """The actions to take, the run after the decision, and the keys of its new or changed
-    records."""
+    """A decision's result: actions, the changed run, and the keys of new or changed records."""
 
     actions: tuple[Action, ...]
     run: GraphRunState
@@ -59,7 +58,7 @@ class RerunDecision(NamedTuple):
     run."""
 
     decision: RunDecision
-    kept: frozenset[ExecutionKey]
+    unchanged: frozenset[ExecutionKey]
 
 
 class DecisionTooLong(Exception):
@@ -70,7 +69,7 @@ class DecisionSteps(StepCount):
     """Counts the steps of all expressions in one decision."""
 
     def __init__(self, before: int, in_loop_max: int | None) -> None:
-        """`before` is the number of steps in the earlier slices of this decision."""
+        """Creates a counter. `before` is the number of steps in earlier slices of the decision."""
         super().__init__(most=DECISION_STEPS_MAX)
         self.count = self.before = before
         self.in_loop_max = in_loop_max
@@ -96,15 +95,15 @@ class RunDraft:
         slice_max: int | None = None,
         in_loop_max: int | None = None,
     ) -> None:
-        """`slice_max` limits the notifications of a decision and, separately, its starts. None
-        means no limit. DecisionTooLong is raised after `in_loop_max` expression steps."""
+        """Creates a draft. `slice_max` limits the notifications and, separately, the started jobs.
+        None means no limit. DecisionTooLong is raised after `in_loop_max` expression steps."""
         self.plan = plan
         self.slice_max = slice_max
         self.notified = self.started = 0
-        # In the first decision of a rerun: the run whose results are reused, and the executions
-        # that are unchanged since then.
+        # The run whose results the first decision of a rerun reuses, and the executions that are
+        # unchanged since that run.
         self.earlier = earlier
-        self.kept: set[ExecutionKey] = set()
+        self.unchanged: set[ExecutionKey] = set()
         self.was = run
         self.environment = environment
         self.status = run.status
@@ -124,7 +123,7 @@ class RunDraft:
         self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
         self.steps = DecisionSteps(run.decision_steps if run.is_cut else 0, in_loop_max)
-        # Ended executions that haven't notified their successors yet. Each notifies them once.
+        # Ended executions that haven't notified their successors yet. Each does so exactly once.
         self.unnotified = deque(run.unnotified)
         self.notifying = run.notifying
         self.next_end = run.next_end or 1
@@ -148,14 +147,13 @@ class RunDraft:
         return record
 
     def is_decided(self, key: ExecutionKey) -> bool:
-        """Checks whether an execution has ended and has notified its successors, or is doing so
-        now."""
+        """Checks whether an execution has ended and has started to notify its successors."""
         record = self.record(key)
         return record.status.is_ended and record.end_number < self.next_end
 
     @property
     def has_room(self) -> bool:
-        """Whether this decision may notify another execution."""
+        """Whether this slice may notify another execution."""
         if self.slice_max is None:
             return True
         return self.notified < self.slice_max and self.steps.of_slice < SLICE_STEPS
@@ -187,8 +185,7 @@ class RunDraft:
         self.notifying = None
 
     def reopen(self, key: ExecutionKey) -> None:
-        """Resets an execution for a retry. Only its attempt number and chosen backend are
-        preserved."""
+        """Resets an execution for a retry. It keeps only its attempt number and chosen backend."""
         record = self.record(key)
         if record.status.is_ended:
             self.open_count += 1
@@ -198,8 +195,8 @@ class RunDraft:
     # Values
 
     def refusal(self, key: ExecutionKey, *values: Any) -> str:
-        """Returns why these values are too large to store. If they fit, counts them and returns an
-        empty string."""
+        """Returns an error message if these values are too large to store. Otherwise, adds their
+        size to the run's total and returns an empty string."""
         most = self.size.within(RUN_SIZE_MAX)
         size = size_of(values, ValueSize(*map(min, VALUE_SIZE_MAX, most)))
         if not size.fits(VALUE_SIZE_MAX):
@@ -215,14 +212,15 @@ class RunDraft:
         return ""
 
     def refusal_of_items(self, key: ExecutionKey, outputs: Mapping[str, Any]) -> str:
-        """Returns why a fan-out has too many items for the nodes inside it. Empty if they are
-        allowed."""
+        """Returns an error message if a fan-out has too many items for the nodes inside it, or an
+        empty string otherwise."""
         width = items_of(self.plan, key, ExecutionRecord(outputs=outputs))
         more = width * len(self.plan.members[key.node]) if width else 0
         return self.refusal_of_executions(more) if more else ""
 
     def refusal_of_executions(self, more: int) -> str:
-        """Returns why a run may not get this many more executions. Empty if it may."""
+        """Returns an error message if this many more executions would exceed the run's limit, or an
+        empty string otherwise."""
         most = self.environment.executions_max
         total = self.executions + more
         if total <= most:
@@ -245,8 +243,8 @@ class RunDraft:
         self.executions += executions
 
     def expect_items(self, key: ExecutionKey, record: ExecutionRecord) -> None:
-        """Adds the executions inside a per-item fan-out, since its number of items is known only
-        now."""
+        """Adds the executions inside a per-item fan-out. Their number was unknown before the
+        fan-out ended."""
         width = items_of(self.plan, key, record)
         for member in self.plan.members[key.node] if width else ():
             self.expect(member, width)
@@ -258,8 +256,8 @@ class RunDraft:
         return items_of(self.plan, key, self.record(key))
 
     def indexes(self, node: str, prefix: Index = (), after: Index | None = None) -> Iterator[Index]:
-        """Yields all existing indexes of a node that begin with a prefix. With `after`, yields only
-        later ones."""
+        """Yields all indexes of a node that start with a prefix. If `after` is set, yields only
+        later indexes."""
         scope, depth = self.plan.scope(node), len(prefix)
         if depth >= len(scope):
             if after is None:
@@ -285,8 +283,8 @@ class RunDraft:
         self.update(key, status=ExecutionStatus.HELD, place=row.end)
 
     def next_held(self) -> tuple[HeldRange, ExecutionKey] | None:
-        """Returns the next execution to start: from the highest priority, in the lane with the
-        fewest jobs."""
+        """Returns the next execution to start, with its row. The highest priority comes first, and
+        then the lane with the fewest jobs."""
         full, busy = self._full_lanes(), Counter(self.plan.lane(key.node) for key in self.in_flight)
         waiting = [
             row
@@ -354,8 +352,8 @@ def held_row(plan: RunPlan, key: ExecutionKey) -> tuple[int, str]:
 
 
 def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
-    """Returns the number of items of a per-item fan-out, or of rounds of a loop. Returns 0 for
-    other nodes."""
+    """Returns the number of items in a per-item fan-out or of rounds in a loop. Returns 0 for other
+    nodes."""
     if record.outputs is None or not opens_scope(plan.node(key.node)):
         return 0
     return len(record.outputs[ITEM_PORT])
@@ -399,8 +397,8 @@ def fail_run(
 
 
 def stop_run(draft: RunDraft, status: GraphRunStatus) -> None:
-    """Ends a run. Executions that haven't started never will. Jobs in flight are cancelled, and
-    their executions end when the cancellation is confirmed."""
+    """Ends a run. Executions that haven't started are cancelled. Jobs in flight are cancelled as
+    well, and their executions end when the cancellation is confirmed."""
     draft.status = status
     draft.clear_held()
     for key in list(draft.all_keys()):

@@ -1,5 +1,5 @@
-"""Reads the effects, workflows and prices that graphs and pipelines can use, and caches the states
-of backends."""
+"""Reads the effects and workflows that graphs and pipelines can use, and caches the states of
+backends."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
@@ -33,7 +33,8 @@ OFFERS_MAX = 500
 
 
 async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalogue:
-    """Reads the named effects and workflows. Leaves out any that are unknown or not offered."""
+    """Reads the effects and workflows in `named`. Leaves out unknown names and names that aren't
+    offered."""
     references = {
         (reference.effect, reference.workflow if reference.effect is None else "")
         for reference in named
@@ -45,7 +46,7 @@ async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalog
 
 
 async def with_offered_names(tx: Tx, catalogue: GraphCatalogue) -> GraphCatalogue:
-    """Adds all offered names, for error messages about unknown ones."""
+    """Adds the names of all offered effects and workflows, for suggestions in error messages."""
     return replace(
         catalogue,
         workflow_names=tuple(await catalog.offered_slugs(tx)),
@@ -54,7 +55,7 @@ async def with_offered_names(tx: Tx, catalogue: GraphCatalogue) -> GraphCatalogu
 
 
 async def all_offered(tx: Tx) -> list[WorkflowFacts]:
-    """Reads all offered effects and workflows, each in the version that new jobs use by default."""
+    """Reads all offered effects and workflows, each in the default version for new jobs."""
     offered = [
         facts_of_effect(effect) for effect in await catalog.list_published(tx, limit=OFFERS_MAX)
     ]
@@ -88,7 +89,7 @@ async def _of_effect(tx: Tx, slug: str) -> list[WorkflowFacts]:
     return [facts_of_effect(offer, typical_seconds=seconds)]
 
 
-# Jobs of graphs run on self-hosted workers. Only an effect can select a cloud.
+# The provider for jobs of graphs. Only an effect can select a cloud provider.
 PROVIDER = "self_hosted"
 MEMORY_READING_TTL = timedelta(minutes=5)
 BACKENDS_TTL = timedelta(seconds=1)
@@ -97,7 +98,7 @@ BACKENDS_TTL = timedelta(seconds=1)
 async def read_graph_catalogue(
     tx: Tx, graph: GraphDefinition, context: JobContext
 ) -> GraphCatalogue:
-    """Reads the part of the catalogue that the graph refers to."""
+    """Reads the part of the catalog to which the graph refers, and the backends."""
     nodes = [node for node in graph.nodes.values() if isinstance(node, WorkflowNode)]
     catalogue = await with_offered_names(tx, await read_catalogue(tx, nodes))
     return replace(catalogue, backends=await read_backends(tx, context))
@@ -148,8 +149,8 @@ def _state(
     seen_since: datetime,
     offer: BackendOffer | None,
 ) -> BackendState:
-    """Builds a backend's state from the workflows it can run. A paused workflow counts, because its
-    jobs will run after the pause."""
+    """Builds a backend's state. Its workflows include paused ones, because their jobs will run
+    after the pause."""
     return BackendState(
         worker.worker_id,
         fleet=worker.fleet_name,
@@ -169,7 +170,7 @@ def _state(
 
 
 class EnvironmentCache:
-    """Caches backends for a second. Otherwise, each step of each run would read them."""
+    """Caches the backends for a second, because each step of each run needs them."""
 
     def __init__(self) -> None:
         self._backends: tuple[BackendState, ...] = ()
@@ -181,7 +182,7 @@ class EnvironmentCache:
         self._lately_online: dict[Hashable, tuple[BackendState, datetime]] = {}
 
     def lookup(self, context: JobContext) -> WorkflowCache:
-        """Returns the workflow cache, which is as old as the cached backends."""
+        """Returns the cache of workflows. It is cleared whenever the backends are read."""
         self._lookup = self._lookup or WorkflowCache(context)
         return self._lookup
 
@@ -195,7 +196,7 @@ class EnvironmentCache:
                 seen_since = await online_since(tx, now, context.settings)
                 self._backends = await read_backends(tx, context, seen_since=seen_since)
                 self._starts_within = await fleets.starts_within(tx)
-                # A tenant's priority range may change, so tenants are not cached for longer than
+                # A tenant's priority range may change, so tenants are cached only as long as
                 # backends.
                 self._tenants.clear()
                 self._lookup = None
@@ -221,8 +222,8 @@ class EnvironmentCache:
         )
 
     def _note_online(self, now: datetime, retention: timedelta) -> None:
-        """Records when each kind of backend was last online. Times older than the retention have no
-        effect, and are dropped."""
+        """Records the last time at which each kind of backend was online. Deletes times that are
+        older than the retention period."""
         for backend in self._backends:
             if backend.is_online:
                 offered = backend.offer.key if backend.offer else None

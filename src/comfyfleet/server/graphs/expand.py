@@ -1,11 +1,11 @@
-"""Expands nodes that contain other nodes into plain nodes and connections. Pure.
+"""Expands nodes that contain other nodes into plain nodes and connections, without I/O.
 
 A map becomes a per-item fan-out, its body, and a node that collects the results. A loop is expanded
 in the same way, with rounds instead of items. A subgraph becomes its nodes, and its inputs and
-outputs become nodes that pass values on. Inner ids begin with the id of the enclosing node, as in
-`refine/sharpen`. Names can refer to nodes of enclosing scopes, but not to nodes outside a subgraph.
-Generated nodes have ids whose last part begins with a dot. Values that templates read arrive at
-ports named after them."""
+outputs become nodes that pass values on. The ids of inner nodes start with the id of the enclosing
+node, as in `refine/sharpen`. Names can refer to nodes of enclosing scopes, but not to nodes outside
+a subgraph. In the ids of generated nodes, the last part starts with a dot. Each value that a
+template reads arrives at a port with the value's name."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ from comfyfleet.api.graph_model import (
 )
 from comfyfleet.api.templates import parse_template, templates_in
 
-GraphName: TypeAlias = tuple[str, int]  # id or name as written, and version
+GraphName: TypeAlias = tuple[str, int]  # A graph's id or name as in the document, and its version.
 GraphLibrary: TypeAlias = Mapping[GraphName, GraphDefinition]
 NO_GRAPHS: GraphLibrary = {}
 INPUT_NAME = "input"
@@ -63,7 +63,7 @@ class ExpandedGraph(NamedTuple):
 
 
 def subgraph_names(graph: GraphDefinition) -> set[GraphName]:
-    """Returns the graphs that a graph refers to itself, including those inside its maps and
+    """Returns the names of the graph's direct subgraphs, including those inside its maps and
     loops."""
     return {(node.graph, node.version) for node in _subgraphs(graph.nodes.values())}
 
@@ -93,19 +93,19 @@ def expand(
 
 @dataclass(frozen=True)
 class _Names:
-    """Resolves names inside one node: its own nodes, a few special words, and the enclosing
-    names."""
+    """Resolves the names in a graph or a body: its nodes, a few special words such as `item`, and
+    the names of the enclosing scope."""
 
     prefix: str
     nodes: Mapping[str, Node]
     words: Mapping[str, ConnectionSource] = field(default_factory=dict)
     around: "_Names | None" = None
-    graphs: tuple[GraphName, ...] = ()  # the enclosing subgraphs
-    opener: str | None = None  # the node that opens the items or rounds for which these nodes run
+    graphs: tuple[GraphName, ...] = ()  # The enclosing subgraphs.
+    opener: str | None = None  # The fan-out or loop that opens the items or rounds of these nodes.
 
     def source(self, root: str, path: tuple[str, ...]) -> ConnectionSource | None:
-        """Returns the source port of a path, with the rest of the path. Returns None for an unknown
-        name."""
+        """Returns the port to which a name refers, with the rest of the path. Returns None if the
+        name is unknown."""
         if root in self.words:
             word = self.words[root]
             return word._replace(path=(*word.path, *path))
@@ -117,7 +117,7 @@ class _Names:
 
     def _port(self, node: Node, path: tuple[str, ...]) -> ConnectionSource:
         if isinstance(node, InputNode) and path[:1] != (VALUE_PORT,):
-            path = (VALUE_PORT, *path)  # an input has only one port
+            path = (VALUE_PORT, *path)  # An input has only one port.
         port, *rest = path or (OUTPUT_PORT,)
         return ConnectionSource(self.prefix + node.id, port, tuple(rest))
 
@@ -128,7 +128,7 @@ class _Expander:
         self.limits = limits
         self.nodes: dict[str, Node] = {}
         self.connections: list[GraphConnection] = []
-        # connections for values that templates read, each once
+        # The connections for values that templates read, without duplicates.
         self.read: set[GraphConnection] = set()
         self.problems: list[DocumentProblem] = []
         self.lanes: dict[str, int] = {}
@@ -158,7 +158,7 @@ class _Expander:
             source, target = connection
             target = ConnectionTarget(names.prefix + target.node, target.port)
             resolved = names.source(source.node, (source.port, *source.path))
-            # Keep an unknown name. The validation reports it.
+            # Keeps an unknown name, because the validation reports it.
             self.wire(GraphConnection(resolved or source, target))
 
     def node(self, node: Node, names: _Names) -> None:
@@ -175,8 +175,8 @@ class _Expander:
                 self.plain(node, names)
 
     def plain(self, node: Node, names: _Names) -> None:
-        """Adds a node that contains no other nodes, and connections for the values that its
-        templates read."""
+        """Adds a node without inner nodes, and connections for the values that its templates
+        read."""
         node_id = names.prefix + node.id
         self.put(replace(node, id=node_id), names)
         if isinstance(node, WorkflowNode | ValueNode):
@@ -197,7 +197,7 @@ class _Expander:
     ) -> None:
         source = names.source(path.root, path.segments)
         if source is None:
-            message = f"there is no node or name {path.root!r}"
+            message = f"{path.root!r} isn't the name of a node"
             self.problems.append(
                 DocumentProblem("unknown_node", message, target.node, port or target.port)
             )
@@ -252,7 +252,7 @@ class _Expander:
         names: _Names,
         inner: _Names,
     ) -> None:
-        """Adds a body and the node that collects its results."""
+        """Adds the nodes of a body, and the node that collects the body's results."""
         self.add(body.nodes, body.connections, inner)
         self.put(end, names)
         self.connect(body.result, ConnectionTarget(end.id, "input_0"), inner, "do")
@@ -303,11 +303,11 @@ class _Expander:
         graph = self.library.get(name)
         problem = ""
         if graph is None:
-            problem = f"there is no graph {node.graph!r} with a version {node.version}"
+            problem = f"graph {node.graph!r} version {node.version} was not found"
         elif name in names.graphs:
-            problem = f"the graph {node.graph!r} contains itself"
+            problem = f"graph {node.graph!r} contains itself"
         elif len(names.graphs) >= self.limits.graph_depth_max:
-            problem = f"graphs are nested more than {self.limits.graph_depth_max} deep"
+            problem = f"graphs are nested more than {self.limits.graph_depth_max} levels deep"
         if graph is None or problem:
             self.problems.append(DocumentProblem("unknown_graph", problem, node_id, "graph"))
             self.put(ValueNode(node_id, {}), names)
@@ -337,7 +337,8 @@ class _Expander:
         inputs = {child.id: child for child in graph.nodes.values() if isinstance(child, InputNode)}
         for name in node.inputs:
             if name not in inputs:
-                message = f"{node.graph} has no input {name!r}; it has {told_names(inputs)}"
+                known = told_names(inputs)
+                message = f"{node.graph} has no input {name!r}; available inputs: {known}"
                 self.problems.append(DocumentProblem("unknown_input", message, node_id, name))
         for input_node in inputs.values():
             value = node.inputs.get(input_node.id, input_node.default)
@@ -345,8 +346,8 @@ class _Expander:
                 self.problems.append(
                     DocumentProblem("missing_input", "is required", node_id, input_node.id)
                 )
-            # The value is computed among the outer names, and is passed on with its type to the
-            # inner ones.
+            # The value is computed with the names of the outer scope, and passed on to the inner
+            # scope with its type.
             value_node = f"{node.id}/.{input_node.id}"
             self.plain(ValueNode(value_node, {VALUE_PORT: value}), names)
             passed = inner.prefix + input_node.id

@@ -1,5 +1,5 @@
-"""Decides the outcome of a node whose inputs are all decided: a result, a job, a question, a skip
-or a failure. Pure."""
+"""Decides the outcome of a node when all its inputs are decided: a result, a job, a question, a
+skip or a failure. This module does no I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -69,16 +69,16 @@ from comfyfleet.server.graphs.run import (
 
 
 class NoValue:
-    """Stands for a value that will never arrive, because its source was skipped or another port
-    fired."""
+    """A placeholder for a value that will never arrive, because its source was skipped or another
+    port of the source fired."""
 
 
 NO_VALUE = NoValue()
-NOT_REACHED = "an input that it needs has no value"
+NOT_REACHED = "a required input has no value"
 
 
 class NodeFired(NamedTuple):
-    """The node is done, and these ports have values."""
+    """The outcome of a node that is done. `outputs` contains the values of its ports."""
 
     outputs: Mapping[str, Any]
     inputs: Mapping[str, Any] | None = None
@@ -86,12 +86,12 @@ class NodeFired(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        # A node that passes on its input has equal inputs and outputs, and both are recorded.
+        # Both the inputs and the outputs are recorded, even if a node only passes on its input.
         return (self.outputs, self.inputs)
 
 
 class JobNeeded(NamedTuple):
-    """The node needs a job with these properties."""
+    """The outcome of a node that needs a job with these properties."""
 
     properties: Mapping[str, Any]
 
@@ -109,7 +109,7 @@ class NodeImpossible(NamedTuple):
 
 
 class NodeAsks(NamedTuple):
-    """The node waits for a person's answer."""
+    """The outcome of a node that waits for a person's answer."""
 
     question: UserQuestion
     inputs: Mapping[str, Any]
@@ -122,14 +122,14 @@ class NodeAsks(NamedTuple):
 NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
 
 
-TOO_MANY_STEPS = f"deciding these nodes together takes more than {DECISION_STEPS_MAX:,} steps"
-EXECUTION_STEPS = 10  # steps of an execution, in addition to its connections and expressions
+TOO_MANY_STEPS = f"this decision about the run takes more than {DECISION_STEPS_MAX:,} steps"
+EXECUTION_STEPS = 10  # Steps that each execution counts, besides its connections and expressions.
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
-    """Decides the outcome of an execution whose inputs are all decided. A decision may cover
-    thousands of executions or connections. It fails if it takes too many steps, so that it can't
-    delay other work."""
+    """Decides the outcome of an execution when all its inputs are decided. A decision may cover
+    thousands of executions or connections. The execution fails if the decision takes too many
+    steps, so that it can't delay other work."""
     try:
         draft.steps.add(EXECUTION_STEPS)
         fired = _run_node(draft, key)
@@ -154,8 +154,8 @@ def _run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
 
 
 def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
-    """Returns the value at the source. Returns NO_VALUE if there will be none, and MISSING if the
-    path doesn't exist in it."""
+    """Returns the value at the source of a connection. Returns NO_VALUE if it will never arrive,
+    and MISSING if the value lacks the connection's path."""
     source = connection.source
     depth = len(draft.plan.scope(source.node))
     record = draft.record(ExecutionKey(source.node, key.at[:depth]))
@@ -172,15 +172,15 @@ def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionK
     return value_at(value, source.path)
 
 
-# The number of the first item, and of the first round.
+# The number of the first item and of the first round.
 _NUMBERS = {INDEX_PORT: 0, ROUND_PORT: 1}
 
 
 def _unfed(
     draft: RunDraft, key: ExecutionKey, arrived: Mapping[str, Any]
 ) -> NodeSkipped | NodeImpossible | None:
-    """Decides the outcome of a node that lacks a required value. Values that templates read are
-    checked when the templates are filled, because a template may have a default."""
+    """Decides the outcome of a node that lacks a required value, or returns None. Values for
+    templates are checked when the templates are filled, because a template may have a default."""
     fixed = {port: value for port, value in arrived.items() if not is_reference(port)}
     dead = [port for port, value in fixed.items() if value is NO_VALUE]
     needed = draft.plan.needed[key.node]
@@ -190,7 +190,7 @@ def _unfed(
     for port, value in fixed.items():
         if value is MISSING and port in needed:
             return NodeImpossible(
-                f"nothing arrives at {port}: {_source(draft, key.node, port)} is missing"
+                f"no value arrives at {port}, because {_source(draft, key.node, port)} is missing"
             )
     return None
 
@@ -221,7 +221,7 @@ def _work(
             return _judge_round(draft, key, node, arrived[INPUT_PORT])
         case ConditionNode() | SwitchNode() | ApproveNode():
             return _junction(draft, node, arrived)
-    # An output records its value only once. Otherwise, a large result would count twice.
+    # Records an output's value only once, because a large result would otherwise count twice.
     return NodeFired(arrived)
 
 
@@ -248,7 +248,7 @@ def _ask(draft: RunDraft, node: ApproveNode, arrived: Mapping[str, Any]) -> Node
     items = items_to_pick(arrived[INPUT_PORT])
     if node.pick and items is None:
         return NodeImpossible(
-            "there is nothing to pick from: the input is neither a list nor a result with images"
+            "the input has no items to pick from; it must be a list or a result with images"
         )
     seconds = node.deadline_seconds
     return NodeAsks(
@@ -263,14 +263,14 @@ def _ask(draft: RunDraft, node: ApproveNode, arrived: Mapping[str, Any]) -> Node
 
 
 def items_to_pick(value: Any) -> list[Any] | None:
-    """Returns the items that a user can pick from: a list, or the images of a result."""
+    """Returns the items that a user can pick from: the items of a list or a result's images."""
     if isinstance(value, Mapping):
         value = value.get("images")
     return list(value) if isinstance(value, list | tuple) else None
 
 
 def picked_value(value: Any, picked: Sequence[int] | None) -> Any:
-    """Returns the picked part of a value, or the whole value if `picked` is None."""
+    """Returns the picked items of a value. Without a selection, returns the whole value."""
     items = items_to_pick(value)
     if picked is None or items is None:
         return value
@@ -300,7 +300,8 @@ def _is_unreached(value: Any, arrived: Mapping[str, Any]) -> bool:
 
 
 def _values(draft: RunDraft, node: ValueNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Computes the values. Leaves out any whose template reads a value that will never arrive."""
+    """Computes the values of a value node. Leaves out values whose template reads a value that will
+    never arrive."""
     values: dict[str, Any] = {}
     for name, value in node.values.items():
         if _is_unreached(value, arrived):
@@ -315,8 +316,8 @@ def _values(draft: RunDraft, node: ValueNode, arrived: Mapping[str, Any]) -> Nod
 
 
 def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Returns the properties of a job. Missing ones use the workflow's defaults. The node is
-    skipped if a template without a default reads a value that will never arrive."""
+    """Returns the properties of a job. For missing properties, the workflow's defaults apply. The
+    node is skipped if a template without a default reads a value that will never arrive."""
     values = {port: value for port, value in arrived.items() if not is_reference(port)}
     for name, value in node.properties.items():
         if _is_unreached(value, arrived):
@@ -345,20 +346,18 @@ def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any])
 def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
     items = value.get("items") if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple):
-        return NodeImpossible("items is not a list")
+        return NodeImpossible("the input is not a list")
     if len(items) > node.max_items:
-        return NodeImpossible(
-            f"{len(items):,} items are more than max_items allows ({node.max_items:,})"
-        )
+        return NodeImpossible(f"the list has {len(items):,} items; max_items is {node.max_items:,}")
     if node.per_item:
         return NodeFired({ITEM_PORT: list(items)})
     chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
-    # A port without items doesn't fire, because an empty job would be useless.
+    # A port without items doesn't fire, because a job without items would be useless.
     return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
 
 
 def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """Splits items, in order, into chunks whose lengths differ by at most one."""
+    """Splits items into consecutive chunks whose lengths differ by at most one."""
     size, longer = divmod(len(items), count)
     ends = [number * size + min(number, longer) for number in range(count + 1)]
     return [list(items[start:end]) for start, end in pairwise(ends)]
@@ -381,7 +380,7 @@ def _judge_round(
 
 
 def _close(draft: RunDraft, key: ExecutionKey, node: ClosingNode) -> NodeOutcome:
-    """Collects the values of all items or rounds, in order."""
+    """Collects the values of all items or rounds in their order."""
     if node.over is None:
         return _merge(node, _arrived(draft, key, [key]))
     if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
@@ -409,8 +408,8 @@ def _arrived(draft: RunDraft, key: ExecutionKey, places: Sequence[ExecutionKey])
 
 
 def _merge(node: ClosingNode, arrived: Sequence[Any]) -> NodeOutcome:
-    """Merges the values that arrived, without skipped ones. A merge over zero items has an empty
-    result, and isn't skipped."""
+    """Merges the values that arrived and leaves out skipped ones. A merge over zero items isn't
+    skipped, but has an empty result."""
     alive = [value for value in arrived if _is_value(value)]
     if not alive and node.over is None:
         return NodeSkipped(NOT_REACHED)
@@ -510,7 +509,7 @@ def _pictures(value: Any) -> Iterator[Any]:
             yield value
         elif "images" in value:
             yield from value["images"] or ()
-        else:  # the outputs of a subgraph
+        else:  # These are the outputs of a subgraph.
             yield from (file for inner in _objects_in(value) for file in _pictures(inner))
     elif isinstance(value, list | tuple):
         for item in value:

@@ -1,4 +1,4 @@
-"""Actions of users and operators that pause and resume graph runs."""
+"""Actions with which users and operators pause and resume graph runs."""
 
 from uuid import UUID
 
@@ -10,7 +10,7 @@ from comfyfleet.server.graphs.run import Environment
 
 
 async def pause_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Pauses a run. Jobs that are already submitted continue."""
+    """Pauses a run. Its submitted jobs continue."""
     await get_run(graphs, owner, run_id)
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:

@@ -1,9 +1,9 @@
-"""A graph that is ready to run: its order, scopes and cycles, and the facts about its workflows at
-the start.
+"""Plans a graph for a run: the order and the scopes of its nodes, its cycles, and the facts about
+its workflows when the run starts.
 
-A node between a per-item fan-out and the merge over it runs once for each item. The fan-outs around
-a node, outermost first, are its scope. A run numbers the node's executions with one index per
-fan-out. A run keeps its plan, so that a later version of a workflow doesn't change it."""
+A node between a per-item fan-out and the merge over it runs once for each item. The scope of a node
+consists of the fan-outs around it, outermost first. In a run, each execution of the node has one
+index per fan-out. A run keeps its plan, so that new versions of workflows don't affect it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,18 +56,18 @@ Scope: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    order: tuple[str, ...]  # every node after its sources; excludes nodes in or behind a cycle
+    order: tuple[str, ...]  # Each node after its sources, without nodes in or behind a cycle.
     incoming: Mapping[str, tuple[GraphConnection, ...]]
-    sources: Mapping[str, tuple[str, ...]]  # nodes that must be decided first
-    targets: Mapping[str, tuple[str, ...]]  # nodes that wait for this one
+    sources: Mapping[str, tuple[str, ...]]  # For each node, the nodes for which it waits.
+    targets: Mapping[str, tuple[str, ...]]  # For each node, the nodes that wait for it.
     scopes: Mapping[str, Scope]
     cycles: tuple[tuple[str, ...], ...] = ()
     problems: tuple[DocumentProblem, ...] = ()
 
 
 def shape_of(graph: GraphDefinition) -> GraphShape:
-    """Computes the order, scopes and cycles. Skips connections with unknown nodes, which the
-    validation reports."""
+    """Computes a graph's order, scopes and cycles. Skips connections with unknown nodes, because
+    the validation reports them."""
     incoming: dict[str, list[GraphConnection]] = {node: [] for node in graph.nodes}
     for connection in graph.connections:
         if connection.source.node in graph.nodes and connection.target.node in graph.nodes:
@@ -89,9 +89,9 @@ def shape_of(graph: GraphDefinition) -> GraphShape:
 def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
-    """Returns the nodes that a node waits for. A merge over a fan-out also waits for the fan-out,
-    which determines the number of items. Nodes inside a map or a loop also wait for its items or
-    rounds."""
+    """Returns the nodes for which a node waits. A merge over a fan-out also waits for the fan-out,
+    because that determines the number of items. Nodes inside a map or a loop also wait for the node
+    that opens its items or rounds."""
     graph_node = graph.nodes[node]
     judge = graph_node.judge if isinstance(graph_node, LoopEndNode) else None
     over = closes_over(graph_node)
@@ -120,7 +120,7 @@ def _sort_topologically(
     while len(order) < len(sources):
         cycle = _find_cycle(sources, set(order))
         cycles.append(cycle)
-        # Treat the cycle as decided, because nodes behind it may form other cycles.
+        # Treats the cycle as decided, because nodes behind it may form other cycles.
         for node in cycle:
             waiting[node] = -len(sources)
         _take_all(list(cycle), targets, waiting, order)
@@ -145,8 +145,8 @@ def _take_all(
 
 
 def _find_cycle(sources: Mapping[str, tuple[str, ...]], done: set[str]) -> tuple[str, ...]:
-    """Finds a cycle. Every remaining node has a remaining source, so walking back from any node
-    must reach a node again."""
+    """Finds a cycle among the remaining nodes. Each of them has a remaining source, so a walk back
+    from any node eventually reaches a node for the second time."""
     node = next(source for source in sources if source not in done)
     path: dict[str, None] = {}
     while node not in path:
@@ -163,13 +163,13 @@ def _scopes(
     problems: list[DocumentProblem] = []
     for node in order:
         source_scopes = {
-            source: _given_scope(graph, source, scopes[source]) for source in sources[node]
+            source: _output_scope(graph, source, scopes[source]) for source in sources[node]
         }
         scopes[node] = _scope(graph, node, source_scopes, scopes, problems)
     return scopes, tuple(problems)
 
 
-def _given_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
+def _output_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
     """Returns the scope of a node's outputs. A per-item fan-out or a loop opens a new scope."""
     return (*scope, node) if opens_scope(graph.nodes[node]) else scope
 
@@ -189,8 +189,8 @@ def _scope(
     for source, scope in source_scopes.items():
         if longest[: len(scope)] != scope:
             message = (
-                f"{source} runs for each item of {scope[-1]}, but other inputs for each item of "
-                f"{longest[-1]}; merge one of them first"
+                f"{source} runs for each item of {scope[-1]}, but other inputs run for each item "
+                f"of {longest[-1]}; merge one of them first"
             )
             problems.append(DocumentProblem("mixed_items", message, node))
     if longest and isinstance(graph_node, OutputNode):
@@ -209,7 +209,7 @@ def _close_scope(
 ) -> Scope:
     opener = graph.nodes.get(over)
     if opener is None or not opens_scope(opener) or over not in scopes:
-        message = f"over must name a fan-out with per_item, not {over!r}"
+        message = f"over must be the id of a fan-out with per_item, not {over!r}"
         problems.append(DocumentProblem("invalid_over", message, merge.id, "over"))
         return max(source_scopes.values(), key=len, default=())
     inside = (*scopes[over], over)
@@ -224,13 +224,13 @@ def _close_scope(
 class RunPlan:
     graph: GraphDefinition
     shape: GraphShape
-    workflows: Mapping[str, WorkflowFacts]  # by node id
-    needed: Mapping[str, frozenset[str]]  # ports that must have a value for the node to run
-    # per-item fan-out or loop → nodes that run once per item or round
+    workflows: Mapping[str, WorkflowFacts]  # The workflows by node id.
+    needed: Mapping[str, frozenset[str]]  # For each node, the ports that must have a value.
+    # For each per-item fan-out or loop, the nodes that run once per item or round.
     members: Mapping[str, tuple[str, ...]]
-    bundles: frozenset[str]  # nodes whose `outputs` port is read
-    source: GraphDefinition  # the graph as it was written, before expansion
-    library: GraphLibrary  # the subgraphs that it contains
+    bundles: frozenset[str]  # The nodes whose `outputs` port is read.
+    source: GraphDefinition  # The graph before its expansion.
+    library: GraphLibrary  # The graph's subgraphs.
 
     def node(self, node: str) -> Node:
         return self.graph.nodes[node]
@@ -245,8 +245,8 @@ class RunPlan:
         return self.shape.scopes[node]
 
     def lane(self, node: str) -> str:
-        """Returns the innermost map around a node that limits its concurrent jobs, or an empty
-        string."""
+        """Returns the innermost map around a node that limits concurrent jobs. Returns an empty
+        string if no map limits them."""
         return max(
             (lane for lane in self.graph.lanes if node.startswith(lane)), key=len, default=""
         )
@@ -264,7 +264,7 @@ class RunPlan:
 def plan_of(
     source: GraphDefinition, catalogue: GraphCatalogue, library: GraphLibrary = NO_GRAPHS
 ) -> RunPlan:
-    """Plans a graph that has been validated against the same catalogue and library."""
+    """Plans a graph. It must have been validated against the same catalog and library."""
     graph, problems = expand(source, library)
     raise_problems(list(problems))
     shape = shape_of(graph)
@@ -288,7 +288,7 @@ def plan_of(
 def resolve_workflows(
     graph: GraphDefinition, catalogue: GraphCatalogue
 ) -> dict[str, WorkflowFacts]:
-    """Returns the workflow of each workflow node. Leaves out nodes whose workflow is unknown."""
+    """Returns the workflows by node id. Leaves out nodes whose workflow is unknown."""
     workflows: dict[str, WorkflowFacts] = {}
     for node in graph.nodes.values():
         facts = isinstance(node, WorkflowNode) and catalogue.facts_for(node)
@@ -307,7 +307,7 @@ def cycle_problems(shape: GraphShape) -> list[DocumentProblem]:
 
 
 def raise_problems(problems: list[DocumentProblem]) -> None:
-    """Raises an error with all problems, if there are any."""
+    """Raises InvalidInput with all problems, unless the list is empty."""
     if not problems:
         return
     lines = "\n".join(f"  {problem}" for problem in problems)
@@ -331,7 +331,7 @@ def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str
 
 
 def _read_by(value: Any) -> frozenset[str]:
-    """Returns the ports of the values that templates read and that they have no default for."""
+    """Returns the ports of the values that templates read without a default."""
     paths = (path for template in templates_in(value) for path in template.needed_paths)
     return frozenset(map(reference_port, paths))
 
@@ -347,7 +347,7 @@ def _members(graph: GraphDefinition, shape: GraphShape) -> dict[str, tuple[str, 
     return {fanout: tuple(nodes) for fanout, nodes in members.items()}
 
 
-OUTCOMES_MAX = 256  # combinations of branches that are evaluated one by one
+OUTCOMES_MAX = 256  # Maximum number of branch combinations that a quote evaluates separately.
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +358,11 @@ class RunQuote:
     jobs_max: int
     seconds_min: float
     seconds_max: float
-    executions_min: int = 0  # nodes that run or are skipped, counted per item and round
+    executions_min: int = 0  # Nodes that run or are skipped count once per item and round.
     executions_max: int = 0
-    # workflows without a known duration, which count as 0 s
+    # Workflows without a known duration. Their jobs count as 0 seconds.
     unknown_durations: tuple[str, ...] = ()
-    warnings: tuple[DocumentProblem, ...] = ()  # problems that may pass, such as no able backend
+    warnings: tuple[DocumentProblem, ...] = ()  # Temporary problems, such as a missing backend.
 
 
 class _Sum(NamedTuple):
@@ -375,8 +375,8 @@ class _Sum(NamedTuple):
 def quote_plan(
     plan: RunPlan, inputs: Mapping[str, Any] | None = None, *, side_by_side: int = 1
 ) -> RunQuote:
-    """Estimates the price and duration of a run. `side_by_side` is the number of its jobs that can
-    run concurrently."""
+    """Estimates the price and duration of a run. `side_by_side` is the number of jobs that can run
+    concurrently."""
     least, most = _widths(plan, inputs or {})
     parallel = max(1, min(side_by_side, plan.graph.at_once or side_by_side))
     junctions = _junctions(plan)
@@ -402,8 +402,7 @@ def quote_plan(
 
 
 def require_few_executions(quote: RunQuote, most: int) -> None:
-    """Refuses a run that will certainly have too many executions, before any tokens are spent on
-    it."""
+    """Refuses a run that will certainly have too many executions, before it spends any tokens."""
     if quote.executions_min > most:
         raise LimitExceeded(
             f"the run would have at least {quote.executions_min:,} executions, "
@@ -412,8 +411,8 @@ def require_few_executions(quote: RunQuote, most: int) -> None:
 
 
 def _ways(node: Node) -> tuple[str, ...]:
-    """Returns the ports of a junction, exactly one of which fires. Returns nothing for other
-    nodes."""
+    """Returns the ports of a junction, which is a node that fires exactly one of them. Returns an
+    empty tuple for other nodes."""
     match node:
         case ConditionNode():
             return (TRUE_PORT, FALSE_PORT)
@@ -430,14 +429,14 @@ def _junctions(plan: RunPlan) -> dict[str, tuple[str, ...]]:
 
 
 def _outcomes(junctions: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, frozenset[str]]]:
-    """Yields the ports that fire, for each combination of branches."""
+    """Yields each combination of branches: the port that fires, for each junction."""
     for answers in product(*junctions.values()):
         yield {node: frozenset({port}) for node, port in zip(junctions, answers, strict=True)}
 
 
 def _running_nodes(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
-    """Returns the nodes that run if the junctions fire the given ports. Without given ports, leaves
-    out the nodes behind junctions, because no branch is certain."""
+    """Returns the nodes that run if the junctions fire the ports in `fires`. If `fires` is empty,
+    leaves out the nodes behind junctions, because no branch is certain."""
     alive: set[str] = set()
     for node in plan.shape.order:
         if _runs(plan, node, alive, fires):
@@ -486,13 +485,13 @@ def _sum(
     *,
     with_reuse: bool = False,
 ) -> _Sum:
-    """Sums up the cost of the nodes that run. With `with_reuse`, all nodes that may reuse a result
-    count as free."""
+    """Sums up the cost of the nodes that run. If `with_reuse` is set, nodes that may reuse a result
+    are free."""
     tokens, jobs, work, executions = 0, 0, 0.0, 0
     ready: dict[str, float] = {}
     running = set(alive)
     for node in plan.shape.order:
-        # A node that isn't reached is skipped. A skip counts as an execution.
+        # A node that isn't reached is skipped, which counts as an execution.
         executions += prod(
             widths[opener] if opener in running else 0 for opener in plan.scope(node)
         )
@@ -520,8 +519,8 @@ def _is_loop(plan: RunPlan, node: str) -> bool:
 
 
 def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the minimum and maximum number of items of each fan-out, or rounds of each loop. They
-    are equal if the list is known."""
+    """Returns the minimum and maximum number of items of each fan-out, and of rounds of each loop.
+    If a list is known, both numbers are the same."""
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     for node in plan.graph.nodes.values():
@@ -543,11 +542,11 @@ def _known_width(plan: RunPlan, node: FanOutNode, inputs: Mapping[str, Any]) -> 
 
 def _known_value(plan: RunPlan, source: ConnectionSource, inputs: Mapping[str, Any]) -> Any:
     """Returns a value that doesn't depend on a job: an input or a literal, which may contain
-    templates.
+    templates. Returns None for other values.
 
-    Follows nodes that pass the value on unchanged. Returns None for other values."""
+    Follows nodes that pass the value on unchanged."""
     path = source.path
-    for _ in plan.graph.nodes:  # no chain is longer than this
+    for _ in plan.graph.nodes:  # The number of nodes is the maximum length of a chain.
         graph_node = plan.graph.nodes[source.node]
         onward: GraphConnection | None = None
         match graph_node:

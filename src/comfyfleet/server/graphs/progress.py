@@ -1,4 +1,4 @@
-"""Computes the progress of a run. The cost is proportional to the number of nodes."""
+"""Calculates the progress of a run. The cost is proportional to the number of nodes."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ from comfyfleet.server.graphs.run import (
     GraphRunStatus,
 )
 
-UNKNOWN_SECONDS = 1.0  # weight of a job whose duration is unknown
-NO_JOB_SECONDS = 0.01
+UNKNOWN_SECONDS = 1.0  # Weight of a job whose typical duration is unknown.
+NO_JOB_SECONDS = 0.01  # Weight of a node without a job.
 
 
 class NodeProgress(NamedTuple):
@@ -25,15 +25,15 @@ class NodeProgress(NamedTuple):
 
 class RunProgress(NamedTuple):
     overall_percent: float
-    weighted_percent: float  # weighted by the typical duration of each node
+    weighted_percent: float  # Each node is weighted by its typical duration.
     completed_nodes: int
     total_nodes: int
-    # running on a backend; queued nodes are not included
+    # The nodes that are running on a backend. Queued nodes aren't included.
     running_nodes: tuple[NodeProgress, ...]
 
 
 def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
-    """Computes the progress of a run. Skipped nodes count as completed."""
+    """Calculates the progress of a run. Skipped nodes count as completed."""
     running = tuple(
         _running(run, key)
         for key in sorted(run.in_flight)
@@ -66,13 +66,13 @@ def _running(run: GraphRunState, key: ExecutionKey) -> NodeProgress:
 
 
 def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0.0) -> float:
-    """Returns the completed fraction of a node, from 0 to 1. `going` is the summed progress of its
+    """Returns the completed fraction of a node, from 0 to 1. `going` is the total progress of its
     running executions."""
     if run.status == GraphRunStatus.PENDING:
         return 0.0
     tally = run.tally(node)
     if run.status in (GraphRunStatus.FAILED, GraphRunStatus.CANCELLED):
-        # Executions that will never run don't count as done.
+        # Executions that never ran don't count as completed.
         return (tally.done + tally.skipped) / tally.expected if tally.expected else 0.0
     if is_settled(plan, run, node):
         return 1.0
@@ -80,8 +80,8 @@ def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0
 
 
 def is_settled(plan: RunPlan, run: GraphRunState, node: str) -> bool:
-    """Checks whether a node has no open executions and can't get any more. The second is certain
-    once the fan-outs around it are settled."""
+    """Checks whether a node has no open executions and can't get new ones. New executions are
+    possible as long as a surrounding fan-out is open."""
     if run.status == GraphRunStatus.PENDING:
         return False
     tally = run.tally(node)

@@ -1,4 +1,4 @@
-"""Reports about runs for users: the timeline of a run, and the comparison of two runs."""
+"""Creates reports for users: the timeline of a run and the comparison of two runs."""
 
 from functools import partial
 from itertools import islice
@@ -11,7 +11,7 @@ from comfyfleet.server.graphs.compare import RunFacts, compare_runs
 from comfyfleet.server.graphs.timeline import timeline_of
 from comfyfleet.server.media.service import FILES_AT_ONCE_MAX, find_existing
 
-# limit for files compared by content; any others are compared by id
+# Maximum number of files that are compared by content. Other files are compared by id.
 FILES_COMPARED_MAX = 20_000
 
 
@@ -22,7 +22,7 @@ async def read_timeline(graphs: GraphContext, owner: Owner, run_id: UUID) -> Run
 async def compare_own_runs(
     graphs: GraphContext, owner: Owner, a: UUID, b: UUID, *, with_same: bool
 ) -> RunComparison:
-    """Compares two of the user's runs. Raises NotFound for any other run."""
+    """Compares two of the user's runs. Raises NotFound for runs of other users."""
     one, two = await _read_facts(graphs, owner, a), await _read_facts(graphs, owner, b)
     hashes = await _content_hashes(graphs, owner, (one, two))
     work = partial(compare_runs, one, two, hashes, with_same=with_same)
@@ -48,8 +48,8 @@ async def _read_facts(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunFa
 async def _content_hashes(
     graphs: GraphContext, owner: Owner, facts: tuple[RunFacts, ...]
 ) -> dict[str, str]:
-    """Returns the content hashes of the runs' input and output files, if the files are the user's
-    own. The check is needed because the values of a run may contain any id."""
+    """Returns the content hashes of the runs' input and output files. Files of other users are left
+    out, because the values of a run may contain any file id."""
     values = [value for run in facts for value in (run.head.inputs, run.run.outputs or {})]
     named = islice(dict.fromkeys(file_ids_in(values)), FILES_COMPARED_MAX)
     file_ids = [file_id for file_id in map(_id_or_none, named) if file_id is not None]

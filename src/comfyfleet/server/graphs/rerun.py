@@ -1,9 +1,8 @@
-"""Decides what a rerun reuses from the earlier run: which nodes have changed, and which results are
-kept. Pure.
+"""Decides which results a rerun reuses from the earlier run. This module does no I/O.
 
-An execution is kept if it had a result, and neither its node nor anything that it depends on has
-changed. Executions that depend on it are checked when it is decided, so items and rounds are kept
-one by one."""
+A rerun reuses the result of an execution if neither its node nor any of its dependencies has
+changed. Its successors are checked when it is decided, so the results of items and rounds are
+reused individually."""
 
 import json
 import re
@@ -38,21 +37,23 @@ from comfyfleet.server.graphs.run import (
     job_id,
 )
 
-CHANGES_MAX = 100  # properties that a rerun may set
+CHANGES_MAX = 100  # Maximum number of properties that a rerun can set.
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run whose results are reused, except for `changed` nodes and their dependents."""
+    """A run whose results are reused, except for `changed` nodes and the nodes that depend on
+    them."""
 
-    plan: RunPlan  # the plan of the new run
-    before: RunPlan
+    plan: RunPlan  # The plan of the new run.
+    before: RunPlan  # The plan of the earlier run.
     run: GraphRunState
     changed: frozenset[str]
 
     @cached_property
     def _results(self) -> Mapping[str, tuple[str, ...]]:
-        """The nodes that provide the result of a round, by the node that opens the rounds."""
+        """The nodes that produce the result of a round, by the id of the node that opens the
+        rounds."""
         nodes, incoming = self.plan.graph.nodes.values(), self.plan.shape.incoming
         return {
             node.rounds: tuple(wire.source.node for wire in incoming[node.id])
@@ -61,8 +62,7 @@ class EarlierRun:
         }
 
     def rounds_before(self, key: ExecutionKey) -> Iterator[ExecutionKey]:
-        """Yields the executions of the previous round that an execution in a later round may
-        read."""
+        """Yields the executions of the previous rounds whose results this execution may read."""
         for depth, opener in enumerate(self.plan.scope(key.node)):
             if number := key.at[depth]:
                 for source in self._results.get(opener, ()):
@@ -75,22 +75,22 @@ class EarlierRun:
         return len(outputs.get(ITEM_PORT, ()))
 
     def result_of(self, key: ExecutionKey) -> ExecutionRecord | None:
-        """Returns the record of an execution that had a result, or that was skipped because it had
-        no inputs."""
+        """Returns the record of an execution in the earlier run, if it had a result or was skipped
+        because it had no inputs. Otherwise, returns None."""
         record = self.run.record(key)
         if isinstance(self.plan.node(key.node), RoundsNode):
-            return None  # rounds are decided one by one
+            return None  # Rounds are decided one at a time.
         if (key.node in self.plan.bundles) != (key.node in self.before.bundles):
-            return None  # the node must now combine its values, or must no longer combine them
+            return None  # Only one of the two plans requires the combined values of the node.
         if record.status == ExecutionStatus.DONE and record.outputs is not None:
             return record
-        # An execution that had its inputs was skipped by a person, who may decide differently now.
+        # If the execution had inputs, a person skipped it, and may decide differently now.
         is_unfed = record.status == ExecutionStatus.SKIPPED and record.inputs is None
         return record if is_unfed else None
 
     def source_of(self, key: ExecutionKey) -> Mapping[str, Any] | None:
-        """Returns the origin of a result: its job and the run that produced it, or the run in which
-        a person answered."""
+        """Returns the origin of a result: its job and the run of that job, or the run in which a
+        person answered a question."""
         record, node = self.run.record(key), self.plan.node(key.node)
         if record.reused_from is not None:
             return record.reused_from
@@ -103,20 +103,20 @@ class EarlierRun:
 
 
 def decides_anew(node: Node) -> bool:
-    """Checks whether repeating the node may give a different result, because of a job or a person's
-    answer."""
+    """Checks whether a repetition of the node may have a different result, because it starts a job
+    or asks a person."""
     return isinstance(node, WorkflowNode | ApproveNode)
 
 
 def files_made(record: ExecutionRecord) -> tuple[UUID, ...]:
-    """Returns the files that the job of an execution has produced."""
+    """Returns the ids of the files that the execution's job produced."""
     output = (record.outputs or {}).get(OUTPUT_PORT)
     files = output.get("files", ()) if isinstance(output, Mapping) else ()
     return tuple(UUID(file["file_id"]) for file in files)
 
 
 def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKey]) -> int:
-    """Returns the minimum cost of a run that already has kept results."""
+    """Returns the minimum cost of a rerun, excluding the results that it reuses."""
     if run.status.is_over:
         return 0
     has_kept = {key.node for key in kept}
@@ -124,7 +124,7 @@ def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKe
         node: replace(workflow, price_tokens=0) if node in has_kept else workflow
         for node, workflow in plan.workflows.items()
     }
-    # In nodes that have some results, only the executions about to start are certain.
+    # If a node has some results already, only its executions that are about to start are certain.
     held = (key.node for key in run.held.values() if key.node in has_kept)
     certain = [node for node in held if not plan.workflow_node(node).reuse]
     others = quote_plan(replace(plan, workflows=facts), run.inputs).tokens_min
@@ -132,7 +132,7 @@ def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKe
 
 
 def inputs_read(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKey]) -> set[str]:
-    """Returns the inputs whose values are still needed by jobs or by the run's outputs."""
+    """Returns the inputs whose values are still needed for jobs or for the run's outputs."""
     had = Counter(key.node for key in kept)
     read: dict[str, bool] = {}
     for node in reversed(plan.shape.order):
@@ -159,16 +159,16 @@ _HOW_IT_RUNS = (
 
 
 class RerunFrom(NamedTuple):
-    """The plan and inputs of a run. The two runs that are compared may belong to different
-    graphs."""
+    """A run's plan and inputs, for detecting changes between two runs. The runs may belong to
+    different graphs."""
 
     plan: RunPlan
     inputs: Mapping[str, Any]
 
 
 def changed_nodes(before: RerunFrom, after: RerunFrom, *, start: str | None) -> frozenset[str]:
-    """Returns the nodes that differ, and the nodes that must run again by request: `start` and
-    everything inside it."""
+    """Returns the nodes that differ between the runs, and `start` with all nodes inside it, because
+    the user wants to run it again."""
     return frozenset(
         node
         for node in after.plan.graph.nodes
@@ -195,15 +195,15 @@ def _given(of: RerunFrom, node: InputNode) -> Any:
 
 def _definition(node: Node) -> str:
     if isinstance(node, RoundsNode):
-        node = replace(node, at_most=1)  # the number of rounds is compared at the end of the loop
+        node = replace(node, at_most=1)  # The number of rounds is compared at the end of the loop.
     if isinstance(node, WorkflowNode):
         node = replace(node, **{name: getattr(_USUAL, name) for name in _HOW_IT_RUNS})
     return type(node).__name__ + _text(asdict(node))
 
 
 def _text(value: Any) -> str:
-    """Returns the value as JSON, where 1 differs from true, and the order of names doesn't
-    matter."""
+    """Returns the value as JSON text with sorted names. In JSON, unlike in Python, 1 differs from
+    true."""
     return json.dumps(value, sort_keys=True, default=repr)
 
 
@@ -211,7 +211,8 @@ def require_node(plan: RunPlan, node: str) -> None:
     graph_node = plan.graph.nodes.get(node)
     if graph_node is None or is_hidden(graph_node):
         known = told_names(node.id for node in plan.source.nodes.values())
-        raise InvalidInput(f"the graph has no node {node!r:.80}; it has {known}", field="from")
+        message = f"the graph has no node {node!r:.80}; available nodes: {known}"
+        raise InvalidInput(message, field="from")
 
 
 # Properties that are set for one run
@@ -220,11 +221,11 @@ _WORD = re.compile(r"[\w-]+")
 
 
 def with_properties(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a graph's document with some properties set. Each is named `node.property`.
+    """Returns a graph's document with some properties set. The names have the form `node.property`.
 
-    Setting a property removes the connection that fed it. Nodes that fed nothing else are left out,
-    because no output could be reached from them. A node inside a map or a loop is named as in runs:
-    `refine/do`."""
+    Setting a property removes its connection. Nodes that become unused are left out, because they
+    would no longer lead to an output. Nodes inside a map or a loop have the same names as in runs,
+    such as `refine/do`."""
     if len(values) > CHANGES_MAX:
         raise InvalidInput(f"set has more than {CHANGES_MAX} properties", field="set")
     changed: dict[str, Any] = json.loads(json.dumps(document))
@@ -237,7 +238,7 @@ def with_properties(document: Mapping[str, Any], values: Mapping[str, Any]) -> d
 
 
 def _without_unused(document: dict[str, Any], were_used: Collection[str]) -> dict[str, Any]:
-    """Leaves out nodes that were used before the change and are unused now."""
+    """Removes nodes that were used before the change but are unused now."""
     while True:
         used = _used_nodes(document)
         unused = {node["id"] for node in document["nodes"] if node["id"] in were_used} - used
@@ -252,7 +253,7 @@ def _without_unused(document: dict[str, Any], were_used: Collection[str]) -> dic
 
 
 def _used_nodes(document: Mapping[str, Any]) -> set[str]:
-    """Returns the nodes with outgoing connections, and the nodes that other nodes may refer to by
+    """Returns the nodes with outgoing connections, and the nodes to which other nodes may refer by
     name."""
     used = {_wired_node(wire["from"]) for wire in document.get("connections", ())}
     words = {node["id"]: _words_in(node) for node in document["nodes"]}
@@ -265,7 +266,7 @@ def _wired_node(end: str) -> str:
 
 
 def _words_in(value: Any) -> set[str]:
-    """Returns the words of all strings in a value, except field names."""
+    """Returns the words in all strings of a value. Field names are left out."""
     if isinstance(value, str):
         return set(_WORD.findall(value))
     if isinstance(value, Mapping):
@@ -276,20 +277,21 @@ def _words_in(value: Any) -> set[str]:
 
 
 def _set(level: dict[str, Any], way: tuple[str, ...], port: str, value: Any, name: str) -> None:
-    """Sets a property of a node on one level: in the graph, or in the body of a map or a loop."""
+    """Sets a property of a node in the graph, or in the body of a map or a loop. `way` contains the
+    ids of the enclosing nodes and of the node."""
     graph_node = _node_in(level, way[0])
     if graph_node is None:
         known = told_names(str(node.get("id")) for node in _nodes_of(level)) or "do"
-        raise InvalidInput(f"set {name!r:.80}: unknown node; use one of {known}", field="set")
+        raise InvalidInput(f"set {name!r:.80}: unknown node; available: {known}", field="set")
     if len(way) > 1:
         if not isinstance(graph_node.get("do"), dict):
-            message = "only nodes inside a map or a loop of this graph can be set"
+            message = "only properties of nodes inside a map or a loop can be set this way"
             raise InvalidInput(f"set {name!r:.80}: {message}", field="set")
         _set(graph_node["do"], way[1:], port, value, name)
         return
     fields = _fields_of(graph_node)
     if not isinstance(fields, dict):
-        raise InvalidInput(f"set {name!r:.80}: the node has no named properties", field="set")
+        raise InvalidInput(f"set {name!r:.80}: the node has no properties", field="set")
     if fields is graph_node and port in ("id", "type"):
         raise InvalidInput(
             f"set {name!r:.80}: the id and type of a node can't be changed", field="set"
@@ -310,8 +312,8 @@ def _node_in(level: dict[str, Any], node: str) -> dict[str, Any] | None:
 
 
 def _nodes_of(level: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the nodes of a level. The level may be malformed, because it is validated only after
-    all properties are set."""
+    """Returns the nodes of a graph or a body. It may be malformed, because it is validated only
+    after all properties are set."""
     nodes = level.get("nodes")
     return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
 
@@ -320,7 +322,7 @@ _FIELDS = {"workflow": "properties", "value": "values", "graph": "inputs"}
 
 
 def _fields_of(node: dict[str, Any]) -> Any:
-    """Returns the dict that holds the properties of a node. For most kinds, this is the node
+    """Returns the dict with the properties of a node. For most kinds of nodes, this is the node
     itself."""
     kind = node.get("type") or ("graph" if "graph" in node else "workflow")
     name = _FIELDS.get(str(kind))

@@ -1,8 +1,8 @@
-"""Starts a run with the results of an earlier one: from a given node, or only for missing and
-changed results.
+"""Starts a rerun, which reuses results of an earlier run. It starts at a specified node, or runs
+only the nodes whose results are missing or outdated.
 
-The new run is written together with the results it keeps, in one transaction that locks the earlier
-run and the result files. Jobs are started afterwards, as in any other run."""
+A single transaction writes the new run with the reused results. It also locks the earlier run and
+the result files. The jobs are started afterwards, as in any other run."""
 
 import hashlib
 import json
@@ -62,16 +62,16 @@ NODES_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class NewRerun:
-    start: str | None = None  # the node to run again, with everything after it
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # only the changed inputs
-    values: Mapping[str, Any] = field(default_factory=dict)  # properties to set, as node.property
-    version: int | None = None  # None means the graph as the earlier run had it
+    start: str | None = None  # The node to run again, with all nodes after it.
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # The changed inputs.
+    values: Mapping[str, Any] = field(default_factory=dict)  # Properties to set, by node.property.
+    version: int | None = None  # None means that the graph of the earlier run is used.
     max_tokens: int | None = None
     idempotency_key: str | None = None
 
     @property
     def digest(self) -> str:
-        """A hash of the request, to recognize when it is repeated."""
+        """A hash of the request, which identifies repeated requests."""
         whole = (self.start, self.inputs, self.values, self.version, self.max_tokens)
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
@@ -81,14 +81,14 @@ class _PreparedRerun(NamedTuple):
     head: RunRow
     plan: RunPlan
     begun: RerunDecision
-    needed: Mapping[UUID, str]  # files, with the node or input that each comes from
+    needed: Mapping[UUID, str]  # The required files, each with its node or input.
 
 
 async def rerun_graph_run(
     graphs: GraphContext, owner: Owner, run_id: UUID, wanted: NewRerun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a rerun. Returns it and whether it is new: a repeated idempotency key returns the same
-    run."""
+    """Starts a rerun. Returns it and whether it is new. A request with the same idempotency key
+    returns the existing run."""
     check_size(wanted.inputs)
     check_size(wanted.values, "set")
     await get_run(graphs, owner, run_id)
@@ -100,14 +100,14 @@ async def rerun_graph_run(
         prepared = await _prepare(graphs, owner, earlier, new_id, wanted)
         loaded = await _store(graphs, prepared)
         if loaded is None:
-            continue  # the earlier run has changed
+            continue  # The earlier run has changed.
         if loaded.revision:
             graphs.runs.keep(loaded)
             count_end(graphs, GraphRunStatus.PENDING, loaded.run.status)
             return await advance_new(graphs, owner, new_id), True
         # Another request with the same key was faster.
         return _require_same(await get_run(graphs, owner, new_id), wanted), False
-    raise Conflict(f"the graph run {run_id} is being changed by others; try again")
+    raise Conflict(f"other requests are changing graph run {run_id}; try again")
 
 
 def _rerun_id(graphs: GraphContext, owner: Owner, run_id: UUID, key: str | None) -> UUID:
@@ -125,7 +125,7 @@ def _require_same(before: LoadedRun, wanted: NewRerun) -> LoadedRun:
 async def _prepare(
     graphs: GraphContext, owner: Owner, earlier: LoadedRun, new_id: UUID, wanted: NewRerun
 ) -> _PreparedRerun:
-    """Plans the run without storing anything. Raises an error if the run can't start."""
+    """Plans the rerun without storing it. Raises an error if the rerun can't start."""
     _require_ended(earlier)
     checked, version = await _checked(graphs, owner, earlier, wanted)
     inputs = _merged_inputs(checked, earlier, wanted)
@@ -166,21 +166,22 @@ def _require_ended(earlier: LoadedRun) -> None:
         raise Conflict("the run has expired, and its results were deleted")
     if not earlier.run.status.is_over:
         asks = earlier.run.status == GraphRunStatus.WAITING_FOR_USER
-        state = "waits for an answer: answer it" if asks else f"is {earlier.run.status}: wait"
+        remedy = "answer its question" if asks else "wait"
         raise Conflict(
-            f"only a run that has ended can be run again; this one {state}, or cancel the run"
+            f"only a finished run can be rerun; this one is {earlier.run.status}, "
+            f"so {remedy} or cancel it first"
         )
 
 
 async def _checked(
     graphs: GraphContext, owner: Owner, earlier: LoadedRun, wanted: NewRerun
 ) -> tuple[CheckedDocument, int]:
-    """Validates the graph again, because its workflows may have changed. Returns it with its
-    version."""
+    """Validates the graph again, because its workflows may have changed. Returns the validated
+    graph and its version."""
     head = earlier.head
     if wanted.version is None:
         changed = with_properties(write_graph(earlier.plan.source), wanted.values)
-        # the graphs as they were run, even if their names refer to others now
+        # Uses the subgraphs of the earlier run, even if their names now refer to other graphs.
         known = earlier.plan.library
         return await check_document(graphs, owner, changed, known=known), head.graph_version
     stored = await get_graph(graphs, owner, head.graph_id, wanted.version)
@@ -191,7 +192,8 @@ async def _checked(
 def _merged_inputs(
     checked: CheckedDocument, earlier: LoadedRun, wanted: NewRerun
 ) -> dict[str, Any]:
-    """Returns the earlier run's inputs that the graph still has, combined with the new inputs."""
+    """Returns the inputs of the earlier run that still exist in the graph, combined with the new
+    inputs."""
     nodes = checked.check.graph.nodes
     earlier_inputs = {
         name: value
@@ -209,8 +211,8 @@ def _new_state(
     inputs: Mapping[str, Any],
     wanted: NewRerun,
 ) -> GraphRunState:
-    """Returns the run before anything has happened. Its spending limit is the requested one, or
-    that of the earlier run."""
+    """Returns the initial state of the rerun. Its spending limit is the requested one or, by
+    default, that of the earlier run."""
     was = earlier.run.max_tokens
     own_limit = was if was != earlier.plan.graph.max_tokens else None
     run = new_run(plan, new_id, inputs, max_tokens=own_limit)
@@ -231,39 +233,39 @@ async def _begin(
     changed = changed_nodes(before, after, start=wanted.start)
     environment = await graphs.environment.now(graphs.context, owner.tenant_id)
     source = EarlierRun(plan, earlier.plan, earlier.run, changed)
-    # There may be results of ten thousand jobs, so this runs in a thread.
+    # This runs in a thread, because the earlier run may have the results of ten thousand jobs.
     work = partial(decide_rerun, plan, run, source, environment)
     begun = await large_runs.run(owner.user_id, work)
     after_it = begun.decision.run
-    if after_it.status.is_over and len(begun.kept) == len(after_it.records):
+    if after_it.status.is_over and len(begun.unchanged) == len(after_it.records):
         raise Conflict(
             "all nodes already have results; specify the node to run from (--from NODE)",
             field="from",
         )
-    await require_payable(graphs, owner, after_it, least_tokens(plan, after_it, begun.kept))
+    await require_payable(graphs, owner, after_it, least_tokens(plan, after_it, begun.unchanged))
     return begun
 
 
 def _files_needed(
     plan: RunPlan, begun: RerunDecision, inputs: Mapping[str, Any]
 ) -> dict[UUID, str]:
-    """Returns the files that the run needs, each with the node that produced it or the input that
-    it was given as."""
+    """Returns the files that the rerun needs, each with the execution that produced it or the input
+    that contains it."""
     run = begun.decision.run
     needed = {
         UUID(file_id): name
-        for name in inputs_read(plan, run, begun.kept)
+        for name in inputs_read(plan, run, begun.unchanged)
         for file_id in file_ids_in(inputs.get(name))
     }
-    reused_keys: list[ExecutionKey] = [key for key in begun.kept if key.node in plan.workflows]
+    reused_keys: list[ExecutionKey] = [key for key in begun.unchanged if key.node in plan.workflows]
     return needed | {
         file_id: str(key) for key in reused_keys for file_id in files_made(run.record(key))
     }
 
 
 async def _store(graphs: GraphContext, prepared: _PreparedRerun) -> LoadedRun | None:
-    """Writes the run with the results that it keeps. Returns None if the earlier run has changed,
-    and a run with revision 0 if the new run already exists."""
+    """Writes the rerun with the results that it reuses. Returns None if the earlier run has
+    changed, and a run with revision 0 if the rerun already exists."""
     context, head = graphs.context, prepared.head
     kept_since = await reuse.files_kept_since(context, head.tenant_id)
     first = LoadedRun(
@@ -292,7 +294,7 @@ def _require_files(prepared: _PreparedRerun, available: set[UUID]) -> None:
         return
     named = ", ".join(lost[:NODES_NAMED_MAX]) + (" and others" if lost[NODES_NAMED_MAX:] else "")
     raise Conflict(
-        f"files of {named} have expired or were deleted; run again from there or from an earlier node",
+        f"files of {named} have expired or were deleted; rerun from there or from an earlier node",
         nodes=lost[:NODES_NAMED_MAX],
         field="from",
     )

@@ -1,10 +1,10 @@
-"""The model of a graph run: its executions, the events it receives and the actions it requests.
-Frozen and pure.
+"""The immutable model of a graph run: its executions, the events that it receives, and the actions
+that it requests.
 
-An execution is one node at one index. The index is `()` for most nodes, and otherwise has one
-number for each fan-out around the node. Records are stored in a persistent map, so that a run of
-ten thousand jobs isn't copied for each change. The size of all values is limited, because a few
-merges in a row could otherwise exceed any memory."""
+An execution is a node at an index. The index is `()` for most nodes. Otherwise, it has one number
+for each fan-out around the node. Records are stored in a persistent map, so that a change doesn't
+copy a run with ten thousand jobs. The size of all values is limited, because a few merges in a row
+could otherwise exhaust the memory."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class PersistentMap(Mapping[K, V]):
         return self._buckets[hash(key) % BUCKETS].get(key, default)
 
     def __iter__(self) -> Iterator[K]:
-        """Iterates in no particular order. Callers that need an order must sort."""
+        """Iterates over the keys in no particular order."""
         for bucket in self._buckets:
             yield from bucket
 
@@ -72,13 +72,13 @@ class PersistentMap(Mapping[K, V]):
         return self._count
 
     def __hash__(self) -> int:
-        raise TypeError("a mapping of values that may be lists has no hash")
+        raise TypeError("a PersistentMap isn't hashable, because its values may be lists")
 
     def __repr__(self) -> str:
         return f"PersistentMap({dict(self)!r})"
 
 
-SCALAR_CHARACTERS = 8  # assumed size of a value that isn't a string
+SCALAR_CHARACTERS = 8  # Assumed size in characters of a value that isn't a string.
 NUMBERS = (int, float)
 
 
@@ -93,20 +93,21 @@ class ValueSize(NamedTuple):
         return self.values <= most.values and self.characters <= most.characters
 
     def within(self, most: "ValueSize") -> "ValueSize":
-        """Returns how much of a limit remains after this size."""
+        """Returns the rest of a limit after this size is subtracted."""
         return ValueSize(
             max(0, most.values - self.values), max(0, most.characters - self.characters)
         )
 
 
 NO_SIZE = ValueSize()
-# limit for the inputs and outputs of a node
+# Maximum size of a node's inputs and outputs.
 VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)
-# Enough for 10,000 items with an image each, through input, fan-out, jobs, merge and output.
+# Maximum size of all inputs and outputs in a run. This is enough for 10,000 items with an image
+# each that pass through an input, a fan-out, jobs, a merge and an output.
 RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
-# all output nodes together, because a response contains them in full
+# Maximum size of all output nodes together, because a response contains all of their values.
 OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX
-ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # the executions in one response
+ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # Executions in a response.
 
 
 def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:
@@ -117,7 +118,7 @@ def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:
         values += 1
         if isinstance(current, str):
             characters += len(current)
-        # checked before Mapping, which is slow to check
+        # This check comes before the slow check for Mapping.
         elif current is None or isinstance(current, NUMBERS):
             characters += SCALAR_CHARACTERS
         elif isinstance(current, dict | Mapping):
@@ -142,7 +143,7 @@ class ExecutionKey(NamedTuple):
     """Identifies one execution of a node."""
 
     node: str
-    at: Index = ()  # one number for each fan-out around the node
+    at: Index = ()  # One number for each fan-out around the node.
 
     def __str__(self) -> str:
         return self.node + "".join(f"[{number}]" for number in self.at)
@@ -154,41 +155,41 @@ APPROVAL_CHOICES = (Choice.APPROVE, Choice.REJECT, Choice.FAIL)
 
 class UserQuestion(NamedTuple):
     message: str
-    backends: tuple[str, ...] = ()  # possible replacements, best first
+    backends: tuple[str, ...] = ()  # Possible replacements, best first.
     choices: tuple[Choice, ...] = BACKEND_CHOICES
     deadline: datetime | None = None
-    pick_from: int | None = None  # number of items to pick from; None means nothing to pick
+    pick_from: int | None = None  # Number of items to pick from. None means nothing to pick.
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """The record of an execution."""
+    """The state of an execution."""
 
     status: ExecutionStatus = ExecutionStatus.PENDING
-    waiting: int = 0  # number of sources that are not decided yet
-    place: int = 0  # position in its lane while it is held
-    attempt: int = 0  # number of the last job; 0 means none was started
-    failures: int = 0  # since the run was started or retried
-    moves: int = 0  # how often it was moved to another backend or back
-    chosen: str | None = None  # a backend that a person chose
-    affinity: str | None = None  # the backend that the job is bound to
-    backend: str | None = None  # the worker that runs or ran the job
-    progress: float = 0.0  # 0 to 1
+    waiting: int = 0  # Number of sources that aren't decided yet.
+    place: int = 0  # Position in its lane while the execution is held.
+    attempt: int = 0  # Number of the last job. 0 means that no job was started.
+    failures: int = 0  # Number of failures since the run was started or retried.
+    moves: int = 0  # How often the execution was moved to another backend.
+    chosen: str | None = None  # The backend that a person chose.
+    affinity: str | None = None  # The backend to which the job is bound.
+    backend: str | None = None  # The worker that runs or ran the job.
+    progress: float = 0.0  # From 0 to 1.
     current_step: str | None = None
     inputs: Mapping[str, Any] | None = None
-    outputs: Mapping[str, Any] | None = None  # by port, without ports that did not fire
+    outputs: Mapping[str, Any] | None = None  # Values by port. Ports that didn't fire are missing.
     error: str | None = None
     traceback: str | None = None
-    notes: tuple[str, ...] = ()  # the reason for a skip, or missing data in a condition
+    notes: tuple[str, ...] = ()  # The reason for a skip, or missing data in a condition.
     question: UserQuestion | None = None
-    reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run produced the result
-    asked_at: datetime | None = None  # this and the next refer to the last question
+    reused_from: Mapping[str, Any] | None = None  # The job_id and, if known, the run_id.
+    asked_at: datetime | None = None  # Time of the last question.
     answered_at: datetime | None = None
-    queued_at: datetime | None = None  # this and the next refer to the last job
+    queued_at: datetime | None = None  # Time at which the last job was queued.
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # For an ended execution, the number of its end in the order of notifications. For a waiting
-    # one, ends with lower numbers are no longer counted in `waiting`.
+    # The number of an ended execution's end in the order of notifications. If the execution is
+    # still waiting, ends with lower numbers are no longer counted in `waiting`.
     end_number: int = field(default=0, compare=False)
 
 
@@ -196,8 +197,8 @@ NEW_RECORD = ExecutionRecord()
 
 
 class ExecutionCounts(NamedTuple):
-    """Counts a node's executions by status. `expected` grows as the fan-outs around the node are
-    decided."""
+    """The numbers of a node's executions by status. `expected` increases when fan-outs around the
+    node are decided."""
 
     expected: int = 0
     done: int = 0
@@ -218,13 +219,13 @@ class RunError(NamedTuple):
     at: Index
     backend: str | None
     message: str
-    alternatives: tuple[str, ...] = ()  # backends that could replace a lost one
+    alternatives: tuple[str, ...] = ()  # Backends that could replace a lost one.
     code: RunErrorCode | None = None
 
 
 class HeldRange(NamedTuple):
-    """A range of held executions with the same priority and lane: the first number, and the number
-    after the last.
+    """A range of held executions with the same priority and lane, from the number `first` up to,
+    but not including, `end`.
 
     A lane is a map with a concurrency limit. All other executions share a lane with an empty
     name."""
@@ -235,17 +236,17 @@ class HeldRange(NamedTuple):
     end: int
 
 
-HeldPlace: TypeAlias = tuple[int, str, int]  # priority, lane, number
-START = ExecutionKey("")  # stands for the start of a run; its end starts the nodes without sources
+HeldPlace: TypeAlias = tuple[int, str, int]  # Priority, lane and number.
+START = ExecutionKey("")  # The start of a run. Its end starts all nodes without sources.
 
 
 class Notifying(NamedTuple):
     """The progress of notifying the successors of an ended execution."""
 
     source: ExecutionKey
-    number: int  # its `end_number`
-    target: int = 0  # position of the successor that is being notified
-    last: Index | None = None  # the last index of that successor that was notified
+    number: int  # The `end_number` of the source.
+    target: int = 0  # The position of the successor that is being notified.
+    last: Index | None = None  # The last index of that successor that was notified.
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +261,24 @@ class GraphRunState:
     rows: tuple[HeldRange, ...] = ()
     in_flight: frozenset[ExecutionKey] = frozenset()
     asking: frozenset[ExecutionKey] = frozenset()
-    open_count: int = 0  # executions that have not ended
-    tokens: int = 0  # price of the jobs in flight and completed jobs
+    open_count: int = 0  # Number of executions that haven't ended.
+    tokens: int = 0  # Price of all jobs in flight and all completed jobs.
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
-    deadline_at: datetime | None = None  # the run fails if it hasn't ended by then
-    paused_at: datetime | None = None  # starts no jobs until it is resumed
-    # Size of all inputs and outputs of executions. Computed when the run is read, so it is never
-    # compared.
+    deadline_at: datetime | None = None  # The run fails if it hasn't ended by this time.
+    paused_at: datetime | None = (
+        None  # Set while the run is paused. No jobs start until it resumes.
+    )
+    # The size of the inputs and outputs of all executions. It is calculated when the run is read,
+    # so it is never compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
-    # The place where a decision stopped early: ended executions with pending notifications, and the
-    # one in progress.
+    # The point at which a decision stopped early: ended executions whose successors weren't
+    # notified, and an execution whose successors were only partly notified.
     unnotified: tuple[ExecutionKey, ...] = ()
     notifying: Notifying | None = None
-    next_end: int = field(default=0, compare=False)  # the `end_number` of the first in `unnotified`
-    decision_steps: int = field(default=0, compare=False)  # expression steps of the decision so far
+    next_end: int = field(default=0, compare=False)  # The first `end_number` in `unnotified`.
+    decision_steps: int = field(default=0, compare=False)  # Expression steps in this decision.
 
     @property
     def is_cut(self) -> bool:
@@ -292,14 +295,14 @@ class GraphRunState:
 
 
 def job_id(run: UUID, key: ExecutionKey, attempt: int) -> UUID:
-    """Returns the id of an attempt's job. The id is deterministic, so repeating a decision doesn't
+    """Returns the id of an attempt's job. The id is deterministic, so a repeated decision doesn't
     start a second job."""
     index = ",".join(map(str, key.at))
     return uuid5(JOB_NAMES, f"{run}/{key.node}/{index}/{attempt}")
 
 
 class PlacedOn(NamedTuple):
-    affinity: str | None  # None means any worker
+    affinity: str | None  # None means that any worker may run the job.
 
 
 class NoBackend(NamedTuple):
@@ -319,10 +322,10 @@ def place_job(
     *,
     is_unserved: bool = False,
 ) -> Placement:
-    """Places a job. A job without affinity waits in the queue, because a worker that can run it may
-    come online.
+    """Places a job on a backend. A job without affinity waits in the queue, because a worker that
+    can run it may come online.
 
-    `is_unserved` means that it has already waited too long for such a worker."""
+    `is_unserved` means that the job has already waited too long for such a worker."""
     affinity = chosen or node.backend_affinity
     backends = tuple(backends)
     if affinity is None and is_unserved:
@@ -342,13 +345,13 @@ def place_job(
         return NoBackend(message, others)
     if not others:
         missing = ", ".join(sorted(workflow.required_capabilities)) or workflow.slug
-        return NoBackend(f"No backends with capabilities: {missing}")
+        return NoBackend(f"No online backend has these capabilities: {missing}")
     return PlacedOn(others[0])
 
 
 def is_self_hosted(workflow: WorkflowFacts) -> bool:
-    """Checks whether the workflow's jobs run on self-hosted workers. The abilities of a cloud are
-    unknown."""
+    """Checks whether the workflow's jobs run on self-hosted workers. For a cloud, it is unknown
+    which workflows it can run."""
     return workflow.effect is None or workflow.effect.provider == "self_hosted"
 
 
@@ -357,7 +360,7 @@ NO_BACKEND = "NoBackendAvailable"
 
 def no_backend_message(workflow: WorkflowFacts) -> str:
     needed = ", ".join(sorted(workflow.required_capabilities))
-    which = f" (it needs {needed})" if needed else ""
+    which = f" (it requires {needed})" if needed else ""
     return f"{NO_BACKEND}: no backend can run {workflow.name}{which} at the moment"
 
 
@@ -366,8 +369,8 @@ def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]
 
 
 def alternatives(need: BackendNeed, backends: Iterable[BackendState]) -> tuple[str, ...]:
-    """Returns the online backends that can run this, by shortest queue, then by most free GPU
-    memory."""
+    """Returns the names of the online backends that can run a job. The shortest queue comes first,
+    and then the most free GPU memory."""
     able = [backend for backend in backends if _can_run(backend, need)]
     able.sort(
         key=lambda backend: (backend.queue_depth, -backend.free_gpu_memory_bytes, backend.worker_id)
@@ -379,7 +382,7 @@ def _can_run(backend: BackendState, need: BackendNeed) -> bool:
     return backend.is_online and backend.is_able(need)
 
 
-# The revision of an expired run. Its plan and records were deleted, so it can't change any more.
+# The revision of an expired run. Its plan and records were deleted, so it can't change again.
 EXPIRED_REVISION = -1
 
 
@@ -416,9 +419,9 @@ class RunRow:
     ended_at: datetime | None = None
     deadline_at: datetime | None = None
     paused_at: datetime | None = None
-    rerun_of: UUID | None = None  # the run whose results it has taken
-    rerun: Mapping[str, Any] | None = None  # from which node, and what was changed
-    cut: Mapping[str, Any] | None = None  # where the last decision stopped; None if it did not
+    rerun_of: UUID | None = None  # The run whose results were reused.
+    rerun: Mapping[str, Any] | None = None  # The request for the rerun: start node and changes.
+    cut: Mapping[str, Any] | None = None  # Set if the last decision stopped early.
 
     @property
     def is_expired(self) -> bool:
@@ -457,7 +460,7 @@ class RunListItem:
     id: UUID
     graph_id: UUID
     graph_version: int
-    name: str  # the current name of its graph
+    name: str  # The current name of the graph.
     status: GraphRunStatus
     tokens: int
     max_tokens: int | None
@@ -469,30 +472,30 @@ class RunListItem:
 
 
 IN_QUEUE_MAX = 5
-EXECUTIONS_MAX = 100_000  # default limit for one run
+EXECUTIONS_MAX = 100_000  # Default maximum of executions per run.
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The backends, time and limits that a decision depends on."""
+    """The time, the backends and the limits on which a decision depends."""
 
     now: datetime
     backends: tuple[BackendState, ...] = ()
-    in_queue_max: int = IN_QUEUE_MAX  # limit for a run's concurrent jobs; other executions are held
-    priority_min: int = -1_000  # the range that the tenant may use
+    in_queue_max: int = IN_QUEUE_MAX  # Maximum concurrent jobs of a run.
+    priority_min: int = -1_000  # The lowest priority that the tenant may use.
     priority_max: int = 1_000
-    # Recently online backends with the time each was last online, and the time since when this is
-    # recorded.
+    # Recently online backends with the time at which each was last online, and the time since which
+    # this has been recorded.
     lately_online: tuple[tuple[BackendState, datetime], ...] = ()
     watched_since: datetime | None = None
-    no_backend_seconds: float | None = None  # None means jobs wait for a backend without a limit
-    executions_max: int = EXECUTIONS_MAX  # limit for one run
-    # How long to wait for a backend, by workflow, where a fleet starts machines on demand.
+    no_backend_seconds: float | None = None  # None means that jobs wait without a limit.
+    executions_max: int = EXECUTIONS_MAX  # Maximum number of executions per run.
+    # Seconds to wait for a backend, by workflow, if a fleet starts machines on demand.
     starts_within: Mapping[str, int] = field(default_factory=dict)
 
     def is_unserved(self, slug: str, need: BackendNeed, since: datetime | None) -> bool:
-        """Checks whether no backend has been able to run a workflow for too long, while the job
-        waited."""
+        """Checks whether a job that has waited since `since` has been without a backend for too
+        long."""
         if self.no_backend_seconds is None or self.watched_since is None or since is None:
             return False
         if any(backend.is_online and backend.is_able(need) for backend in self.backends):
@@ -508,8 +511,8 @@ class FailureCause(StrEnum):
     TIMEOUT = "timeout"
     BACKEND_LOST = "backend_lost"
     NO_TOKENS = "no_tokens"
-    WITHDRAWN = "withdrawn"  # its workflow accepts no new jobs
-    REFUSED = "refused"  # the job was refused, and a retry would be refused too
+    WITHDRAWN = "withdrawn"  # The workflow accepts no new jobs.
+    REFUSED = "refused"  # The job was refused, and a retry would be refused as well.
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +520,7 @@ class JobStarted:
     key: ExecutionKey
     attempt: int
     backend: str
-    at: datetime | None = None  # None means now
+    at: datetime | None = None  # None means the current time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,20 +535,19 @@ class JobWaiting:
 class JobProgressed:
     key: ExecutionKey
     attempt: int
-    progress: float  # 0 to 1
+    progress: float  # From 0 to 1.
     current_step: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """A completed job. `output` comes from `apply.job_output`: files, dimensions, and values shown
-    as text."""
+    """A job has completed. `output` is the result of `apply.job_output`."""
 
     key: ExecutionKey
     attempt: int
     output: Mapping[str, Any]
     backend: str | None = None
-    # an existing result was reused, so there is no job to pay for
+    # Set if an existing result was reused, so that no job is charged.
     reused_from: Mapping[str, Any] | None = None
 
 
@@ -570,7 +572,7 @@ class QuestionAnswered:
     key: ExecutionKey
     choice: Choice
     backend: str | None = None
-    picked: tuple[int, ...] | None = None  # the items picked in an approval; None means all
+    picked: tuple[int, ...] | None = None  # The items picked in an approval. None means all items.
 
 
 Event: TypeAlias = (
@@ -595,7 +597,7 @@ class StartJob:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The properties in the form that jobs accept, with files as ids."""
+        """The properties in the form that jobs accept, with file ids instead of file references."""
         return {
             name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
             for name, value in self.properties.items()

@@ -1,5 +1,5 @@
-"""Advances runs: converts the state of their jobs into events, reads the outbox, and sweeps
-backends and timeouts."""
+"""Advances graph runs. It converts the states of their jobs into events, reads the outbox, and
+checks backends and timeouts regularly."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ from comfyfleet.server.media.service import FILES_AT_ONCE_MAX
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch
 
-TIMED_OUT = "node timeout"  # raw error of a job that exceeded its node's timeout
+TIMED_OUT = "node timeout"  # The raw error of a job that exceeded its node's timeout.
 
 
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
@@ -73,8 +73,8 @@ def events_from_job(
     files: Mapping[UUID, File],
     backends: Iterable[BackendState],
 ) -> Iterator[Event]:
-    """Returns all events that follow from the state of a job. Events that were applied before have
-    no effect."""
+    """Yields all events that correspond to the state of a job. Events that were already applied
+    have no effect."""
     worker = dispatch.worker_id if dispatch else None
     if job.status == JobStatus.QUEUED:
         yield JobWaiting(key, attempt)
@@ -109,15 +109,15 @@ log = logging.getLogger(__name__)
 OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
-STEPS_AT_ONCE_MAX = 4  # slices per call; the rest is done in turns with other tenants
-# A cut run that changed this recently is being continued by another process.
+STEPS_AT_ONCE_MAX = 4  # Maximum slices per call. The rest is done in turns with other tenants.
+# If a cut run has changed within this time, another process is continuing it.
 CONTINUED_ELSEWHERE = timedelta(seconds=10)
 
 
 async def advance(
     graphs: GraphContext, tenant_id: UUID, run_id: UUID, *, handled_outbox: tuple[int, ...] = ()
 ) -> LoadedRun:
-    """Advances a run as far as is possible now."""
+    """Advances a run as far as is currently possible."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         events = await _read_events(graphs, loaded, environment)
@@ -137,7 +137,7 @@ async def advance(
 
 
 async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> LoadedRun:
-    """Makes the next slice of a decision, without reading jobs."""
+    """Makes the next slice of a cut decision. This doesn't read the jobs again."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         return await decide_slice(loaded, loaded.run, (), environment)
@@ -146,9 +146,9 @@ async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> Load
 
 
 async def continue_cut_runs(graphs: GraphContext) -> bool:
-    """Makes one slice of a decision for each tenant. Returns whether any runs remain.
+    """Continues one cut run of each tenant. Returns whether any cut runs remain.
 
-    Only runs that were cut in this process are known here. After a restart, the sweep finds the
+    This only covers runs that were cut in this process. After a restart, the sweep finds the
     others."""
     for tenant_id, run_id in graphs.cut.take_one_per_tenant():
         await _continue_safely(graphs, tenant_id, run_id)
@@ -161,7 +161,12 @@ async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) 
     try:
         loaded = await _continue(graphs, tenant_id, run_id)
     except (QueueFull, Unavailable, NotFound) as error:
-        log.log(log_level_of(error), "graph run %s is cut: %s", run_id, error.message)
+        log.log(
+            log_level_of(error),
+            "graph run %s could not be continued and will be retried: %s",
+            run_id,
+            error.message,
+        )
     except Exception:
         log.exception("graph run %s can't continue", run_id)
     else:
@@ -172,13 +177,13 @@ async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) 
 
 
 def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Checks whether the last decision was cut, or whether there is room for more jobs. There is
-    room if some jobs were refused or reused existing results."""
+    """Checks whether the last decision was cut or the run can start more jobs. It can do so if some
+    jobs were refused or reused existing results."""
     return loaded.run.is_cut or _has_room(graphs, loaded)
 
 
 def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Checks whether executions are held although more jobs may be in flight."""
+    """Checks whether executions are held while the run's limit for jobs in flight isn't reached."""
     run, graph = loaded.run, loaded.plan.graph
     most = graphs.context.settings.max_queued_per_graph_run
     is_going = not run.status.is_over and run.paused_at is None and bool(run.held)
@@ -188,7 +193,7 @@ def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
 async def _dispatches(
     graphs: GraphContext, loaded: LoadedRun, run_jobs: Iterable[Job]
 ) -> dict[UUID, Dispatch]:
-    """Reads the dispatches of jobs that a worker has accepted."""
+    """Reads the dispatches of all jobs that are no longer queued."""
     begun = [job.id for job in run_jobs if job.status != JobStatus.QUEUED]
     if not begun:
         return {}
@@ -199,8 +204,8 @@ async def _dispatches(
 async def _read_events(
     graphs: GraphContext, loaded: LoadedRun, environment: Environment
 ) -> list[Event]:
-    """Reads the events of all jobs that the run waits for. Events that it already knows have no
-    effect."""
+    """Reads the events of all jobs for which the run waits. Events that were already applied have
+    no effect."""
     waiting = loaded.jobs
     if not waiting:
         return []
@@ -219,8 +224,7 @@ async def _read_events(
 
 
 async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRunState:
-    """Returns the run with the live progress of its jobs. This progress changes too often to be
-    stored."""
+    """Returns the run with the live progress of its jobs, which changes too often to be stored."""
     if loaded.run.status.is_over or not loaded.run.in_flight:
         return loaded.run
     async with graphs.context.tenant(loaded.head.tenant_id) as tx:
@@ -234,8 +238,8 @@ async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRu
             continue
         row = rows.get(job_id)
         if not job.status.is_active:
-            # The job has ended, and the run will process that soon. Until then, show it as
-            # complete, so that its progress doesn't drop.
+            # The job has ended, and the run will process this soon. Until then, the job is shown as
+            # complete, so that the progress doesn't decrease.
             if job.status == JobStatus.COMPLETED:
                 apply_event(
                     JobStarted(key, attempt, (row and row.worker_id) or "", job.started_at), draft
@@ -252,8 +256,8 @@ async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRu
 
 
 async def read_outbox(graphs: GraphContext, pool: Database) -> None:
-    """Processes all outbox rows of a pool, page by page, because rows of blocked runs may remain
-    for a long time."""
+    """Processes all outbox rows of a pool, page by page. Otherwise, the rows of blocked runs, which
+    may remain for a long time, could fill the only page."""
     after = 0
     while True:
         async with pool.read() as tx:
@@ -277,19 +281,19 @@ async def _advance_safely(
     run_id: UUID,
     handled_outbox: tuple[int, ...] = (),
 ) -> None:
-    """Advances a run and logs any error, so that one run doesn't block the others. After an error,
-    its outbox rows remain."""
+    """Advances a run and logs any error, so that a single run can't block the others. After an
+    error, the run's outbox rows remain."""
     try:
         await advance(graphs, tenant_id, run_id, handled_outbox=handled_outbox)
     except (QueueFull, Unavailable) as error:
         log.log(
             log_level_of(error),
-            "graph run %s not advanced, will be retried: %s",
+            "graph run %s could not be advanced and will be retried: %s",
             run_id,
             error.message,
         )
     except NotFound:
-        # The run no longer exists, so delete its outbox rows.
+        # The run no longer exists, so its outbox rows are deleted.
         async with pool.transaction() as tx:
             await jobs.delete_outbox(tx, handled_outbox)
     except Exception as error:  # noqa: BLE001 — one run must not block the others
@@ -300,7 +304,7 @@ async def _advance_safely(
 async def _reschedule(
     graphs: GraphContext, pool: Database, handled_outbox: tuple[int, ...]
 ) -> None:
-    """Delays the rows, so that the same error isn't logged every second."""
+    """Delays the outbox rows, so that the same error isn't logged every second."""
     if handled_outbox:
         async with pool.transaction() as tx:
             until = graphs.context.clock() + RETRY_DELAY
@@ -308,7 +312,7 @@ async def _reschedule(
 
 
 async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
-    """Advances every active run based on the current backends and time."""
+    """Advances all active runs, because backends or the time may have changed."""
     after: UUID | None = None
     while True:
         async with pool.read() as tx:
@@ -326,7 +330,7 @@ def _is_being_continued(graphs: GraphContext, run: OpenRun) -> bool:
         return False
     is_known = graphs.runs.get_cached(run.tenant_id, run.id) is not None
     if is_known and run.id not in graphs.cut:
-        return False  # this process cut the run, and continuing it failed
+        return False  # This process has cut the run and failed to continue it.
     return run.id in graphs.cut or graphs.context.clock() - run.changed_at < CONTINUED_ELSEWHERE
 
 
@@ -335,7 +339,7 @@ async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_
         await _end_overdue(graphs, pool, tenant_id, run_id)
     except Exception as error:  # noqa: BLE001 — one run must not block the others
         log_failure(
-            log, error, "timeouts of graph run %s could not be checked, will be retried", run_id
+            log, error, "timeouts of graph run %s could not be checked; retrying later", run_id
         )
     else:
         await _advance_safely(graphs, pool, tenant_id, run_id)
@@ -360,8 +364,8 @@ async def _end_overdue(graphs: GraphContext, pool: Database, tenant_id: UUID, ru
 def overdue_jobs(
     graphs: GraphContext, candidates: Mapping[UUID, Job], limits: Mapping[UUID, int]
 ) -> list[Job]:
-    """Returns the jobs over their time limit, which is counted from the start on a worker, without
-    the time in the queue."""
+    """Returns the jobs that have exceeded their time limit. The limit applies from the start on a
+    worker, so the time in the queue doesn't count."""
     now = graphs.context.clock()
     return [
         job

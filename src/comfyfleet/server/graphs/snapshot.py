@@ -1,7 +1,7 @@
-"""Converts plans and runs to JSON rows and back. Pure. Values that can be computed from the records
-are not stored.
+"""Converts plans and runs to JSON and back, without I/O. Values that can be calculated from the
+records aren't stored.
 
-Each change of a run writes the run's row and the changed records. Reading a run reads all of its
+Each change of a run writes the run's row and the changed records. A read of a run reads all of its
 records."""
 
 from collections import Counter
@@ -57,7 +57,7 @@ def dump_plan(plan: RunPlan) -> dict[str, Any]:
 
 
 def load_plan(saved: Mapping[str, Any]) -> RunPlan:
-    """Loads a plan. An expired run has no plan any more, so the result is a graph without nodes."""
+    """Loads a plan. For an expired run, whose plan was deleted, returns a plan without nodes."""
     if not saved:
         return plan_of(GraphDefinition("", {}, ()), catalogue_of(()))
     library = {
@@ -122,7 +122,7 @@ _MOMENTS = ("asked_at", "answered_at", "queued_at", "started_at", "ended_at")
 
 
 def dump_record(record: ExecutionRecord) -> dict[str, Any]:
-    """Converts a record to JSON values. Leaves out fields that have their default value."""
+    """Converts a record to JSON values. Leaves out fields with default values."""
     saved: dict[str, Any] = {}
     for field in fields(ExecutionRecord):
         value = getattr(record, field.name)
@@ -161,10 +161,11 @@ def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
 
 
 def dump_cut(run: GraphRunState) -> dict[str, Any] | None:
-    """Converts the place where a decision stopped early to JSON values. Returns None if it did not
-    stop early.
+    """Converts the point at which a decision stopped early to JSON values. Returns None if it
+    didn't stop early.
 
-    The remaining ends can be found in the records by their numbers."""
+    The ends that remain to be processed aren't included, because the records contain their
+    numbers."""
     if not run.is_cut:
         return None
     at = run.notifying
@@ -208,8 +209,8 @@ def load_run(
     records: Mapping[ExecutionKey, ExecutionRecord],
     cut: Mapping[str, Any] | None = None,
 ) -> GraphRunState:
-    """Loads a run. `head` is its stored part: id, inputs, status, tokens, error, outputs and
-    max_tokens."""
+    """Loads a run. `head` contains the stored fields of the run's row, such as its inputs and
+    status."""
     if head.status == GraphRunStatus.PENDING:
         return head
     tallies = _tallies(plan, records)
@@ -266,8 +267,8 @@ def _tallies(
 
 
 def _rows(held: Iterable[HeldPlace]) -> tuple[HeldRange, ...]:
-    """Returns the held ranges. Executions are removed only from the front, so the rest has no
-    gaps."""
+    """Returns the ranges of held executions. Executions are only removed from the front, so a range
+    has no gaps."""
     places: dict[tuple[int, str], list[int]] = {}
     for priority, lane, number in held:
         places.setdefault((priority, lane), []).append(number)

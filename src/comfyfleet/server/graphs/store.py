@@ -1,4 +1,4 @@
-"""The SQL for graphs, their runs, and triggers. Every row is looked up by its tenant."""
+"""SQL for graphs, graph runs and triggers. The queries filter by tenant or by a trigger's id."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -69,7 +69,7 @@ async def add_graph(tx: Tx, graph: StoredGraph) -> None:
 
 
 async def count_graphs(tx: Tx, tenant_id: UUID, user_id: UUID | None) -> int:
-    """Counts a user's graphs, excluding deleted ones."""
+    """Counts a user's graphs. Deleted graphs don't count."""
     query = select(func.count()).where(
         graphs.c.tenant_id == tenant_id,
         graphs.c.user_id == user_id,
@@ -90,8 +90,8 @@ async def add_version(tx: Tx, graph: StoredGraph) -> None:
 
 
 async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> int | None:
-    """Increments the version under a row lock, so that two concurrent new versions get different
-    numbers."""
+    """Increments the version under a row lock, so that concurrent requests get different numbers.
+    Returns None if the graph doesn't exist."""
     changed = await tx.execute(
         update(graphs)
         .where(
@@ -115,7 +115,8 @@ async def get_graph(
 async def graphs_named(
     tx: Tx, tenant_id: UUID, name: str, *, user_id: UUID | None = None, limit: int
 ) -> list[StoredGraph]:
-    """Returns the graphs of a tenant or a user with this name, newest first."""
+    """Returns the tenant's graphs with this name, newest first. If `user_id` is set, returns only
+    graphs of this user."""
     query = _stored(tenant_id, None).where(graphs.c.name == name)
     if user_id is not None:
         query = query.where(graphs.c.user_id == user_id)
@@ -125,7 +126,7 @@ async def graphs_named(
 
 
 async def delete_graph(tx: Tx, tenant_id: UUID, graph_id: UUID, *, now: datetime) -> None:
-    """Marks a graph as deleted. Its runs remain, each with the graph as of its start."""
+    """Marks a graph as deleted. Its runs remain, because each one has its own copy of the graph."""
     await tx.execute(
         update(graphs)
         .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
@@ -233,7 +234,7 @@ async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
 class OpenRun(NamedTuple):
     tenant_id: UUID
     id: UUID
-    is_cut: bool  # its last decision stopped early
+    is_cut: bool  # True if the last decision stopped early.
     changed_at: datetime
 
 
@@ -312,7 +313,7 @@ def _entries(table: Table, entry: type[GraphListItem]) -> Select[Any]:
 
 
 def _run_entries() -> Select[Any]:
-    """Selects runs with the names of their graphs, even if those are deleted."""
+    """Selects runs with the names of their graphs, even if a graph was deleted."""
     own = (graph_runs.c[field.name] for field in fields(RunListItem) if field.name != "name")
     joined = graph_runs.join(graphs, graphs.c.id == graph_runs.c.graph_id)
     return select(*own, graphs.c.name).select_from(joined)
@@ -341,7 +342,8 @@ def _run_entry(row: RowMapping) -> RunListItem:
 
 
 async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit: int) -> list[UUID]:
-    """Deletes the inputs, outputs and records of ended runs, oldest first."""
+    """Deletes the inputs, outputs and records of runs that have ended, oldest first. Returns the
+    ids of these runs."""
     old = (
         select(graph_runs.c.id)
         .where(
@@ -363,7 +365,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
         "rerun": null(),
         "cut": null(),
     }
-    # A retry clears ended_at. This keeps runs that were retried in the meantime.
+    # Checks ended_at again, because a retry in the meantime would have cleared it.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
     expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
@@ -374,7 +376,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs whose results active runs have reused."""
+    """Returns the ids of the jobs whose results active runs have reused."""
     job_id = graph_executions.c.record["reused_from"]["job_id"].as_string()
     query = (
         select(job_id)
@@ -404,8 +406,8 @@ async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredTrigger:
-    """A trigger that starts runs of a graph or pipeline for its user, on a schedule or by a
-    webhook."""
+    """A trigger that starts runs of a graph or pipeline for a user, on a schedule or when a webhook
+    is called."""
 
     id: UUID
     tenant_id: UUID
@@ -436,7 +438,7 @@ class TriggerFiring:
     tenant_id: UUID
     trigger_id: UUID
     cause: FiringCause
-    day: str  # in the trigger's time zone, such as 2026-11-16
+    day: str  # The date in the trigger's time zone, such as 2026-11-16.
     status: FiringStatus
     created_at: datetime
     not_before: datetime
@@ -449,7 +451,7 @@ class TriggerFiring:
     missed: int = 0
     tries: int = 0
     ended_at: datetime | None = None
-    run_status: str | None = None  # current status of its run
+    run_status: str | None = None  # The current status of the run.
 
 
 async def add_trigger(tx: Tx, trigger: StoredTrigger) -> None:
@@ -466,8 +468,8 @@ async def count_triggers(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def get_trigger(
     tx: Tx, trigger_id: UUID, *, owner: tuple[UUID, UUID] | None = None
 ) -> StoredTrigger | None:
-    """Returns a trigger of a tenant and user. Without an owner, returns any user's trigger; such
-    callers must check its secret."""
+    """Returns a trigger. With `owner`, only a trigger of this tenant and user. Without it, the
+    caller must check the trigger's secret."""
     query = select(triggers).where(triggers.c.id == trigger_id)
     if owner:
         query = query.where(triggers.c.tenant_id == owner[0], triggers.c.user_id == owner[1])
@@ -476,7 +478,7 @@ async def get_trigger(
 
 
 async def lock_trigger(tx: Tx, trigger_id: UUID) -> StoredTrigger | None:
-    """Locks a trigger, so that the rest of its limit is granted only once."""
+    """Locks a trigger, so that concurrent firings can't exceed its limit."""
     query = for_update(tx, select(triggers).where(triggers.c.id == trigger_id))
     row = (await tx.execute(query)).mappings().one_or_none()
     return _trigger(row) if row else None
@@ -522,8 +524,8 @@ async def delete_trigger(tx: Tx, owner: tuple[UUID, UUID], trigger_id: UUID) -> 
     return deleted.first() is not None
 
 
-# Literal SQL that matches the conditions of the partial indexes. With bound parameters, the planner
-# would not use them.
+# Literal SQL that matches the conditions of the partial indexes. The planner wouldn't use these
+# indexes for conditions with bound parameters.
 _IS_SCHEDULED = text("next_at IS NOT NULL AND NOT is_paused")
 _IS_STARTING = text("trigger_firings.status = 'starting'")
 
@@ -535,8 +537,8 @@ async def due_triggers(tx: Tx, now: datetime, *, limit: int) -> list[StoredTrigg
 
 
 async def claim_moment(tx: Tx, trigger: StoredTrigger, values: Mapping[str, Any]) -> bool:
-    """Moves a schedule on from the time that was read. Returns False if another process has done
-    so, or if the trigger was paused or deleted."""
+    """Claims the due time of a schedule and sets the next one. Returns False if another process was
+    faster, or if the trigger was paused or deleted."""
     changed = await tx.execute(
         update(triggers)
         .where(triggers.c.id == trigger.id, triggers.c.next_at == trigger.next_at, _IS_SCHEDULED)
@@ -547,7 +549,7 @@ async def claim_moment(tx: Tx, trigger: StoredTrigger, values: Mapping[str, Any]
 
 
 async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
-    """Adds a firing. Returns False if it already exists."""
+    """Adds a firing. Returns False if the firing already exists."""
     row = {name: value for name, value in asdict(firing).items() if name != "run_status"}
     added = await tx.execute(
         insert_if_new(tx, trigger_firings, [row]).returning(trigger_firings.c.id)
@@ -558,8 +560,8 @@ async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
 async def firing_of_keys(
     tx: Tx, trigger_id: UUID, key_hashes: Sequence[str]
 ) -> tuple[TriggerFiring | None, frozenset[str]]:
-    """Returns the oldest firing of a delivery with one of these keys, and the keys that are already
-    known."""
+    """Returns the oldest firing for one of these delivery keys, and all of these keys that are
+    already known."""
     keys = trigger_delivery_keys
     stored = await tx.execute(
         select(keys.c.key_hash, keys.c.firing_id)
@@ -574,7 +576,7 @@ async def firing_of_keys(
 async def add_delivery_keys(
     tx: Tx, firing: TriggerFiring, key_hashes: Collection[str], *, now: datetime
 ) -> None:
-    """Stores the keys of a delivery. Keys that are already known keep their first firing."""
+    """Stores the keys of a delivery. Keys that are already stored aren't changed."""
     rows = [
         {
             "trigger_id": firing.trigger_id,
@@ -589,7 +591,7 @@ async def add_delivery_keys(
 
 
 async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool:
-    """Writes the result of a firing. Returns False if it already has one."""
+    """Writes the result of a firing. Returns False if the firing already has a result."""
     changed = await tx.execute(
         update(trigger_firings)
         .where(trigger_firings.c.id == firing_id, trigger_firings.c.status == FiringStatus.STARTING)
@@ -600,14 +602,15 @@ async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool
 
 
 async def stuck_firings(tx: Tx, now: datetime, *, limit: int) -> list[TriggerFiring]:
-    """Returns firings that are stuck, because the process that was starting them died or failed."""
+    """Returns firings that didn't start a run, because the process that handled them died or
+    failed."""
     query = select(trigger_firings).where(_IS_STARTING, trigger_firings.c.not_before <= now)
     rows = await tx.execute(query.order_by(trigger_firings.c.not_before).limit(limit))
     return [_firing(row) for row in rows.mappings()]
 
 
 async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool:
-    """Claims a firing and counts the attempt. Returns False if another process has claimed it."""
+    """Claims a firing and counts the attempt. Returns False if another process was faster."""
     changed = await tx.execute(
         update(trigger_firings)
         .where(
@@ -622,8 +625,8 @@ async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool
 
 
 async def is_any_trigger_due(tx: Tx, now: datetime) -> bool:
-    """Checks whether any trigger is due. The check is cheap, because it runs every second and
-    usually finds nothing."""
+    """Checks whether any trigger is due or any firing is stuck. The query is cheap, because it runs
+    every second."""
     due = select(triggers.c.id).where(_IS_SCHEDULED, triggers.c.next_at <= now).limit(1)
     stuck = select(trigger_firings.c.id).where(_IS_STARTING, trigger_firings.c.not_before <= now)
     return bool(await tx.scalar(select(or_(due.exists(), stuck.limit(1).exists()))))
@@ -664,12 +667,12 @@ class DayUse(NamedTuple):
     tokens: int = 0
     started: int = 0
     refused: int = 0
-    is_spent: bool = False  # whether its limit has refused a run
+    is_spent: bool = False  # True if a run was refused because of the limit.
 
 
 async def day_uses(tx: Tx, days: Mapping[UUID, str]) -> dict[UUID, DayUse]:
-    """Sums the cost of the runs that each trigger started on the given day. Active runs count with
-    the full amount that they may spend."""
+    """Sums up the cost of the runs that each trigger started on the given day. An active run counts
+    with the full amount that it may spend."""
     of_pipeline = (
         select(func.coalesce(func.sum(pipeline_jobs.c.tokens), 0))
         .where(pipeline_jobs.c.run_id == pipeline_runs.c.id)
@@ -704,7 +707,7 @@ async def day_uses(tx: Tx, days: Mapping[UUID, str]) -> dict[UUID, DayUse]:
 
 
 async def prune_firings(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes old firings that have ended. Returns their number."""
+    """Deletes old firings that have ended, and returns their number."""
     old = (
         select(trigger_firings.c.id)
         .where(

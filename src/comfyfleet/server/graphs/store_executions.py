@@ -1,5 +1,5 @@
-"""The SQL that writes and reads a run with its executions, in parts, so that the event loop isn't
-blocked."""
+"""SQL for writing and reading a run with its executions. Large runs are processed in parts, so that
+they don't block the event loop."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -70,7 +70,8 @@ async def write_run(
                 await _WRITE_RECORD.tuples(tx, row)
         else:
             await tx.execute(_upsert(tx), part)
-        await asyncio.sleep(0)  # a statement may take some milliseconds, and there may be many
+        # Lets other tasks run between the statements, each of which may take some milliseconds.
+        await asyncio.sleep(0)
 
 
 def _row(head: RunRow, key: ExecutionKey, record: ExecutionRecord) -> dict[str, Any]:
@@ -90,8 +91,8 @@ def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 async def read_records(tx: Tx, head: RunRow) -> dict[ExecutionKey, ExecutionRecord]:
-    """Reads all records of a run, page by page. The run may change between two pages, so callers
-    must compare its revision afterwards."""
+    """Reads all records of a run, page by page. The run may change between two pages, so the caller
+    must check its revision afterwards."""
     columns = (graph_executions.c.node, graph_executions.c.at, graph_executions.c.record)
     key = tuple_(graph_executions.c.node, graph_executions.c.at)
     query = (

@@ -1,9 +1,10 @@
-"""Computes the timeline of a run: when its executions waited and ran, and the critical path. Pure.
+"""Calculates the timeline of a run: the times at which its executions waited and ran, and the
+critical path. This module does no I/O.
 
-All executions of a node form one row, so a map of ten thousand items is one row as well. The
-critical path leads from the execution that ended last back to the start of the run, each time
-through the input that was decided last. If a step on it were faster, the run would end earlier,
-until another path becomes the longest."""
+All executions of a node are shown in one row, even if a map has ten thousand items. The critical
+path starts at the execution that ended last and goes back to the start of the run. At each step, it
+continues with the input that was decided last. If a step on the critical path were faster, the run
+would end earlier."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,11 +46,11 @@ def critical_path(
     sources: Callable[[T], Iterable[T]],
     rank: Callable[[T], Any],
 ) -> list[T]:
-    """Returns a chain of dependencies that ends with `last`, in order of time.
+    """Returns a chain of dependencies that ends with `last`, in chronological order.
 
-    Each step is preceded by its source that ended last. If several sources ended at the same time,
-    `rank` decides. So the times between the ends add up to the time from the start of the first
-    step's wait to the end of `last`."""
+    The predecessor of each step is the source that ended last. If several sources ended at the same
+    time, the one with the highest `rank` is used. Thus, the times between the ends add up to the
+    duration of the whole chain."""
     path = [last]
     while True:
         until = ends[path[-1]]
@@ -70,8 +71,8 @@ class TimeSpan(NamedTuple):
 def spans_of(
     record: ExecutionRecord, ready: float, until: float, seconds: "Clock"
 ) -> list[TimeSpan]:
-    """Returns the spans of an execution, beginning when its inputs were decided. Leaves out spans
-    without a duration."""
+    """Returns the spans of an execution from the time when its inputs were decided. Leaves out
+    spans without a duration."""
     waited = SpanKind.RETRIED if record.attempt > 1 else SpanKind.HELD
     marks = [
         (ready, waited),
@@ -81,7 +82,7 @@ def spans_of(
         (seconds(record.started_at), SpanKind.RUNNING),
     ]
     if record.status == ExecutionStatus.HELD and record.started_at:
-        marks = [(ready, SpanKind.RETRIED)]  # between two attempts
+        marks = [(ready, SpanKind.RETRIED)]  # The execution is between two attempts.
     known = sorted(
         ((max(ready, at), kind) for at, kind in marks if at is not None), key=lambda mark: mark[0]
     )
@@ -97,9 +98,9 @@ Clock = Callable[[datetime | None], float | None]
 
 
 def joined_spans(all_spans: Iterable[TimeSpan], most: int = SPANS_PER_NODE_MAX) -> list[TimeSpan]:
-    """Joins spans of several executions into one row. Each moment has one kind: the first of
-    SPAN_KINDS that any execution has then. If there are too many spans, short ones are joined with
-    their neighbors."""
+    """Joins the spans of several executions into one row. If executions have different kinds of
+    spans at a time, the first of these in SPAN_KINDS is used. If there are too many spans, short
+    ones are joined with their neighbors."""
     changes: dict[float, dict[SpanKind, int]] = {}
     for span in all_spans:
         for at, by in ((span.start, 1), (span.end, -1)):
@@ -123,7 +124,7 @@ def _append(row: list[TimeSpan], span: TimeSpan, least: float) -> None:
     if last and last.end == span.start and last.kind == span.kind:
         row[-1] = last._replace(end=span.end)
     elif last and span.start - last.start < least:
-        # Too short to be visible, so it becomes a part of the following span.
+        # The last span is too short to be visible, so it becomes a part of this span.
         row[-1] = span._replace(start=last.start)
     else:
         row.append(span)
@@ -161,7 +162,7 @@ class RunTimes:
         return {node.rounds: node.id for node in nodes if isinstance(node, RoundEndNode)}
 
     def sources(self, key: ExecutionKey) -> tuple[ExecutionKey, ...]:
-        """Returns the executions that an execution waits for. A later round of a loop waits for the
+        """Returns the executions for which an execution waits. Each round of a loop waits for the
         previous round."""
         if key not in self._sources:
             self._sources[key] = tuple(self._find_sources(key))
@@ -180,15 +181,15 @@ class RunTimes:
 
     @cached_property
     def ends(self) -> dict[ExecutionKey, float]:
-        """The times when executions ended."""
+        """The times at which executions ended, in seconds since the start of the run."""
         times = ((key, self.seconds(record.ended_at)) for key, record in self.run.records.items())
         return {
             key: at for key, at in times if at is not None and self.run.record(key).status.is_ended
         }
 
     def ready(self, key: ExecutionKey) -> float | None:
-        """Returns when the inputs of an execution were decided, or None if they are not decided
-        yet."""
+        """Returns the time at which the inputs of an execution were decided, or None if they aren't
+        decided yet."""
         end = self.ends.get(key)
         sources = self.sources(key)
         if end is None and not all(source in self.ends for source in sources):
@@ -197,8 +198,8 @@ class RunTimes:
         return max((at for at in ends if end is None or at <= end), default=0.0)
 
     def rank(self, key: ExecutionKey) -> tuple[bool, int, tuple[int, ...]]:
-        """Ranks executions that ended at the same time: executed ones after skipped ones, and
-        otherwise by their order in the graph."""
+        """Ranks executions that ended at the same time. Executions that ran rank above skipped
+        ones. Otherwise, their order in the graph decides."""
         is_skipped = self.run.record(key).status == ExecutionStatus.SKIPPED
         return (not is_skipped, self.place[key.node], key.at)
 
@@ -251,15 +252,15 @@ def _executions(timed: RunTimes) -> Iterator[TimedExecution]:
         if ready is None:
             continue
         end = timed.ends.get(key, max(ready, timed.until))
-        # Other nodes are decided immediately when they are ready.
+        # Other nodes take no time.
         takes_time = record.asked_at or isinstance(timed.plan.node(key.node), WorkflowNode)
         spans = spans_of(record, ready, end, timed.seconds) if takes_time else []
         yield TimedExecution(key, ready, end, spans)
 
 
 def _path(timed: RunTimes, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:
-    """Returns the critical path. For an active run, this is the path of the execution that has been
-    active longest."""
+    """Returns the critical path. In an active run, it ends with the execution that has been active
+    for the longest time."""
     going = [execution for execution in executions.values() if execution.key not in timed.ends]
     if going:
         last = min(
@@ -283,7 +284,7 @@ def _steps(
     path: Sequence[ExecutionKey],
     executions: Mapping[ExecutionKey, TimedExecution],
 ) -> list[CriticalStep]:
-    """Returns the visible steps. The time of a hidden step is added to the next one."""
+    """Returns the visible steps of a path. The time of a hidden step is added to the next step."""
     steps: list[CriticalStep] = []
     start = 0.0
     for key in path:
@@ -345,8 +346,8 @@ def _status(timed: RunTimes, node: str) -> ExecutionStatus:
 
 
 def _after(timed: RunTimes, key: ExecutionKey) -> str | None:
-    """Returns the node whose end an execution waited for. If it is still waiting, returns a node
-    that has not ended."""
+    """Returns the last node for which an execution waited. If it is still waiting, returns a node
+    that hasn't ended."""
     for _ in range(len(timed.plan.shape.order)):
         sources = timed.sources(key) if len(key.at) == len(timed.plan.scope(key.node)) else ()
         if not sources:

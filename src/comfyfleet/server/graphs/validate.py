@@ -1,5 +1,5 @@
-"""Validates a graph before anything runs: types, connections, values and sizes. Every problem names
-its node and port."""
+"""Validates the types, connections, values and sizes of a graph before it runs. Each problem
+includes the node and the port."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -75,7 +75,7 @@ from comfyfleet.server.graphs.run import (
 
 
 class PortTypes:
-    """The types of all output ports, computed in the order of the graph."""
+    """The types of all output ports. They are determined in the order of the graph."""
 
     def __init__(self, graph: GraphDefinition, shape: GraphShape) -> None:
         self.graph = graph
@@ -97,17 +97,17 @@ class PortTypes:
         )
 
     def of(self, connection: GraphConnection) -> PortType | None:
-        """Returns the type that arrives over a connection. Returns None if its source can't have a
-        value."""
+        """Returns the type of the value that arrives over a connection. Returns None if the source
+        doesn't exist."""
         source = connection.source
         ports = self.leaving.get(source.node)
-        if ports is None:  # nothing is known about nodes in or behind a cycle
+        if ports is None:  # The types of nodes in or behind a cycle are unknown.
             return ANY
         return type_at(ports[source.port], source.path) if source.port in ports else None
 
 
 def _passed_on(node: Node, arriving: Mapping[str, PortType]) -> Mapping[str, PortType]:
-    """Returns the types of values that only pass on another node's value."""
+    """Returns the types of a value node's values that only pass on the value of another node."""
     values = node.values if isinstance(node, ValueNode) else {}
     paths = {name: value.whole for name, value in values.items() if isinstance(value, Template)}
     return {
@@ -127,7 +127,8 @@ def connection_problems(
     for connection in graph.connections:
         yield from _unknown_nodes(graph, connection, broken)
         if connection.target in used_targets:
-            yield DocumentProblem("repeated_input", "two connections end here", *connection.target)
+            message = "the port has more than one connection"
+            yield DocumentProblem("repeated_input", message, *connection.target)
         used_targets.add(connection.target)
         if connection.source.node in graph.nodes:
             yield from _source_problems(types, connection)
@@ -140,17 +141,16 @@ def _unknown_nodes(
 ) -> Iterator[DocumentProblem]:
     for end, node in (("from", connection.source.node), ("to", connection.target.node)):
         if node not in graph.nodes and node not in broken:
-            message = f"the connection {end} {connection.source if end == 'from' else connection.target} refers to an unknown node"
+            port = connection.source if end == "from" else connection.target
+            message = f"the connection {end} {port} refers to an unknown node"
             yield DocumentProblem("unknown_node", message, *connection.target)
 
 
 def _source_problems(types: PortTypes, connection: GraphConnection) -> Iterator[DocumentProblem]:
     ports = types.ports(connection.source.node)
     if connection.source.port not in ports:
-        offered = told_names(ports)
-        message = (
-            f"{connection.source.node} has no output {connection.source.port!r}; it has {offered}"
-        )
+        source, known = connection.source, told_names(ports)
+        message = f"{source.node} has no output {source.port!r}; available outputs: {known}"
         yield DocumentProblem("unknown_port", message, *connection.target)
     elif types.of(connection) is None:
         yield DocumentProblem(
@@ -169,8 +169,8 @@ def _target_problems(
     if expected is None:
         known = _ports_of(node, workflows)
         word = "property" if isinstance(node, WorkflowNode) else "input"
-        offered = f"; it has {told_names(known)}" if known is not None else ""
-        message = f"{connection.target.node} has no {word} {connection.target.port!r}{offered}"
+        names = f"; available: {told_names(known)}" if known is not None else ""
+        message = f"{connection.target.node} has no {word} {connection.target.port!r}{names}"
         code = "unknown_property" if word == "property" else "unknown_port"
         yield DocumentProblem(code, message, *connection.target)
         return
@@ -179,15 +179,16 @@ def _target_problems(
         return
     if isinstance(node, FanOutNode) and node.mode == FanOutMode.DISTRIBUTE:
         if not fits_items(actual):
-            message = f"takes a list; {connection.source} is {actual}"
+            message = f"expects a list, but {connection.source} is {actual}"
             yield DocumentProblem("type_mismatch", message, *connection.target)
     elif not fits(actual, expected):
-        message = f"takes {expected}; {connection.source} is {actual}{_hint(actual, expected)}"
+        hint = _hint(actual, expected)
+        message = f"expects {expected}, but {connection.source} is {actual}{hint}"
         yield DocumentProblem("type_mismatch", message, *connection.target)
 
 
 def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[str] | None:
-    """Returns the input ports of a node. Returns None for a node that accepts any number of
+    """Returns the names of a node's input ports. Returns None if the node accepts any number of
     inputs."""
     if isinstance(node, WorkflowNode):
         return [prop.name for prop in workflows[node.id].properties]
@@ -197,8 +198,7 @@ def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[
 def _wanted(
     graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], connection: GraphConnection
 ) -> PortType | None:
-    """Returns the type of the port that a connection ends at. Returns None if the port doesn't
-    exist."""
+    """Returns the type of a connection's target port, or None if the port doesn't exist."""
     node, port = graph.nodes[connection.target.node], connection.target.port
     if is_reference(port):
         return ANY
@@ -206,7 +206,7 @@ def _wanted(
         return None if port_number(port) is None else ANY
     if not isinstance(node, WorkflowNode):
         return (inputs_of(node) or {}).get(port)
-    if node.id not in workflows:  # an unknown workflow is reported only once
+    if node.id not in workflows:  # The unknown workflow is reported elsewhere.
         return ANY
     prop = workflows[node.id].property_named(port)
     return (type_named(prop.type) or ANY) if prop else None
@@ -214,16 +214,16 @@ def _wanted(
 
 def _hint(actual: PortType, expected: PortType) -> str:
     if actual.item is not None and fits(actual.item, expected):
-        return "; take one of them with .0, or distribute them with a fan-out"
+        return "; select an item with .0, or distribute the items with a fan-out"
     if actual.name == CHUNK:
-        return "; with per_item: true, the fan-out gives one item at a time"
+        return "; set per_item: true in the fan-out to get one item at a time"
     return ""
 
 
 def output_types(
     graph: GraphDefinition, library: GraphLibrary = NO_GRAPHS
 ) -> Mapping[str, PortType]:
-    """Returns the types of a graph's outputs. An unknown type is `any`."""
+    """Returns the types of a graph's outputs. Unknown types are `any`."""
     expanded = expand(graph, library).graph
     types = PortTypes(expanded, shape_of(expanded))
     arriving = {
@@ -234,7 +234,8 @@ def output_types(
 
 
 class GraphCheck(NamedTuple):
-    """The result of a validation. Warnings don't prevent a run, because backends come and go."""
+    """The result of a validation. Warnings don't prevent a run, because a backend may come online
+    later."""
 
     graph: GraphDefinition
     problems: tuple[DocumentProblem, ...]
@@ -247,26 +248,26 @@ def check_graph(
     limits: GraphLimits = DEFAULT_LIMITS,
     library: GraphLibrary = NO_GRAPHS,
 ) -> GraphCheck:
-    """Parses a document and validates everything that could be parsed, so that one error doesn't
-    hide others."""
+    """Parses a document and validates all parts that could be parsed, so that an error doesn't hide
+    others."""
     parsed = parse_graph(document, limits)
     graph, problems = expand(parsed.graph, library, limits)
     validated = validate(graph, catalogue, limits, parsed.broken)
-    # Contents of a node that could not be parsed are unknown, so they are not reported as missing.
+    # The contents of nodes that couldn't be parsed are unknown, so they aren't reported as missing.
     every = dict.fromkeys(
         _as_written(problem, graph) for problem in (*parsed.problems, *problems, *validated)
     )
     return GraphCheck(parsed.graph, told_problems(every), warnings(graph, catalogue))
 
 
-# Generated nodes, and the fields of the enclosing node that they come from.
+# The last part of a generated node's id, and the field of the enclosing node that generates it.
 _HIDDEN_FIELDS = {"each": "over", "start": "start", "rounds": "at_most", "judge": "until"}
 _HIDDEN_NAME = re.compile(r"/\.([A-Za-z0-9_-]+)(\.value\b)?")
 
 
 def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentProblem:
-    """Moves a problem of a generated node to the node and the field in the document that it comes
-    from."""
+    """Assigns a problem of a generated node to the node and the field in the document from which
+    the node was generated."""
     parent, _, last = problem.node.rpartition("/")
     node, port = problem.node, problem.port
     if isinstance(graph.nodes.get(node), PassNode):
@@ -274,7 +275,7 @@ def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentPro
     elif parent and last.startswith("."):
         name = last[1:]
         if port == VALUE_PORT:
-            port = name  # an input of a subgraph
+            port = name  # This is an input of a subgraph.
         elif name == "start" and port:
             port = f"start.{port}"
         else:
@@ -327,7 +328,7 @@ def _workflow_problems(
 
 
 def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[DocumentProblem, ...]:
-    """Returns problems that currently prevent a run, but are not a reason to refuse the graph."""
+    """Returns problems that currently prevent a run, although the graph is valid."""
     workflows = resolve_workflows(graph, catalogue)
     problems: list[DocumentProblem] = []
     for node in graph.nodes.values():
@@ -348,7 +349,7 @@ def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[Documen
 
 
 def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
-    """Returns the backend requirements of a node. Values that arrive over connections are not known
+    """Returns a node's requirements for a backend. Values that arrive over connections aren't known
     yet."""
     unknown = {
         port: ""
@@ -363,25 +364,27 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
         facts = workflow.property_named(name)
         if facts is None:
             known = told_names(prop.name for prop in workflow.properties)
-            message = f"{workflow.name} has no property {name!r}; it has {known}"
+            message = f"{workflow.name} has no property {name!r}; available properties: {known}"
             yield DocumentProblem("unknown_property", message, node.id, name)
         elif wrong := _value_problem(facts, value):
             yield DocumentProblem("type_mismatch", wrong, node.id, name)
 
 
 def _value_problem(facts: Property, value: Any) -> str:
-    """Returns why a property can't accept a literal or the result of a template. Empty if it can,
-    or if that isn't known yet."""
+    """Returns an error message if a property can't accept a literal or the result of a template.
+    Returns an empty string if it can or if that isn't known yet."""
     if is_filled(value):
         return value_problem(facts, value)
     is_text = isinstance(value, Template) and value.whole is None
     if is_text and facts.type not in ("text", "choice"):
-        return f"takes {facts.type}, but a template with text around {{{{ }}}} always gives text"
+        return (
+            f"expects {facts.type}, but a template with text around {{{{ }}}} always produces text"
+        )
     return ""
 
 
 def value_problem(prop: Property, value: Any) -> str:
-    """Returns why a property can't accept a value. Empty if it can."""
+    """Returns an error message if a property can't accept a value, or an empty string if it can."""
     try:
         check_value(prop, value)
     except InvalidValue as problem:
@@ -395,15 +398,15 @@ def _affinity_problems(
     graph: GraphDefinition,
     catalogue: GraphCatalogue,
 ) -> Iterator[DocumentProblem]:
-    """Checks affinities. An offline backend is acceptable, but a removed one is a problem without a
-    fallback."""
+    """Checks a node's affinity. The backend may be offline, but it must exist and be able to run
+    the workflow."""
     if node.backend_affinity is None:
         return
     targets = [
         backend for backend in catalogue.backends if backend.is_target_of(node.backend_affinity)
     ]
     if not targets:
-        message = f"there is no backend {node.backend_affinity}"
+        message = f"backend {node.backend_affinity} was not found"
         yield DocumentProblem("unknown_backend", message, node.id, "backend_affinity")
     elif workflow and not any(backend.is_able(_need(node, workflow, graph)) for backend in targets):
         message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
@@ -414,8 +417,8 @@ def _affinity_problems(
 def _models_lacking(
     node: WorkflowNode, workflow: WorkflowFacts, targets: Iterable[BackendState]
 ) -> str:
-    """Returns the missing models that the node itself names, so that the operator's other models
-    are not revealed."""
+    """Lists missing models for an error message. Only models that the node itself names are listed,
+    so that the operator's other models aren't revealed."""
     chosen = models_chosen(workflow.properties, node.literals)
     named = [model for model in chosen if model.file in node.literals.values()]
     offers = [backend.offer for backend in targets if backend.offer is not None]
@@ -431,7 +434,7 @@ def _missing_inputs(
         properties = node.properties if isinstance(node, WorkflowNode) else {}
         for port in _must_have(node, shape, workflows):
             if port not in properties and (node.id, port) not in connected:
-                yield DocumentProblem("missing_input", "nothing is connected here", node.id, port)
+                yield DocumentProblem("missing_input", "has no connection", node.id, port)
         for port in properties:
             if (node.id, port) in connected:
                 yield DocumentProblem(
@@ -453,8 +456,8 @@ def _must_have(
 def _unreachable(
     graph: GraphDefinition, shape: GraphShape, broken: Collection[str]
 ) -> Iterator[DocumentProblem]:
-    """Reports nodes that lead to no output. They would be paid for, but nothing would use their
-    results."""
+    """Reports nodes that don't lead to an output. The user would pay for their jobs without getting
+    the results."""
     outputs = [node.id for node in graph.nodes.values() if isinstance(node, OutputNode)]
     if not outputs and not broken:
         yield DocumentProblem("no_output", "the graph has no output node")
@@ -469,7 +472,7 @@ def _unreachable(
     for node in graph.nodes:
         if node not in used:
             yield DocumentProblem(
-                "unreachable_node", "no output of the graph can be reached from it", node
+                "unreachable_node", "doesn't lead to any output of the graph", node
             )
 
 
@@ -479,47 +482,48 @@ def _too_large(
     jobs = 0
     for node, scope in shape.scopes.items():
         if len(scope) > limits.fanout_depth_max:
-            message = (
-                f"is inside {len(scope)} fan-outs, more than the limit of {limits.fanout_depth_max}"
-            )
+            message = f"is inside {len(scope)} fan-outs; the limit is {limits.fanout_depth_max}"
             yield DocumentProblem("too_deep", message, node)
         if isinstance(graph.nodes[node], WorkflowNode):
             jobs += width_max(graph, scope)
     if jobs > limits.jobs_max:
         message = (
-            f"the graph could start {jobs:,} jobs, more than {limits.jobs_max:,}; lower max_items"
+            f"the graph could start {jobs:,} jobs; the limit is {limits.jobs_max:,}. "
+            "Reduce max_items"
         )
         yield DocumentProblem("too_many_jobs", message)
 
 
 def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProblem]:
-    """Reports merges of merges that would have too many values, regardless of the run's inputs."""
+    """Reports nested merges that would have too many values, regardless of the run's inputs."""
     counts: dict[str, int] = {}
     for node in shape.order:
         fed = [_count_at(counts, connection.source) for connection in shape.incoming[node]]
-        # A merge adds itself, its list and its count. Other nodes pass on their input.
+        # A merge adds three values: itself, its list and its count. Other nodes pass on their
+        # input.
         count = 3 + sum(fed) if isinstance(graph.nodes[node], ClosingNode) else max(fed, default=1)
-        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # report it only once
+        # The 1 prevents further reports for the successors.
+        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1
         if count > VALUE_SIZE_MAX.values:
-            message = f"would hold {count:,} values, more than {VALUE_SIZE_MAX.values:,}"
+            message = f"would have {count:,} values; the limit is {VALUE_SIZE_MAX.values:,}"
             yield DocumentProblem("too_large", message, node)
 
 
 def _count_at(counts: Mapping[str, int], source: ConnectionSource) -> int:
-    """Returns the number of values at a source. A single item of a list, or the list's count,
-    counts as one."""
+    """Returns the number of values at a source. A single item or the number of items counts as
+    one."""
     is_part = any(part.isdecimal() or part == "count" for part in source.path)
     return 1 if is_part else counts.get(source.node, 1)
 
 
 def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
-    """Returns how often a node runs at most: the product of the maximum widths of the fan-outs
-    around it."""
+    """Returns the maximum number of a node's executions, which is the product of the maximum widths
+    of the fan-outs around it."""
     return prod(items_max(graph.nodes[opener]) for opener in scope)
 
 
 def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
-    """Returns the problems of a run's input values."""
+    """Returns the problems with a run's input values."""
     nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     known = told_names(nodes)
     if not size_of(inputs).fits(VALUE_SIZE_MAX):
@@ -527,7 +531,9 @@ def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[Doc
             DocumentProblem("too_large", f"the inputs are {too_large_message(VALUE_SIZE_MAX)}"),
         )
     problems = [
-        DocumentProblem("unknown_input", f"the graph has no input {name!r}; it has {known}")
+        DocumentProblem(
+            "unknown_input", f"the graph has no input {name!r}; available inputs: {known}"
+        )
         for name in inputs
         if name not in nodes
     ]
@@ -540,7 +546,7 @@ def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[Doc
         if node.columns and isinstance(inputs[node.id], list | tuple):
             problems += _row_problems(node, expected, inputs[node.id])
         elif not holds(expected, inputs[node.id]):
-            message = f"takes {expected}, not {inputs[node.id]!r:.60}"
+            message = f"must be of type {expected}, not {inputs[node.id]!r:.60}"
             problems.append(DocumentProblem("type_mismatch", message, node.id))
     return told_problems(problems)
 
@@ -551,7 +557,7 @@ CELLS_TOLD_MAX = 20
 def _row_problems(
     node: InputNode, table: PortType, rows: Iterable[Any]
 ) -> Iterator[DocumentProblem]:
-    """Reports the invalid cells of a table, by row (from 1) and column, up to a limit."""
+    """Yields a problem for each invalid cell of a table, up to a limit. Row numbers start at 1."""
     problems = (
         DocumentProblem("type_mismatch", f"row {number}{message}", node.id)
         for number, row in enumerate(rows, start=1)
@@ -565,4 +571,4 @@ def _row_messages(kind: PortType, row: Any) -> Iterator[str]:
         yield f" must be an object, not {row!r:.60}"
         return
     for name, expected in wrong_cells(kind, row):
-        yield f", column {name}: takes {expected}, not {row[name]!r:.60}"
+        yield f", column {name}: must be of type {expected}, not {row[name]!r:.60}"

@@ -90,7 +90,7 @@ async def test_runs_of_others_are_as_unknown_as_those_that_never_were(
         ):
             refused = await eve.client.get(path)
             assert refused.status_code == 404
-            assert refused.json()["error"]["message"] == f"there is no graph run {run_id}"
+            assert refused.json()["error"]["message"] == f"graph run {run_id} was not found"
     missing = await ada.client.get(f"/api/graph-runs/compare?a={own}")
     assert missing.status_code == 422
     assert "b" in missing.text

@@ -371,7 +371,7 @@ async def test_customers_see_what_nodes_may_name(effect_setup: EffectSetup, ada:
     assert (found[1]["price_tokens"], found[3]["price_tokens"]) == (5, 0)
     wrong = {**GRAPH, "connections": [{"from": "width.value", "to": "draw.widht"}]}
     told = (await ada.client.post("/api/graphs/validate", json=wrong)).json()["problems"]
-    assert "draw has no property 'widht'; it has prefix, width, colour" in {
+    assert "draw has no property 'widht'; available properties: prefix, width, colour" in {
         each["message"] for each in told
     }
 

@@ -98,7 +98,7 @@ async def test_a_rerun_that_cannot_be_is_refused_with_the_field_or_node(
         ({"set": {"draw": 1}}, 422, "must be node.property"),
         ({"set": {f"draw.p{number}": 1 for number in range(101)}}, 422, "set"),
         ({"set": {"draw.width": "{{ again.output.images.count }}"}}, 422, "cycle"),
-        ({"inputs": {"width": "wide"}}, 422, "takes integer"),
+        ({"inputs": {"width": "wide"}}, 422, "must be of type integer"),
         ({"version": 9}, 404, "version 9"),
         ({"from": "draw", "max_tokens": -1}, 422, "max_tokens"),
     ):
