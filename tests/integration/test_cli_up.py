@@ -129,7 +129,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
         (("submit", "soften", "--set", "input=x.png"), "--file input=PATH"),
         (("submit", "soften", "--file", "input=none.png"), "none.png"),
         (("dispatches", "show", "999999"), "999999"),
-        (("workers", "drain", "nobody"), "there is no worker nobody"),
+        (("workers", "drain", "nobody"), "worker nobody was not found"),
         (("workflows", "register", "x", NEGATIVE, "--property", "a=b"), "NAME:TYPE=NODE.INPUT"),
     ],
 )

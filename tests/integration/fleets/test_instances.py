@@ -60,7 +60,7 @@ async def test_without_aws_it_is_allowed_and_to_be_audited(
     assert verdict.outcome is InstanceStatus.UNCHECKED
     assert verdict.is_allowed
     assert verdict.is_to_be_audited
-    assert "could not be asked" in verdict.reason
+    assert "could not be reached" in verdict.reason
 
 
 @contextmanager

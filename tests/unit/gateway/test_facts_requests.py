@@ -186,7 +186,7 @@ def test_orders_for_workers_that_ask_elsewhere_are_forgotten(
         orders.facts.heard(
             {"facts_wanted": {"workers": [f"w{number}"], "token": "t", "is_urgent": False}}
         )
-    assert len(orders.facts._wanted) == 1
+    assert len(orders.facts._pending) == 1
 
 
 async def test_a_report_to_another_control_plane_counts_as_fresh_data_here() -> None:

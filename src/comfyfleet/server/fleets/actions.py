@@ -1,4 +1,4 @@
-"""Changes of fleets by operators, each in one transaction with its audit entry."""
+"""Changes fleets for operators. Each change and its audit entry are written in one transaction."""
 
 from datetime import datetime
 

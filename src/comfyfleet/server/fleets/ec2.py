@@ -1,4 +1,4 @@
-"""Checks that an EC2 instance that registers belongs to an auto-scaling group."""
+"""Checks that an EC2 instance that registers as a worker belongs to an auto-scaling group."""
 
 import asyncio
 import logging
@@ -12,10 +12,11 @@ from comfyfleet.errors import install_line
 logger = logging.getLogger(__name__)
 
 PREFIX = "i-"
-# A machine with several GPUs has one worker for each, for example i-0123456789abcdef0-gpu1.
+# Matches an instance id with an optional suffix, for example i-0123456789abcdef0-gpu1, because a
+# machine with several GPUs has a worker for each.
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
-CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
-# AWS error codes for an unknown or malformed id. All others are temporary.
+CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4  # for calls to AWS
+# AWS error codes for an unknown or malformed id. All other errors count as temporary.
 NOT_FOUND_CODES = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
 
 
@@ -27,8 +28,8 @@ class InstanceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceCheck:
-    """The result of a check. `reason` is shown to a refused worker, and is written to the audit log
-    if AWS could not be reached."""
+    """The result of a check. `reason` is shown to a refused worker. If AWS could not be reached, it
+    is written to the audit log."""
 
     outcome: InstanceStatus
     reason: str
@@ -36,8 +37,8 @@ class InstanceCheck:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether the worker may register. It may if AWS can't be reached, because it knows the
-        fleet's secret."""
+        """Whether the worker may register. If AWS can't be reached, the worker is accepted, because
+        it knows the fleet's secret."""
         return self.outcome is not InstanceStatus.UNKNOWN
 
     @property
@@ -50,13 +51,13 @@ def is_instance(worker_id: str) -> bool:
 
 
 async def check_instance(worker_id: str) -> InstanceCheck:
-    """Checks the instance that the worker's id names. Never raises."""
-    found = WORKER_ID.fullmatch(worker_id)
-    if not found:
-        # No request is sent to AWS, because its error about a malformed id must not count as a
+    """Checks the instance whose id is in the worker's id. Never raises an exception."""
+    match = WORKER_ID.fullmatch(worker_id)
+    if not match:
+        # Don't send a request to AWS, because its error for a malformed id must not count as a
         # failed check.
-        return InstanceCheck(InstanceStatus.UNKNOWN, f"{worker_id} is no id of an EC2 instance")
-    instance_id = found[1]
+        return InstanceCheck(InstanceStatus.UNKNOWN, f"{worker_id} isn't the id of an EC2 instance")
+    instance_id = match[1]
     try:
         import botocore.exceptions
     except ModuleNotFoundError:
@@ -79,7 +80,7 @@ def _describe(instance_id: str) -> Any:
         read_timeout=ANSWER_SECONDS_MAX,
         retries={"total_max_attempts": 2},
     )
-    # Each call uses a new session, because threads must not share the default one.
+    # Each call uses a new session, because threads must not share the default session.
     client = boto3.session.Session().client("autoscaling", config=config)
     try:
         return client.describe_auto_scaling_instances(InstanceIds=[instance_id])
@@ -88,14 +89,14 @@ def _describe(instance_id: str) -> Any:
 
 
 def _parse_answer(instance_id: str, answer: Any) -> InstanceCheck:
-    for found in answer["AutoScalingInstances"]:
-        if found["InstanceId"] == instance_id:
-            group = found["AutoScalingGroupName"]
+    for instance in answer["AutoScalingInstances"]:
+        if instance["InstanceId"] == instance_id:
+            group = instance["AutoScalingGroupName"]
             return InstanceCheck(
                 InstanceStatus.KNOWN, f"{instance_id} is in the group {group}", group
             )
     return InstanceCheck(
-        InstanceStatus.UNKNOWN, f"{instance_id} is in no auto-scaling group of this account"
+        InstanceStatus.UNKNOWN, f"{instance_id} isn't in an auto-scaling group of this account"
     )
 
 
@@ -107,4 +108,4 @@ def _parse_error(instance_id: str, error: Any, text: str) -> InstanceCheck:
 
 def _unchecked(instance_id: str, text: str) -> InstanceCheck:
     logger.warning("EC2 instance %s could not be checked with AWS: %s", instance_id, text)
-    return InstanceCheck(InstanceStatus.UNCHECKED, f"AWS could not be asked: {text}")
+    return InstanceCheck(InstanceStatus.UNCHECKED, f"AWS could not be reached: {text}")

@@ -1,5 +1,6 @@
-"""A cache that determines which workers can run which workflows, based on backend offers and the
-requirements of workflow versions."""
+"""Determines which workers can run which workflows, from backend offers and the requirements of
+workflow versions. The results are cached.
+"""
 
 import asyncio
 import hashlib
@@ -29,8 +30,9 @@ RESULTS_KEPT_MAX = 100_000
 
 
 class EligibilityCache:
-    """Caches offers, requirements and missing parts. Entries never become outdated, because their
-    keys contain hashes and versions."""
+    """Caches backend offers, workflow requirements, and the requirements that backends lack.
+    Entries never become outdated, because their keys contain hashes and versions.
+    """
 
     def __init__(self) -> None:
         self._offers: _BoundedCache[BackendOffer] = _BoundedCache(OFFERS_KEPT_MAX)
@@ -38,31 +40,33 @@ class EligibilityCache:
         self._lacks: _BoundedCache[MissingRequirements] = _BoundedCache(RESULTS_KEPT_MAX)
 
     async def offer(self, tx: Tx, worker: FleetWorker, *, now: datetime) -> BackendOffer | None:
-        """Returns the offer of a worker's backend. None means unknown, and then the backend counts
-        as able to run everything."""
+        """Returns the offer of a worker's backend. None means that it is unknown. In that case, the
+        backend counts as able to run all workflows.
+        """
         return (await self.offers(tx, [worker], now=now)).get(worker.worker_id)
 
     async def offers(
         self, tx: Tx, workers: Iterable[FleetWorker], *, now: datetime
     ) -> dict[str, BackendOffer]:
-        """Returns the offers by worker id, without workers whose backends have reported nothing."""
-        found: dict[str, BackendOffer] = {}
+        """Returns backend offers by worker id. Workers that have reported no facts are left out."""
+        offers: dict[str, BackendOffer] = {}
         unread: dict[str, list[FleetWorker]] = {}
         for worker in workers:
             key = _offer_key(worker, now)
-            if key and (kept := self._offers.get(key)):
-                found[worker.worker_id] = kept
+            if key and (cached := self._offers.get(key)):
+                offers[worker.worker_id] = cached
             elif key:
                 unread.setdefault(key, []).append(worker)
-        firsts = [those[0] for those in unread.values()]
-        facts = await store.backend_facts_of(tx, [each.id for each in firsts]) if firsts else {}
-        for key, those in unread.items():
-            await asyncio.sleep(0)  # a backend may have a hundred thousand model files
-            refusals = refusals_in(those[0].refusals, now)
-            offer = backend_offer(facts.get(those[0].worker_id), refusals, key)
+        firsts = [group[0] for group in unread.values()]
+        facts = await store.backend_facts_of(tx, [first.id for first in firsts]) if firsts else {}
+        for key, group in unread.items():
+            # Lets other tasks run, because a backend may have a hundred thousand model files.
+            await asyncio.sleep(0)
+            refusals = refusals_in(group[0].refusals, now)
+            offer = backend_offer(facts.get(group[0].worker_id), refusals, key)
             self._offers.keep(key, offer)
-            found |= {each.worker_id: offer for each in those}
-        return found
+            offers |= {worker.worker_id: offer for worker in group}
+        return offers
 
     async def able(
         self, tx: Tx, offer: BackendOffer | None, workflows: Sequence[AssignedWorkflow]
@@ -71,21 +75,21 @@ class EligibilityCache:
         if offer is None:
             return list(workflows)
         await self._read_needs(tx, workflows)
-        return [each for each in workflows if not self._missing(offer, each)]
+        return [workflow for workflow in workflows if not self._missing(offer, workflow)]
 
     def _missing(self, offer: BackendOffer, workflow: AssignedWorkflow) -> MissingRequirements:
         key = (offer.key, workflow.workflow_id, workflow.version)
-        found = self._lacks.get(key)
-        if found is None:
+        missing = self._lacks.get(key)
+        if missing is None:
             needs = self._needs.get(key[1:]) or WorkflowRequirements()
-            found = self._lacks.keep(key, offer.lacks(needs.node_types, needs.models))
-        return found
+            missing = self._lacks.keep(key, offer.lacks(needs.node_types, needs.models))
+        return missing
 
     async def _read_needs(self, tx: Tx, workflows: Iterable[AssignedWorkflow]) -> None:
         unread = [
             key
-            for each in workflows
-            if self._needs.get(key := (each.workflow_id, each.version)) is None
+            for workflow in workflows
+            if self._needs.get(key := (workflow.workflow_id, workflow.version)) is None
         ]
         if not unread:
             return
@@ -99,12 +103,12 @@ def _offer_key(worker: FleetWorker, now: datetime) -> str | None:
     refusals = refusals_in(worker.refusals, now)
     if not refusals:
         return worker.facts_hash
-    told = json.dumps([sorted(refusals.node_types), sorted(refusals.models)])
-    return f"{worker.facts_hash} {hashlib.sha256(told.encode()).hexdigest()}"
+    content = json.dumps([sorted(refusals.node_types), sorted(refusals.models)])
+    return f"{worker.facts_hash} {hashlib.sha256(content.encode()).hexdigest()}"
 
 
 class _BoundedCache(Generic[Value]):
-    """A cache without expiry that drops its oldest entries."""
+    """A cache that drops its oldest entries when it is full. Entries don't expire."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,5 +1,5 @@
-"""Fleets, workers, backend offers and workflow requirements, and the rules for which workers may
-run which lanes. All functions are pure."""
+"""Defines fleets, workers, backend offers and workflow requirements, and the rules for which
+workers may run which lanes. All functions are pure."""
 
 import hashlib
 import json
@@ -23,12 +23,13 @@ BACKEND_PROBLEMS: Mapping[str, str] = {
     "disk_full": "its disk is full",
 }
 REFUSED_NAMES_MAX = 1_000
-# A backend may get parts that its lists never show, so a refusal expires after this time.
+# Time after which a refusal expires, because a backend may get missing parts without listing them.
 REFUSALS_KEPT = timedelta(minutes=15)
 
 
 class ModelUse(NamedTuple):
-    """A model file that a prompt names. `input` is `Class.input`, or empty if unknown."""
+    """A model file that a prompt uses. `input` has the form `Class.input`, or is empty if
+    unknown."""
 
     input: str
     file: str
@@ -46,12 +47,12 @@ class MissingRequirements:
 
     def in_words(self) -> str:
         parts = [f"node {name}" for name in self.node_types]
-        return ", ".join([*parts, *(f"model {each.file}" for each in self.models)])
+        return ", ".join([*parts, *(f"model {use.file}" for use in self.models)])
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRequirements:
-    """The requirements that all jobs of a workflow version share."""
+    """The node types and models that a workflow version or a job requires."""
 
     node_types: tuple[str, ...] = ()
     models: tuple[ModelUse, ...] = ()
@@ -59,7 +60,7 @@ class WorkflowRequirements:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Node types and models that a backend has refused although it lists them or has no list."""
+    """Node types and models that a backend has refused, although it lists them or has no list."""
 
     node_types: frozenset[str] = frozenset()
     models: frozenset[ModelUse] = frozenset()
@@ -70,7 +71,8 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class BackendOffer:
-    """The node types and model files of a backend. Offers with the same key are equal."""
+    """The node types and model files that a backend provides. Offers with the same key are
+    equal."""
 
     key: str
     node_types: frozenset[str] = frozenset()
@@ -78,22 +80,22 @@ class BackendOffer:
     refusals: Refusals = field(default_factory=Refusals)
 
     def lacks(self, node_types: Iterable[str], models: Iterable[ModelUse]) -> MissingRequirements:
-        """Returns the missing parts. Without a list of node types, or for an input without a list
-        of files, nothing is missing."""
+        """Returns the required node types and models that the backend lacks. If the backend has
+        reported no list for them, only refused ones count as missing."""
         return MissingRequirements(
             tuple(name for name in node_types if self._lacks_type(name)),
             tuple(use for use in models if self._lacks_model(use)),
         )
 
     def lacks_choice(self, choice: ModelUse) -> bool:
-        """Checks whether a file is missing for an input whose node class is unknown."""
+        """Checks whether the backend lacks a file for an input whose node class is unknown."""
 
-        def is_meant(name: str) -> bool:
+        def is_same_input(name: str) -> bool:
             return name.rpartition(".")[2] == choice.input
 
-        lists = [files for name, files in self.model_files.items() if is_meant(name)]
+        lists = [files for name, files in self.model_files.items() if is_same_input(name)]
         is_unlisted = bool(lists) and not any(choice.file in files for files in lists)
-        refused = (use for use in self.refusals.models if is_meant(use.input))
+        refused = (use for use in self.refusals.models if is_same_input(use.input))
         return is_unlisted or any(use.file == choice.file for use in refused)
 
     def _lacks_type(self, name: str) -> bool:
@@ -119,31 +121,31 @@ def backend_offer(
 
 
 def facts_hash(facts: BackendFacts) -> str:
-    """Returns a hash that is equal for backends with the same node types and models. Versions and
-    uploads don't affect it."""
+    """Returns a hash of a backend's node types and models. Versions and uploaded files don't affect
+    it."""
     files = {name: sorted(offered) for name, offered in facts.model_files.items()}
-    told = json.dumps([sorted(facts.node_types), files], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    content = json.dumps([sorted(facts.node_types), files], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
-    """Reads refusals from a worker's row. Expired ones are ignored."""
+    """Reads the refusals in a worker's row. Ignores expired ones."""
     if not kept or datetime.fromisoformat(kept["at"]) + REFUSALS_KEPT <= now:
         return Refusals()
-    models = frozenset(ModelUse(*each) for each in kept["models"])
+    models = frozenset(ModelUse(*use) for use in kept["models"])
     return Refusals(frozenset(kept["node_types"]), models)
 
 
 def with_refusal(
     kept: Mapping[str, Any] | None, missing: MissingRequirements, now: datetime
 ) -> dict[str, Any]:
-    """Adds a refusal and returns the value for the worker's row."""
+    """Adds a refusal to the stored ones and returns the new value for the worker's row."""
     before = refusals_in(kept, now)
     models = sorted({*before.models, *missing.models})[:REFUSED_NAMES_MAX]
     return {
         "at": now.isoformat(),
         "node_types": sorted({*before.node_types, *missing.node_types})[:REFUSED_NAMES_MAX],
-        "models": [list(each) for each in models],
+        "models": [list(use) for use in models],
     }
 
 
@@ -152,34 +154,35 @@ def requirements_of(
     models: Iterable[Iterable[str]],
     properties: Iterable[Mapping[str, Any]],
 ) -> WorkflowRequirements:
-    """Returns the requirements, without models that a job may choose. Those are checked for each
-    job."""
+    """Returns the requirements that all jobs of a workflow version share. Models that a job may
+    choose are left out, because they are checked for each job."""
     declared = list(properties)
-    bound = {str(each["binding"]).rpartition(".")[2] for each in declared if each.get("binding")}
-    filled = [str(each.get("default")) for each in declared if each.get("placeholder")]
+    bound = {str(prop["binding"]).rpartition(".")[2] for prop in declared if prop.get("binding")}
+    filled = [str(prop.get("default")) for prop in declared if prop.get("placeholder")]
     fixed = (
         use
-        for use in (ModelUse(*each) for each in models)
+        for use in (ModelUse(*model) for model in models)
         if use.input.partition(".")[2] not in bound
         and not any(text in use.file for text in filled if text)
     )
     return WorkflowRequirements(tuple(node_types), tuple(fixed))
 
 
-# Together with "open-" and a dot, slug and stage form the slug of the open workflow, which is
-# limited to 100 characters.
+# Patterns of a fleet's slug and stage. Together with "open-" and a dot, they form the slug of the
+# fleet's open workflow, which is limited to 100 characters.
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
 WORKERS_MAX = 100_000
 CAPABILITIES_MAX = 200
 WORKER_ID_CHARACTERS_MAX = 200
-AUTO, MANUAL = "auto", "manual"  # new workers are approved automatically, or by an operator
-FROM_FLEET = "fleet"  # the only registration source
+# New workers are approved automatically or by an operator.
+AUTO, MANUAL = "auto", "manual"
+FROM_FLEET = "fleet"  # the only supported registration source
 
 
 class FleetLane(NamedTuple):
-    """A lane of the queue. As a tuple, it equals the queue's own type, which this package doesn't
-    import."""
+    """A lane of the queue. It is a tuple, so it compares equal to the queue's own lane type, which
+    this package can't import."""
 
     workflow_id: int
     stage: str
@@ -196,12 +199,12 @@ class Fleet:
     secret_hash: str
     max_workers: int | None  # None means that the settings' default cap applies
     open_workflow_id: int | None
-    object_info_key: str | None  # in the object store, for the object_info reported last
+    object_info_key: str | None  # the object store's key of the object_info that was reported last
     object_info_hash: str | None
     created_at: datetime
     approval: str = AUTO
-    gateway: Mapping[str, Any] | None = None  # price, node types and limits of open prompts
-    starts_within_seconds: int | None = None  # for machines that start on demand
+    gateway: Mapping[str, Any] | None = None  # price, node types and limits for open prompts
+    starts_within_seconds: int | None = None  # startup time of machines that start on demand
 
     @property
     def name(self) -> str:
@@ -215,8 +218,8 @@ class Fleet:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each client sees its prompts one at a time, including jobs of registered
-        workflows."""
+        """Whether each client sees its prompts run one after another, including prompts that run as
+        registered workflows."""
         return FleetPrompts.model_validate(self.gateway or {}).in_order
 
     @property
@@ -231,8 +234,7 @@ def affinity_of(worker_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FleetWorker:
-    """One worker with its backend. The backend's facts are read separately because they are
-    large."""
+    """A worker and its backend. The backend's facts are read separately, because they are large."""
 
     id: int
     worker_id: str
@@ -254,13 +256,12 @@ class FleetWorker:
     workflow_ids: frozenset[int] | None = None
     revoked_at: datetime | None = None
     key_hash: str = field(default="", repr=False, compare=False)
-    facts_hash: str | None = None  # of node types and model files, None if not reported
+    facts_hash: str | None = None  # hash of node types and model files, or None if not reported
     refusals: Mapping[str, Any] | None = field(default=None, hash=False)
-    next_key: str | None = field(
-        default=None, repr=False, compare=False
-    )  # sent to the worker until it uses it
+    # The worker's next key, which is sent to the worker until it uses it.
+    next_key: str | None = field(default=None, repr=False, compare=False)
     next_key_hash: str | None = field(default=None, repr=False, compare=False)
-    # The reported reason why its backend can't run jobs. None means that it can.
+    # The reason why its backend can't run jobs, as reported by the worker. None means no problem.
     backend_problem: str | None = None
 
     @property
@@ -273,7 +274,7 @@ class FleetWorker:
 
     @property
     def affinities(self) -> frozenset[str]:
-        """The affinities of jobs that this worker can run."""
+        """The affinities whose jobs this worker may run."""
         return frozenset({self.subject, f"fleet:{self.fleet_name}"})
 
     @property
@@ -300,13 +301,13 @@ class FleetWorker:
         return "draining" if self.is_draining else "online"
 
     def load_with(self, leases: int) -> int:
-        """Returns how many of the worker's places this number of leases occupies. `current_load`
-        can't be used, because it is as old as the current poll."""
+        """Returns the load for a number of leases, which is at most `max_concurrency`.
+        `current_load` can't be used, because it is as old as the worker's last poll."""
         return min(leases, self.max_concurrency)
 
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
-        """Returns when the worker was last seen if it should have been seen since, else None. It
-        may be offline, which `state_at` reports later."""
+        """Returns the time at which the worker was last seen if its next sign of life is overdue,
+        and otherwise None. `state_at` reports the worker as offline only later."""
         is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
         return self.last_seen_at if is_missed else None
 
@@ -326,8 +327,8 @@ class WorkerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The data that a worker reports when it polls or sends a heartbeat. None fields were not
-    reported this time."""
+    """The data that a worker reports when it polls or sends a heartbeat. None means that a field
+    was not reported."""
 
     load: int | None = None
     models_loaded: tuple[str, ...] | None = None
@@ -347,7 +348,7 @@ class StoredReading:
 
 @dataclass(frozen=True, slots=True)
 class AssignedWorkflow:
-    """A workflow assigned to a fleet, with the conditions for workers that run it."""
+    """A workflow that is assigned to a fleet, with its requirements for workers."""
 
     workflow_id: int
     slug: str
@@ -355,7 +356,7 @@ class AssignedWorkflow:
     is_active: bool
     is_paused: bool
     version: int = 1  # the version that new jobs use
-    is_open: bool = False  # the fleet's own workflow, for prompts without a registered one
+    is_open: bool = False  # whether it is the fleet's open workflow
 
     @property
     def is_runnable(self) -> bool:
@@ -363,7 +364,7 @@ class AssignedWorkflow:
 
 
 class BackendSummary(NamedTuple):
-    """The fields of a worker's backend for lists."""
+    """The fields of a worker's backend that are shown in lists."""
 
     kind: str | None
     version: str | None
@@ -372,17 +373,17 @@ class BackendSummary(NamedTuple):
 
 
 class BackendKind(NamedTuple):
-    """The workers of one fleet whose backends report the same object_info."""
+    """The workers of a fleet whose backends report the same object_info."""
 
     fleet_id: int
     object_info_hash: str
-    first_worker: int  # the row id of one worker, which represents them all
+    first_worker: int  # row id of one of the workers
     workers: int
     last_seen_at: datetime
 
 
 class WorkerStanding(NamedTuple):
-    """The facts outside a worker's own row that determine whether it gets a job."""
+    """The facts outside a worker's row that decide whether the worker gets a job."""
 
     assigned: list[AssignedWorkflow]  # workflows of its fleet
     held: tuple[int, ...]  # dispatches that are leased to the worker
@@ -391,7 +392,8 @@ class WorkerStanding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetAssignment:
-    """The workflows of a fleet after a change, with those that were added and removed."""
+    """The workflows of a fleet after a change, and the workflows that the change added and
+    removed."""
 
     workflow_ids: frozenset[int]
     added: frozenset[int] = field(default_factory=frozenset)
@@ -402,19 +404,21 @@ def check_fleet_name(slug: str, stage: str) -> None:
     for value, pattern, name in ((slug, SLUG, "slug"), (stage, STAGE, "stage")):
         if not pattern.fullmatch(value):
             raise InvalidInput(
-                f"the fleet's {name} must be lower-case letters, digits, - and _, not {value!r}",
+                f"the fleet's {name} may only contain lower-case letters, digits, - and _, not {value!r}",
                 field=name,
             )
 
 
 def prefixed_worker_id(fleet: Fleet, worker_id: str) -> str:
-    """Prefixes a worker's id with its fleet, because a worker of another fleet has the same id."""
+    """Prefixes a worker's id with the name of its fleet, because a worker of another fleet has the
+    same id."""
     name = f"{fleet.slug}.{fleet.stage}:"
     return name + worker_id[: WORKER_ID_CHARACTERS_MAX - len(name)]
 
 
 def fleet_prefix_of(worker_id: str) -> tuple[str, str] | None:
-    """Returns the slug and stage of an id's prefix, or None if it has none."""
+    """Returns the fleet's slug and stage from a worker id's prefix, or None if the id has no
+    prefix."""
     name, colon, _ = worker_id.partition(":")
     slug, dot, stage = name.partition(".")
     return (slug, stage) if colon and dot else None
@@ -423,7 +427,7 @@ def fleet_prefix_of(worker_id: str) -> tuple[str, str] | None:
 def check_approval(approval: str) -> None:
     if approval not in (AUTO, MANUAL):
         raise InvalidInput(
-            f"a fleet's approval is {AUTO} or {MANUAL}, not {approval!r}", field="approval"
+            f"a fleet's approval must be {AUTO} or {MANUAL}, not {approval!r}", field="approval"
         )
 
 
@@ -433,7 +437,7 @@ STARTS_WITHIN_SECONDS_MAX = 24 * 3600
 def check_starts_within(seconds: int | None) -> None:
     if seconds is not None and not 1 <= seconds <= STARTS_WITHIN_SECONDS_MAX:
         raise InvalidInput(
-            f"machines of a fleet start within 1 to {STARTS_WITHIN_SECONDS_MAX:,} seconds, not {seconds}",
+            f"starts_within_seconds must be from 1 to {STARTS_WITHIN_SECONDS_MAX:,}, not {seconds}",
             field="starts_within_seconds",
         )
 
@@ -441,7 +445,7 @@ def check_starts_within(seconds: int | None) -> None:
 def check_cap(max_workers: int | None) -> None:
     if max_workers is not None and not 0 <= max_workers <= WORKERS_MAX:
         raise InvalidInput(
-            f"a fleet's cap must be 0 to {WORKERS_MAX:,} workers, not {max_workers}",
+            f"max_workers must be from 0 to {WORKERS_MAX:,}, not {max_workers}",
             field="max_workers",
         )
 
@@ -450,21 +454,21 @@ def check_capabilities(capabilities: Iterable[str]) -> None:
     named = list(capabilities)
     if len(named) > CAPABILITIES_MAX or not all(map(is_storable, named)):
         raise InvalidInput(
-            f"a worker may name at most {CAPABILITIES_MAX} capabilities, as texts",
+            f"a worker may have at most {CAPABILITIES_MAX} capabilities, which must be strings",
             field="capabilities",
         )
 
 
 def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> FleetWorker:
-    """Returns the worker updated with its report."""
-    said = {
+    """Returns the worker, updated with the data that it has reported."""
+    reported = {
         "current_load": sighting.load,
         "models_loaded": sighting.models_loaded,
         "capabilities": sighting.capabilities,
         "providers": sighting.providers,
         "max_concurrency": sighting.max_concurrency,
     }
-    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in reported.items() if value is not None}
     if sighting.backend is not None:
         changes |= {"facts_hash": facts_hash(sighting.backend), "refusals": None}
     if sighting.backend_problem is not None:
@@ -472,13 +476,14 @@ def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> Fl
     return replace(worker, last_seen_at=max(now, worker.last_seen_at), **changes)
 
 
+# Minimum intervals between writes of a worker's sightings and of its readings.
 SEEN_WRITE_EVERY = timedelta(seconds=10)
 READING_EVERY = timedelta(seconds=30)
 
 
 def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
-    """Checks whether a worker may run a workflow of its fleet. Draining, unapproved and revoked
-    workers may run none."""
+    """Whether a worker may run a workflow of its fleet. Draining, unapproved and revoked workers
+    may not run any workflow."""
     return (
         worker.takes_jobs
         and workflow.is_runnable
@@ -490,7 +495,7 @@ def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
 def lanes(
     worker: FleetWorker, workflows: Iterable[AssignedWorkflow], providers: Iterable[str]
 ) -> frozenset[FleetLane]:
-    """Returns the lanes that a worker may take jobs from. Only assigned workflows have lanes."""
+    """Returns the lanes from which a worker may get jobs. Only assigned workflows have lanes."""
     named = tuple(providers)
     return frozenset(
         FleetLane(workflow.workflow_id, worker.stage, provider)
@@ -501,12 +506,12 @@ def lanes(
 
 
 def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> str:
-    """Returns the first reason why a worker gets no jobs, in the order in which an operator would
-    check."""
+    """Returns the first reason why a worker gets no jobs. The reasons are checked in the order in
+    which an operator would check them."""
     mine = [
-        each
-        for each in workflows
-        if worker.workflow_ids is None or each.workflow_id in worker.workflow_ids
+        workflow
+        for workflow in workflows
+        if worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids
     ]
     if not worker.is_approved:
         return "this worker waits for an operator's approval"
@@ -516,33 +521,34 @@ def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> 
         return f"this worker reports that {worker.problem}"
     if not mine:
         return "no workflow is assigned to this worker"
-    if not any(each.is_runnable for each in mine):
-        return "all workflows assigned to this worker are paused or switched off"
-    return "this worker lacks what its workflows need"
+    if not any(workflow.is_runnable for workflow in mine):
+        return "all workflows assigned to this worker are paused or inactive"
+    return "this worker doesn't meet the requirements of its workflows"
 
 
 def workers_by_lane(
     workers: Iterable[FleetWorker], assigned: Mapping[int, Iterable[AssignedWorkflow]]
 ) -> dict[FleetLane, frozenset[str]]:
     """Returns the workers of each lane. `assigned` contains the workflows by fleet id."""
-    found: dict[FleetLane, set[str]] = {}
+    ids_by_lane: dict[FleetLane, set[str]] = {}
     for worker in workers:
         for lane in lanes(worker, assigned.get(worker.fleet_id, ()), worker.providers):
-            found.setdefault(lane, set()).add(worker.worker_id)
-    return {lane: frozenset(ids) for lane, ids in found.items()}
+            ids_by_lane.setdefault(lane, set()).add(worker.worker_id)
+    return {lane: frozenset(ids) for lane, ids in ids_by_lane.items()}
 
 
 def sighting_interval(unseen_seconds_max: float) -> timedelta:
-    """Returns the maximum delay until a waiting worker is marked as seen, and until a sighting is
-    written. Both together stay below the limit after which a worker is offline."""
+    """Returns the maximum delay until a waiting worker is marked as seen, which is also the maximum
+    delay until a sighting is written. The sum of both stays below the limit after which a worker
+    counts as offline."""
     return timedelta(seconds=unseen_seconds_max / 3)
 
 
 def is_worth_writing(
     worker: FleetWorker, sighting: Sighting, now: datetime, every: timedelta = SEEN_WRITE_EVERY
 ) -> bool:
-    """Checks whether a report must be written now. Load and models change often, so their changes
-    alone wait for the next due write."""
+    """Checks whether a report must be written now. Load and models change often, so changes of only
+    these values wait until the next write is due."""
     is_due = now - worker.last_seen_at >= min(every, SEEN_WRITE_EVERY)
     if sighting.backend is not None or is_due:
         return True
@@ -551,7 +557,7 @@ def is_worth_writing(
 
 
 def _eligibility(worker: FleetWorker) -> tuple[object, ...]:
-    """Returns the reported values that determine which jobs a worker may get."""
+    """Returns the reported values that decide which jobs a worker may get."""
     return (
         worker.capabilities,
         worker.providers,

@@ -1,4 +1,6 @@
-"""The object_infos of backends as workers report them, stored once per content."""
+"""Stores the object_infos that workers report for their backends. Equal ones are stored only
+once.
+"""
 
 import asyncio
 import logging
@@ -21,7 +23,7 @@ STORED_KNOWN_MAX = 10_000
 
 
 class DocumentStore(Protocol):
-    """The methods of the object store that documents need."""
+    """The methods of an object store that this module needs for documents."""
 
     async def put(self, key: str, data: bytes, content_type: str) -> None: ...
 
@@ -33,12 +35,13 @@ def object_info_key(content_hash: str) -> str:
 
 
 def incoming_key(fleet: Fleet, content_hash: str) -> str:
-    """Returns the key for a worker's upload. It is specific to the fleet until the content has been
-    checked."""
+    """Returns the key for a worker's upload. It contains the fleet, because the content has not
+    been checked yet.
+    """
     return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
 
 
-# Turns are per fleet, so that a fleet whose workers report in sequence doesn't delay others.
+# Fleets take turns, so that a fleet with many reports doesn't delay the others.
 AT_ONCE_MAX, WAITING_PER_FLEET_MAX = 1, 100
 _parsers = FairThreads("object_info", AT_ONCE_MAX, waiting_each_max=WAITING_PER_FLEET_MAX)
 
@@ -49,7 +52,7 @@ async def _parse_announced(fleet: Fleet, data: bytes, content_hash: str | None) 
     def parse() -> dict[str, Any]:
         object_info = parse_object_info(data)
         if object_info_hash(object_info) != content_hash:
-            raise InvalidInput("the content doesn't match its hash")
+            raise InvalidInput("the content of the object_info doesn't match its hash")
         return object_info
 
     return await _parsers.run(fleet.id, parse)
@@ -58,8 +61,9 @@ async def _parse_announced(fleet: Fleet, data: bytes, content_hash: str | None) 
 async def upload_slot(
     store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
 ) -> OutputSlot | None:
-    """Returns an upload URL, or None if this object_info was not announced or any fleet has already
-    stored it."""
+    """Returns an upload URL for an object_info. Returns None if the facts announce no object_info
+    or it is already stored.
+    """
     if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
         return None
     if facts.object_info_hash == fleet.object_info_hash:
@@ -76,10 +80,10 @@ async def upload_slot(
 
 
 async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
-    """Checks an uploaded object_info and moves it to the key that all fleets use. Returns None if
-    it hasn't been uploaded yet.
+    """Checks an uploaded object_info and moves it to the key that all fleets share. Returns the
+    key, or None if nothing has been uploaded yet.
 
-    An upload that differs from the announced content is deleted.
+    Deletes an upload that doesn't match the announced hash, and raises InvalidInput.
     """
     key, incoming = object_info_key(content_hash), incoming_key(fleet, content_hash)
     if await _is_stored(store, fleet, content_hash):
@@ -98,7 +102,7 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
 
 
 class ObjectInfoCache:
-    """Parsed object_infos that are in use. The content for a hash never changes."""
+    """Caches parsed object_infos by their hash. The content for a hash never changes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -108,7 +112,7 @@ class ObjectInfoCache:
     async def get(
         self, store: ObjectStore, fleet: Fleet, content_hash: str
     ) -> Mapping[str, Any] | None:
-        """Returns the object_info, or None if it hasn't been uploaded or doesn't match its hash."""
+        """Returns an object_info, or None if it hasn't been uploaded or doesn't match its hash."""
         if content_hash not in self._kept:
             async with self._turn:
                 await self._read(store, fleet, content_hash)
@@ -117,7 +121,9 @@ class ObjectInfoCache:
         return self._kept.get(content_hash)
 
     async def accept(self, store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
-        """Accepts an upload like `accept_upload`, but doesn't check accepted content again."""
+        """Accepts an upload like `accept_upload`, but remembers content that was already
+        accepted.
+        """
         if content_hash in self._stored:
             return object_info_key(content_hash)
         key = await accept_upload(store, fleet, content_hash)
@@ -138,7 +144,7 @@ class ObjectInfoCache:
             self._kept[content_hash] = await _parse_announced(fleet, data, content_hash)
         except (InvalidInput, NotFound) as error:
             self._stored.pop(content_hash, None)
-            log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
+            log.warning("fleet %s: an object_info can't be used: %s", fleet.name, error.message)
         if len(self._kept) > OBJECT_INFOS_KEPT_MAX:
             self._kept.popitem(last=False)
 
@@ -153,8 +159,9 @@ async def _is_stored(store: ObjectStore, fleet: Fleet, content_hash: str) -> boo
 
 
 async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, Any] | None:
-    """Reads the fleet's object_info. Returns None if no worker has reported one or the stored one
-    doesn't match its hash."""
+    """Reads a fleet's object_info. Returns None if no worker has reported one or the stored content
+    doesn't match its hash.
+    """
     if fleet.object_info_key is None:
         return None
     data = await objects.get(fleet.object_info_key)

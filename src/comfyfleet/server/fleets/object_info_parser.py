@@ -1,9 +1,9 @@
-"""Parses object_infos of any size without holding the interpreter lock for long.
+"""Parses object_infos of any size without holding the global interpreter lock for long.
 
-A worker may upload tens of megabytes. The standard library's parser holds the lock until it has
-read everything, so it reads only one node type at a time, and only short ones. Its slower Python
-version, which lets other threads run, reads the others. Limits are checked before anything is
-parsed, except for the size and depth of a node type.
+A worker may upload tens of megabytes. The standard library's C parser holds the lock until it is
+finished. So it is only used for short node types, one at a time. Longer ones are parsed by the
+slower Python version, which lets other threads run. All limits are checked before parsing, except
+for the size and depth of a node type.
 """
 
 import codecs
@@ -15,13 +15,14 @@ from typing import Any
 from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX
 from comfyfleet.errors import InvalidInput
 
-VALUES_MAX = 1_000_000  # of all node types together
-NODE_VALUES_MAX = 200_000  # of one node type
+VALUES_MAX = 1_000_000  # in all node types together
+NODE_VALUES_MAX = 200_000  # in one node type
 ESCAPES_MAX = 200_000
 TEXT_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 100
-CHUNK = 2**20  # maximum bytes that one call into C processes
-# A node type of up to this many characters is parsed by one call. The smaller size is tried first.
+CHUNK = 2**20  # maximum number of bytes that a single call into C code processes
+# A node type of up to this many characters is parsed by a single call. The smaller limit is tried
+# first.
 WHOLE_CHARACTERS = (8 * 1024, 64 * 1024)
 
 _fast = json.JSONDecoder()
@@ -30,22 +31,23 @@ _in_steps.scan_once = json.scanner.py_make_scanner(_in_steps)  # type: ignore[at
 
 
 def parse_object_info(data: bytes) -> dict[str, Any]:
-    """Parses an object_info, which contains node classes by name. Raises InvalidInput for anything
-    else."""
+    """Parses an object_info, which contains node classes by name. Raises InvalidInput if the data
+    is invalid or too large.
+    """
     if len(data) > OBJECT_INFO_BYTES_MAX:
-        raise InvalidInput(f"an object_info has at most {OBJECT_INFO_BYTES_MAX:,} bytes")
+        raise InvalidInput(f"an object_info may have at most {OBJECT_INFO_BYTES_MAX:,} bytes")
     if sum(_count_values(part) for part in _parts(data)) > VALUES_MAX:
-        raise InvalidInput(f"an object_info has at most {VALUES_MAX:,} values")
+        raise InvalidInput(f"an object_info may have at most {VALUES_MAX:,} values")
     if sum(part.count(b"\\") for part in _parts(data)) > ESCAPES_MAX:
-        raise InvalidInput(f"an object_info has at most {ESCAPES_MAX:,} escapes in its texts")
+        raise InvalidInput(f"an object_info may have at most {ESCAPES_MAX:,} escape sequences")
     if _has_long_text(data):
-        raise InvalidInput(f"a text in an object_info has at most {TEXT_BYTES_MAX:,} bytes")
+        raise InvalidInput(f"a string in an object_info may have at most {TEXT_BYTES_MAX:,} bytes")
     try:
         return dict(_entries(_decoded(data)))
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise InvalidInput(f"the object_info is no JSON: {error}") from None
+        raise InvalidInput(f"the object_info is not valid JSON: {error}") from None
 
 
 def _parts(data: bytes) -> Iterator[bytes]:
@@ -53,14 +55,14 @@ def _parts(data: bytes) -> Iterator[bytes]:
 
 
 def _count_values(part: bytes) -> int:
-    """Returns an upper limit for the number of values, because commas and brackets in strings count
-    too."""
+    """Returns an upper bound for the number of values. Commas and brackets in strings are counted
+    as well.
+    """
     return part.count(b",") + part.count(b"[") + part.count(b"{")
 
 
 def _has_long_text(data: bytes) -> bool:
-    """Checks whether more than TEXT_BYTES_MAX bytes are between two quotes or after the last
-    one."""
+    """Whether there are more than TEXT_BYTES_MAX bytes between two quotes or after the last one."""
     start = 0
     while len(data) - start > TEXT_BYTES_MAX:
         quote = data.rfind(b'"', start, start + TEXT_BYTES_MAX + 1)
@@ -85,7 +87,9 @@ def _entries(text: str) -> Iterator[tuple[str, Any]]:
         name, at = scanstring(text, at, True)
         value, at = _value(text, _skip(text, _expect(text, at, ":")))
         if not isinstance(value, dict) or not isinstance(value.get("input", {}), dict):
-            raise InvalidInput("an object_info has an entry with `input` for each node class")
+            raise InvalidInput(
+                "each node class in an object_info must be an object whose `input` is an object"
+            )
         yield name, value
         at = _skip(text, at)
         if text[at : at + 1] == "}":
@@ -94,7 +98,7 @@ def _entries(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """Parses one node type."""
+    """Parses a node type and returns it with the position after it."""
     for length in WHOLE_CHARACTERS:
         part = text[at : at + length]
         try:
@@ -113,7 +117,9 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 def _check_size(value: Any, text: str) -> None:
     if text.count(",") + text.count("[") + text.count("{") > NODE_VALUES_MAX:
-        raise InvalidInput(f"a node type of an object_info has at most {NODE_VALUES_MAX:,} values")
+        raise InvalidInput(
+            f"a node type in an object_info may have at most {NODE_VALUES_MAX:,} values"
+        )
     if text.count("[") + text.count("{") > DEPTH_MAX:
         _check_depth(value)
 
@@ -121,7 +127,7 @@ def _check_size(value: Any, text: str) -> None:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEPTH_MAX):
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for item in level for inner in _inside(item)]
         if not level:
             return
     raise _too_deep()
@@ -129,11 +135,11 @@ def _check_depth(value: Any) -> None:
 
 def _inside(value: Any) -> list[Any]:
     values = value.values() if isinstance(value, dict) else value
-    return [each for each in values if isinstance(each, dict | list)]
+    return [item for item in values if isinstance(item, dict | list)]
 
 
 def _too_deep() -> InvalidInput:
-    return InvalidInput(f"an object_info is nested at most {DEPTH_MAX} levels deep")
+    return InvalidInput(f"an object_info may be nested at most {DEPTH_MAX} levels deep")
 
 
 _match: Callable[[str, int], Any] = WHITESPACE.match
@@ -152,4 +158,4 @@ def _expect(text: str, at: int, character: str) -> int:
 
 def _require_end(text: str, at: int) -> None:
     if _skip(text, at) != len(text):
-        raise InvalidInput("the object_info is no JSON: more follows its end")
+        raise InvalidInput("the object_info is not valid JSON: there is more data after its end")

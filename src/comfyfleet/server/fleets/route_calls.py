@@ -1,7 +1,7 @@
-"""Hands calls to custom nodes' routes to workers that wait for them at any control plane.
+"""Passes calls to custom nodes' routes to workers, which may wait for them at any control plane.
 
-A call that a worker has received is never handed out again, because its backend may have acted on
-it.
+A call that a worker has received is never passed to another worker, because its backend may already
+have executed it.
 """
 
 import asyncio
@@ -25,39 +25,41 @@ from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.fleets.store_route_calls import NEW, WaitingCall
 
 logger = logging.getLogger(__name__)
+# Time limits in seconds: until a worker takes the call, until its backend responds, and for
+# delivering the response.
 PICKUP_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-# Seconds for delivering the worker's answer, in addition to the backend's time.
 DELIVERY_SECONDS = 10.0
-PER_TENANT_MAX = 8
-# Maximum calls at one control plane, without copies. Each may hold a body or an answer in memory.
+PER_TENANT_MAX = 8  # concurrent calls
+# Maximum number of concurrent calls at a control plane. Copies don't count. Each call may hold a
+# body or a response in memory.
 AT_ONCE_MAX = 32
-# Calls with larger bodies have lower limits, per tenant and in total. Each needs several times its
-# size, in the database and as text.
+# Calls with larger bodies than this have lower limits, per tenant and in total. Each needs several
+# times its size in memory.
 LARGE_BODY_BYTES = 256 * 1024
 LARGE_PER_TENANT_MAX, LARGE_AT_ONCE_MAX = 4, 16
-WAITING_PER_WORKER_MAX = 4
-# Seconds between checks when no hint arrives, by callers and by the matching loop.
+WAITING_PER_WORKER_MAX = 4  # waiting polls
+# Seconds between checks of the database, by callers and by the matching loop, if no hint arrives.
 LOOK_SECONDS = 1.0
 MATCH_SECONDS = 2.0
-# Seconds until a worker that isn't allowed to work may poll again.
+# Seconds for which the poll of a worker that may not work is delayed.
 HELD_BACK_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5
-# How long a user's prompts prefer the workers that accepted the user's last upload.
+# Time for which a user's prompts prefer the workers that accepted the user's last upload.
 UPLOADS_KEPT = timedelta(hours=1)
 
 
 class NoWorker(Unavailable):
-    """No worker has taken the call, so it may be repeated."""
+    """Raised when no worker has taken a call. The caller may then repeat it."""
 
 
 @dataclass(frozen=True)
 class NewRouteCall:
-    """A call to a route. Workers of the fleets in `fleet_ids` may take it, or only `for_worker_id`
-    if that is set.
+    """A call to a custom node's route. Any worker of the fleets in `fleet_ids` may take it, or only
+    `for_worker_id` if that is set.
 
-    A copy is sent to an additional worker and doesn't count against the tenant's limit.
-    `pickup_seconds` is how long the call waits for a worker. None means the usual time.
+    A copy is sent to an additional worker and doesn't count toward the tenant's limit.
+    `pickup_seconds` is the time for which the call waits for a worker. None means the default.
     """
 
     id: UUID
@@ -80,7 +82,7 @@ class NewRouteCall:
 
 @dataclass(eq=False)
 class RouteWaiter:
-    """A worker that waits for a call."""
+    """A worker's poll that waits for a call."""
 
     worker: FleetWorker
     prefixes: Sequence[str]
@@ -90,7 +92,7 @@ class RouteWaiter:
     def takes(self, call: WaitingCall) -> bool:
         is_ours = self.worker.fleet_id in call.fleet_ids
         is_ours = is_ours and call.for_worker_id in (None, self.worker.worker_id)
-        return is_ours and any(is_below(each, call.path) for each in self.prefixes)
+        return is_ours and any(is_below(prefix, call.path) for prefix in self.prefixes)
 
 
 class LargeCalls:
@@ -99,11 +101,13 @@ class LargeCalls:
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._of_tenants: dict[UUID, asyncio.Semaphore] = {}
-        self._counts: Counter[UUID] = Counter()  # calls that wait or have a turn, by tenant
+        self._counts: Counter[UUID] = Counter()  # waiting and current calls by tenant
 
     @asynccontextmanager
     async def turn(self, call: NewRouteCall) -> AsyncIterator[None]:
-        """Waits for a turn. One tenant's calls don't block those of others."""
+        """Waits for a turn if the call is large. The calls of one tenant don't block those of
+        others.
+        """
         if len(call.body) <= LARGE_BODY_BYTES:
             yield
             return
@@ -121,13 +125,15 @@ class LargeCalls:
 
 
 class RouteCalls:
+    """Connects the callers of routes and the workers that pass calls on, across control planes."""
+
     def __init__(self, central: Database, clock: Clock) -> None:
         self._central = central
         self._clock = clock
         self._hints = NotifyChannel(central, store.CHANNEL)
         self._waiters: list[RouteWaiter] = []
         self._answered: dict[UUID, asyncio.Event] = {}
-        self._at_once = 0  # without copies
+        self._active_calls = 0  # without copies
         self._large = LargeCalls()
         self._is_new = asyncio.Event()
 
@@ -149,20 +155,20 @@ class RouteCalls:
     # For callers
 
     async def send(self, call: NewRouteCall) -> RouteAnswer:
-        """Sends a call and returns the answer of a worker's backend.
+        """Sends a call and returns the response of a worker's backend.
 
-        Raises TooManyCalls. Raises Unavailable if no worker took the call, which means that none
-        will, and OutcomeUnknown if a worker took it and didn't answer.
+        Raises TooManyCalls if a limit is exceeded, NoWorker if no worker took the call in time, and
+        OutcomeUnknown if a worker took it but didn't respond.
         """
         pickup_seconds = PICKUP_SECONDS if call.pickup_seconds is None else call.pickup_seconds
-        if self._at_once >= AT_ONCE_MAX and not call.is_copy:
+        if self._active_calls >= AT_ONCE_MAX and not call.is_copy:
             raise _too_many()
-        self._at_once += not call.is_copy
+        self._active_calls += not call.is_copy
         try:
             async with self._large.turn(call):
                 return await self._send(call, pickup_seconds)
         finally:
-            self._at_once -= not call.is_copy
+            self._active_calls -= not call.is_copy
 
     async def _send(self, call: NewRouteCall, pickup_seconds: float) -> RouteAnswer:
         event = self._answered[call.id] = asyncio.Event()
@@ -193,14 +199,14 @@ class RouteCalls:
                     await event.wait()
             event.clear()
             try:
-                found = await self._look(call_id, is_due=waited >= pickup_seconds)
+                response = await self._look(call_id, is_due=waited >= pickup_seconds)
             except NoWorker:
                 raise
             except Unavailable:
-                continue  # the call's state is unknown without the database
-            if found is not None:
-                return found
-        raise OutcomeUnknown("a backend was asked, and did not answer in time")
+                continue  # without the database, the state of the call is unknown
+            if response is not None:
+                return response
+        raise OutcomeUnknown("a backend received the call but did not respond in time")
 
     async def _look(self, call_id: UUID, *, is_due: bool) -> RouteAnswer | None:
         async with self._central.read() as tx:
@@ -208,10 +214,10 @@ class RouteCalls:
             if status == store.ANSWERED:
                 return await store.get_answer(tx, call_id)
         if status is None:
-            raise OutcomeUnknown("the call was given up")
+            raise OutcomeUnknown("the call was removed, so its outcome is unknown")
         if status == store.WAITING and is_due and await self._withdraw(call_id):
             raise NoWorker(
-                "no worker that passes this route on is free",
+                "no worker is available for this route",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         return None
@@ -221,7 +227,7 @@ class RouteCalls:
             return await store.withdraw(tx, call_id)
 
     async def _forget(self, call_id: UUID) -> None:
-        # If this fails, a sweep removes the call later.
+        # If this fails, a sweep will remove the call.
         with suppress(Unavailable):
             async with self._central.transaction() as tx:
                 await store.remove(tx, call_id)
@@ -231,12 +237,13 @@ class RouteCalls:
     async def take(
         self, worker: FleetWorker, prefixes: Sequence[str], seconds: float
     ) -> RouteCall | None:
-        """Waits for a call that the worker may pass on. If the wait is cancelled, another worker
-        gets the call."""
+        """Waits for a call that the worker may pass to its backend. If the wait is cancelled, the
+        call remains available to other workers.
+        """
         if not worker.takes_jobs:
             await asyncio.sleep(min(seconds, HELD_BACK_SECONDS))
             return None
-        waiting = Counter(each.worker.worker_id for each in self._waiters)
+        waiting = Counter(waiter.worker.worker_id for waiter in self._waiters)
         if waiting[worker.worker_id] >= WAITING_PER_WORKER_MAX:
             raise _too_many()
         waiter = RouteWaiter(worker, prefixes, asyncio.get_running_loop().create_future())
@@ -253,7 +260,7 @@ class RouteCalls:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             return None
-        # A call is being assigned to this waiter or has been.
+        # A call has been assigned to this waiter, or is being assigned now.
         waiter.is_leaving = True
         return await waiter.call
 
@@ -272,28 +279,30 @@ class RouteCalls:
         self._waiters.clear()
 
     async def answer(self, answered: RouteAnswer) -> None:
-        """Stores an answer and notifies the caller. Raises NotFound if no caller is waiting for
-        it."""
+        """Stores a backend's response and notifies the caller. Raises NotFound if no caller is
+        waiting for it.
+        """
         async with self._central.transaction() as tx:
             if not await store.answer(tx, answered):
-                raise NotFound("nobody waits for an answer to this call")
+                raise NotFound("no caller is waiting for a response to this call")
             await store.hint(tx, str(answered.call_id))
         self._heard(str(answered.call_id))
 
     async def note_upload(self, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str]) -> None:
-        """Stores which workers accepted a user's upload. The user's next prompts prefer these
-        workers."""
+        """Records which workers accepted a user's upload. The user's next prompts prefer these
+        workers.
+        """
         async with self._central.transaction() as tx:
             await store.put_upload(tx, tenant_id, user_id, worker_ids, now=self._clock())
 
     async def remove_expired(self) -> None:
-        """Removes old uploads, and calls left by control planes that ended while callers waited."""
+        """Removes old uploads, and calls that a control plane left behind when it stopped."""
         now = self._clock()
         async with self._central.transaction() as tx:
             await store.remove_expired(tx, now=now)
             await store.remove_old_uploads(tx, before=now - UPLOADS_KEPT)
 
-    # Between both
+    # Matching
 
     async def _match_all(self) -> None:
         while True:
@@ -304,7 +313,7 @@ class RouteCalls:
             try:
                 await self._match()
             except Unavailable as error:
-                logger.debug("calls of routes can't be read: %s", error.message)
+                logger.debug("route calls could not be read: %s", error.message)
 
     async def _match(self) -> None:
         if not self._waiters:
@@ -312,40 +321,42 @@ class RouteCalls:
         async with self._central.read() as tx:
             calls = await store.waiting(tx, now=self._clock())
         for call in calls:
-            waiter = next((each for each in self._waiters if each.takes(call)), None)
+            waiter = next((waiting for waiting in self._waiters if waiting.takes(call)), None)
             if waiter is not None:
                 await self._give(call, waiter)
 
     async def _give(self, call: WaitingCall, waiter: RouteWaiter) -> None:
         self._waiters.remove(waiter)
-        found: RouteCall | None = None
+        assigned: RouteCall | None = None
         is_serving = True
         try:
             async with self._central.transaction() as tx:
                 is_serving = await store.is_serving(tx, waiter.worker.id)
                 if is_serving:
-                    found = await self._taken(tx, call, waiter)
+                    assigned = await self._taken(tx, call, waiter)
         except BaseException:
             self._settle(waiter, None, is_serving=True)
             raise
-        if found is not None and waiter.call.cancelled():
-            await self._put_back(waiter, found)
+        if assigned is not None and waiter.call.cancelled():
+            await self._put_back(waiter, assigned)
         else:
-            self._settle(waiter, found, is_serving=is_serving)
+            self._settle(waiter, assigned, is_serving=is_serving)
 
     async def _taken(self, tx: Tx, call: WaitingCall, waiter: RouteWaiter) -> RouteCall | None:
         return await store.take(
             tx, call.id, waiter.worker.worker_id, now=self._clock(), seconds=ANSWER_SECONDS
         )
 
-    def _settle(self, waiter: RouteWaiter, found: RouteCall | None, *, is_serving: bool) -> None:
-        """Ends a worker's wait, or lets it continue if it got no call."""
+    def _settle(self, waiter: RouteWaiter, call: RouteCall | None, *, is_serving: bool) -> None:
+        """Ends a worker's wait with its call. Without a call, the wait continues unless the worker
+        is leaving or may no longer serve calls.
+        """
         if waiter.call.cancelled():
             return
-        if found is None and is_serving and not waiter.is_leaving:
+        if call is None and is_serving and not waiter.is_leaving:
             self._waiters.append(waiter)
         else:
-            waiter.call.set_result(found)
+            waiter.call.set_result(call)
 
     async def _put_back(self, waiter: RouteWaiter, call: RouteCall) -> None:
         async with self._central.transaction() as tx:
@@ -355,11 +366,13 @@ class RouteCalls:
 
 
 def _too_many() -> TooManyCalls:
-    return TooManyCalls("too many such calls at once", retry_after_seconds=1)
+    return TooManyCalls("too many concurrent calls to routes", retry_after_seconds=1)
 
 
 async def accepted_upload(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime
 ) -> Sequence[str]:
-    """Returns the workers that accepted the user's last upload, unless it is too old."""
+    """Returns the ids of the workers that accepted the user's last upload, or none if it is too
+    old.
+    """
     return await store.get_upload(tx, tenant_id, user_id, since=now - UPLOADS_KEPT)

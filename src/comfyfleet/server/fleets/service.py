@@ -52,7 +52,7 @@ from comfyfleet.server.secrets import hash_key, is_key_of_hash
 from comfyfleet.workflow.edit.input_lookup import hint
 
 RETRY_FULL_FLEET_SECONDS = 60
-WORKERS_PAGE = 10
+WORKERS_PAGE = 10  # workers that are read together
 WORKERS_PAGES_MAX = 100
 
 
@@ -66,7 +66,7 @@ async def register_worker(
     now: datetime,
     unseen_since: datetime | None = None,
 ) -> FleetWorker:
-    """Registers a worker. It is approved at once unless the fleet requires an operator's approval.
+    """Registers a worker. It is already approved unless the fleet requires an operator's approval.
 
     If a worker of this fleet with the same id has not been seen since `unseen_since`, the new one
     replaces it and keeps its approval and draining state. The caller requeues the old one's jobs.
@@ -74,17 +74,17 @@ async def register_worker(
     """
     check_capabilities(registration.capabilities)
     subset = await _served_workflow_ids(tx, registration.workflow_slugs)
-    # The fleet is locked before counting, so that two workers can't both take the last place.
+    # Locks the fleet before counting, so that two workers can't both take the last place.
     await store.lock_fleet(tx, fleet.id)
     registration = await _with_unique_id(tx, fleet, registration)
-    before = await _replace_stale(tx, fleet, registration, unseen_since)
+    inherited = await _replace_stale(tx, fleet, registration, unseen_since)
     limit = cap if fleet.max_workers is None else fleet.max_workers
     if await store.count_workers(tx, fleet.id) >= limit:
         raise FleetFull(
-            f"the fleet {fleet.name} has as many workers as it may: {limit}",
+            f"fleet {fleet.name} already has {limit} workers, which is its limit",
             retry_after_seconds=RETRY_FULL_FLEET_SECONDS,
         )
-    row = _row(fleet, registration, key_hash, now) | (before or {})
+    row = _row(fleet, registration, key_hash, now) | (inherited or {})
     if await store.add_worker(tx, row, subset) is None:
         raise _id_taken_error(registration)
     return await get_worker(tx, registration.worker_id)
@@ -93,8 +93,8 @@ async def register_worker(
 async def _with_unique_id(
     tx: Tx, fleet: Fleet, registration: WorkerRegistration
 ) -> WorkerRegistration:
-    """Prefixes the id with the fleet if a worker of another fleet has it, or if it has another
-    fleet's prefix."""
+    """Prefixes the worker's id with the fleet's name if a worker of another fleet has the same id,
+    or if the id starts with another fleet's name."""
     known = await find_worker(tx, registration.worker_id)
     is_of_another_fleet = known is not None and known.fleet_id != fleet.id
     if is_of_another_fleet or await _has_other_fleets_prefix(tx, fleet, registration.worker_id):
@@ -112,8 +112,8 @@ async def _has_other_fleets_prefix(tx: Tx, fleet: Fleet, worker_id: str) -> bool
 async def _replace_stale(
     tx: Tx, fleet: Fleet, registration: WorkerRegistration, unseen_since: datetime | None
 ) -> dict[str, Any] | None:
-    """Deletes the stale worker with this id. Returns the state that the new one keeps, or None if
-    there was no such worker."""
+    """Deletes the stale worker with this id. Returns the state that the new worker inherits, or
+    None if there was no such worker."""
     known = await find_worker(tx, registration.worker_id)
     if known is None:
         return None
@@ -125,27 +125,27 @@ async def _replace_stale(
         tx, known.id, unseen_since=unseen_since
     ):
         raise _id_taken_error(registration)
-    # With manual approval, the new worker must be approved too, because anyone with the secret
-    # could wait for a stale worker.
+    # With manual approval, the new worker must be approved as well. Otherwise, anyone with the
+    # secret could replace a stale worker that was approved.
     is_approved = known.is_approved and fleet.approval == AUTO
     return {"is_approved": is_approved, "is_draining": known.is_draining}
 
 
 async def authenticate_worker(tx: Tx, key: str) -> FleetWorker:
-    """Returns the worker with this key. If it is the worker's next key, the caller must call
+    """Returns the worker with this key. If this is the worker's next key, the caller must then call
     `take_next_key`."""
     return _require_valid(await store.worker_by_key_hash(tx, hash_key(key)))
 
 
 async def authenticate_with_standing(tx: Tx, key: str) -> tuple[FleetWorker, WorkerStanding]:
-    """Like `authenticate_worker`, but also returns the worker's standing, in one statement."""
+    """Returns the worker with this key and its standing, in a single statement."""
     worker, standing = await store.worker_and_standing_by_key_hash(tx, hash_key(key))
     return _require_valid(worker), standing
 
 
 def _require_valid(worker: FleetWorker | None) -> FleetWorker:
     if worker is None:
-        raise Unauthenticated("this is not a worker's key")
+        raise Unauthenticated("this key doesn't belong to a worker")
     if worker.revoked_at is not None:
         raise _revoked_error(worker)
     return worker
@@ -154,25 +154,25 @@ def _require_valid(worker: FleetWorker | None) -> FleetWorker:
 async def take_next_key(tx: Tx, worker: FleetWorker, key_hash: str) -> FleetWorker:
     """Makes the next key the worker's key. The previous one becomes invalid."""
     if not await store.take_next_key(tx, worker.id, key_hash):
-        raise Unauthenticated("this is not a worker's key")
+        raise Unauthenticated("this key doesn't belong to a worker")
     return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 
 async def reauthenticate(tx: Tx, worker_id: str, key_hash: str) -> FleetWorker:
     """Reads the worker again. Raises Unauthenticated if its key was replaced or removed in the
-    meantime, and WorkerRevoked."""
-    found = await store.worker_by_key_hash(tx, key_hash)
-    if found is None or found.key_hash != key_hash:
-        raise Unauthenticated(f"the key of the worker {worker_id} was replaced or removed")
-    if found.revoked_at is not None:
-        raise _revoked_error(found)
-    return found
+    meantime, and WorkerRevoked if it was revoked."""
+    worker = await store.worker_by_key_hash(tx, key_hash)
+    if worker is None or worker.key_hash != key_hash:
+        raise Unauthenticated(f"the key of worker {worker_id} was replaced or removed")
+    if worker.revoked_at is not None:
+        raise _revoked_error(worker)
+    return worker
 
 
 def _revoked_error(worker: FleetWorker) -> WorkerRevoked:
     return WorkerRevoked(
-        f"the worker {worker.worker_id} was revoked",
-        hint="An operator can let it in again: comfyfleet admin workers approve",
+        f"worker {worker.worker_id} was revoked",
+        hint="An operator can approve it again with: comfyfleet admin workers approve",
     )
 
 
@@ -183,7 +183,7 @@ async def find_worker(tx: Tx, worker_id: str) -> FleetWorker | None:
 async def get_worker(tx: Tx, worker_id: str) -> FleetWorker:
     worker = await find_worker(tx, worker_id)
     if worker is None:
-        raise NotFound(f"there is no worker {worker_id}")
+        raise NotFound(f"worker {worker_id} was not found")
     return worker
 
 
@@ -195,7 +195,7 @@ async def workers_of(
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[FleetWorker]:
-    """Returns the workers of one fleet or all fleets, ordered by id."""
+    """Returns the workers of a fleet, or of all fleets, ordered by id."""
     return await store.all_workers(
         tx,
         fleet_ids=None if fleet is None else [fleet.id],
@@ -215,7 +215,7 @@ async def count_workers(tx: Tx, fleet: Fleet) -> int:
 
 
 async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWorker]:
-    """Returns the workers, in any state, whose fleet has the workflow and that serve it."""
+    """Returns the workers, in any state, that may serve a workflow assigned to their fleet."""
     fleets = [fleet.id for fleet in await store.fleets_with(tx, workflow_id, stage)]
     return [
         worker
@@ -225,7 +225,7 @@ async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWork
 
 
 async def facts_of(tx: Tx, workers: Iterable[FleetWorker]) -> dict[str, BackendFacts]:
-    """Returns backend facts by worker id, without workers that reported none."""
+    """Returns backend facts by worker id. Workers without facts are left out."""
     return await store.backend_facts_of(tx, [worker.id for worker in workers])
 
 
@@ -235,7 +235,7 @@ async def reported_object_infos(tx: Tx) -> dict[int, str]:
 
 
 async def backend_kinds(tx: Tx) -> list[BackendKind]:
-    """Returns the object_infos that the workers of each fleet report, whether online or not."""
+    """Returns the kinds of backends of each fleet, including those of offline workers."""
     return await store.backend_kinds(tx)
 
 
@@ -247,32 +247,32 @@ async def record_sighting(
     now: datetime,
     every: timedelta = model.SEEN_WRITE_EVERY,
 ) -> FleetWorker:
-    """Returns the worker as reported. Writes it only if that is due or an important value changed.
+    """Returns the updated worker. Only writes it if that is due or an important value has changed.
 
-    This takes one statement, or two if backend facts are reported.
+    Uses one statement, or two if backend facts are reported.
     """
-    known = apply_sighting(worker, sighting, now)
+    updated = apply_sighting(worker, sighting, now)
     if not model.is_worth_writing(worker, sighting, now, every):
-        return known
+        return updated
     if sighting.capabilities is not None:
         check_capabilities(sighting.capabilities)
     reading = None
     if sighting.reading is not None:
-        told = sighting.reading.model_dump(mode="json", exclude_none=True)
+        values = sighting.reading.model_dump(mode="json", exclude_none=True)
         reading = store.add_reading_call(
-            worker.worker_id, told, now=now, none_since=now - model.READING_EVERY
+            worker.worker_id, values, now=now, none_since=now - model.READING_EVERY
         )
-    if not await store.note_sighting(tx, worker.id, _sighting_row(known), reading):
-        raise Unauthenticated(f"the worker {worker.worker_id} was removed")
+    if not await store.note_sighting(tx, worker.id, _sighting_row(updated), reading):
+        raise Unauthenticated(f"worker {worker.worker_id} was removed")
     if sighting.backend is not None:
-        await asyncio.sleep(0)  # hashing many names took long
-        facts = _facts_row(sighting.backend, known.facts_hash)
+        await asyncio.sleep(0)  # lets other tasks run, because hashing many names takes long
+        facts = _facts_row(sighting.backend, updated.facts_hash)
         await store.update_worker(tx, worker.id, facts)
-    return known
+    return updated
 
 
 async def with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWorker]:
-    """Returns the workers with these keys, without revoked ones."""
+    """Returns the workers with these keys. Revoked workers are left out."""
     return await store.workers_with_keys(tx, key_hashes)
 
 
@@ -294,10 +294,10 @@ async def lanes_of(
     abilities: EligibilityCache | None = None,
     offer: BackendOffer | None = None,
 ) -> frozenset[FleetLane]:
-    """Returns the lanes that a worker may and can run now. There are none if it is draining or
-    revoked.
+    """Returns the lanes that a worker may run and whose requirements its backend meets. There are
+    none if the worker is draining or revoked.
 
-    `assigned` contains the fleet's workflows, if the caller has read them already.
+    `assigned` contains the fleet's workflows, if the caller has already read them.
     """
     if assigned is None:
         assigned = (await get_standing(tx, worker)).assigned
@@ -309,11 +309,11 @@ async def lanes_of(
 async def lanes_of_all(
     tx: Tx, workers: Collection[FleetWorker], *, abilities: EligibilityCache, now: datetime
 ) -> dict[str, frozenset[FleetLane]]:
-    """Returns the lanes of many workers by key hash, computed once for workers that are alike."""
+    """Returns the lanes of workers by key hash, computed once for workers with equal properties."""
     assigned = await store.assigned(tx, {worker.fleet_id for worker in workers})
     offers = await abilities.offers(tx, workers, now=now)
-    alike: dict[Hashable, frozenset[FleetLane]] = {}
-    found: dict[str, frozenset[FleetLane]] = {}
+    lanes_by_kind: dict[Hashable, frozenset[FleetLane]] = {}
+    lanes_by_key: dict[str, frozenset[FleetLane]] = {}
     for worker in workers:
         offer = offers.get(worker.worker_id)
         kind = (
@@ -324,25 +324,25 @@ async def lanes_of_all(
             worker.providers,
             offer.key if offer else None,
         )
-        if kind not in alike:
+        if kind not in lanes_by_kind:
             able = await abilities.able(tx, offer, assigned.get(worker.fleet_id, []))
-            alike[kind] = model.lanes(worker, able, worker.providers)
-        found[worker.key_hash] = alike[kind]
-    return found
+            lanes_by_kind[kind] = model.lanes(worker, able, worker.providers)
+        lanes_by_key[worker.key_hash] = lanes_by_kind[kind]
+    return lanes_by_key
 
 
 async def workflows_of(tx: Tx, worker: FleetWorker) -> list[str]:
     """Returns the slugs of the workflows assigned to a worker, sorted."""
     assigned = await store.assigned(tx, [worker.fleet_id])
     return [
-        each.slug
-        for each in assigned.get(worker.fleet_id, ())
-        if worker.workflow_ids is None or each.workflow_id in worker.workflow_ids
+        workflow.slug
+        for workflow in assigned.get(worker.fleet_id, ())
+        if worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids
     ]
 
 
 async def live_workers_by_lane(tx: Tx, *, seen_since: datetime) -> dict[FleetLane, frozenset[str]]:
-    """Returns, for each lane, the recently seen workers that are approved and not draining."""
+    """Returns the recently seen workers of each lane that are approved and not draining."""
     live = await store.all_workers(tx, seen_since=seen_since)
     return model.workers_by_lane(live, await store.assigned(tx))
 
@@ -354,32 +354,32 @@ async def find_two_workers(
     seen_since: datetime,
     abilities: EligibilityCache | None = None,
 ) -> frozenset[str]:
-    """Finds live workers that can run any of these lanes of one stage. Stops after finding two.
+    """Finds up to two live workers that can run any of these lanes, which belong to one stage.
 
-    Two are enough to know that a job can go to another worker. The first page usually has them.
+    Two are enough to know that another worker can run a job. The first page usually has them.
     """
     if not lanes:
         return frozenset()
     stage = next(iter(lanes))[1]
     fleets = await store.fleet_ids_with_any(tx, {lane[0] for lane in lanes}, stage)
     assigned = await store.assigned(tx, fleets)
-    found: frozenset[str] = frozenset()
-    behind: str | None = None
+    worker_ids: frozenset[str] = frozenset()
+    after_id: str | None = None
     for _ in range(WORKERS_PAGES_MAX):
-        some = await store.all_workers(
+        page = await store.all_workers(
             tx,
             fleet_ids=fleets,
             seen_since=seen_since,
             only_taking_jobs=True,
-            after_worker_id=behind,
+            after_worker_id=after_id,
             limit=WORKERS_PAGE,
         )
-        able = await _able_workers_by_lane(tx, some, assigned, abilities, now=seen_since)
-        found = found.union(*(able.get(FleetLane(*lane), frozenset()) for lane in lanes))
-        if len(found) > 1 or len(some) < WORKERS_PAGE:
+        able = await _able_workers_by_lane(tx, page, assigned, abilities, now=seen_since)
+        worker_ids = worker_ids.union(*(able.get(FleetLane(*lane), frozenset()) for lane in lanes))
+        if len(worker_ids) > 1 or len(page) < WORKERS_PAGE:
             break
-        behind = some[-1].worker_id
-    return found
+        after_id = page[-1].worker_id
+    return worker_ids
 
 
 async def _able_workers_by_lane(
@@ -390,24 +390,24 @@ async def _able_workers_by_lane(
     *,
     now: datetime,
 ) -> dict[FleetLane, frozenset[str]]:
-    """Returns, for each lane, the workers that can run it."""
+    """Returns the ids of the workers that can run each lane."""
     if abilities is None:
         return model.workers_by_lane(workers, assigned)
     offers = await abilities.offers(tx, workers, now=now)
-    found: dict[FleetLane, frozenset[str]] = {}
+    ids_by_lane: dict[FleetLane, frozenset[str]] = {}
     for worker in workers:
         mine = assigned.get(worker.fleet_id, [])
         able = await abilities.able(tx, offers.get(worker.worker_id), mine)
         for lane in model.lanes(worker, able, worker.providers):
-            found[lane] = found.get(lane, frozenset()) | {worker.worker_id}
-    return found
+            ids_by_lane[lane] = ids_by_lane.get(lane, frozenset()) | {worker.worker_id}
+    return ids_by_lane
 
 
 async def record_refusal(
     tx: Tx, worker: FleetWorker, missing: MissingRequirements, *, now: datetime
 ) -> None:
-    """Records that a backend lacks these parts despite its lists, until it reports its facts again
-    or the refusal expires."""
+    """Records that a backend lacks these node types and models despite its lists. The refusal
+    counts until it expires or the backend reports its facts again."""
     await store.update_worker(
         tx, worker.id, {"refusals": with_refusal(worker.refusals, missing, now)}
     )
@@ -418,13 +418,13 @@ async def stale_workers(tx: Tx, *, unseen_since: datetime) -> list[FleetWorker]:
 
 
 async def approve_worker(tx: Tx, worker: FleetWorker) -> FleetWorker:
-    """Approves a worker, even a revoked one. It keeps its key, which must be rotated if others may
-    know it."""
+    """Approves a worker, even if it was revoked. The worker keeps its key, which must be rotated if
+    others may know it."""
     return await _update_worker(tx, worker, is_approved=True, revoked_at=None)
 
 
 async def revoke_worker(tx: Tx, worker: FleetWorker, *, now: datetime) -> FleetWorker:
-    """Revokes a worker. Its key is refused from now on, and its id can't register.
+    """Revokes a worker. Its key is refused from now on, and its id can't be registered.
 
     The caller requeues the worker's jobs.
     """
@@ -432,20 +432,20 @@ async def revoke_worker(tx: Tx, worker: FleetWorker, *, now: datetime) -> FleetW
 
 
 async def drain_worker(tx: Tx, worker: FleetWorker, *, is_draining: bool = True) -> FleetWorker:
-    """Drains a worker. Running jobs finish, and it gets no new ones."""
+    """Drains a worker: its running jobs finish, and it gets no new ones."""
     return await _update_worker(tx, worker, is_draining=is_draining)
 
 
 async def rotate_key(tx: Tx, worker: FleetWorker, *, key: str, at_once: bool = False) -> None:
-    """Sets a new key. The worker gets it with its next response, and its old key is valid until it
-    uses the new one.
+    """Sets a new key. The worker receives it with its next response, and the old key remains valid
+    until the worker uses the new one.
 
     `at_once` invalidates the old key immediately, in case others know it.
     """
-    told = {"next_key": None, "next_key_hash": None, "key_hash": hash_key(key)}
+    values = {"next_key": None, "next_key_hash": None, "key_hash": hash_key(key)}
     if not at_once:
-        told = {"next_key": key, "next_key_hash": hash_key(key)}
-    await store.update_worker(tx, worker.id, told)
+        values = {"next_key": key, "next_key_hash": hash_key(key)}
+    await store.update_worker(tx, worker.id, values)
 
 
 async def remove_worker(tx: Tx, worker: FleetWorker) -> bool:
@@ -455,27 +455,27 @@ async def remove_worker(tx: Tx, worker: FleetWorker) -> bool:
 
 
 async def remove_stale_worker(tx: Tx, worker: FleetWorker, *, unseen_since: datetime) -> bool:
-    """Removes a worker if it is still unseen. It may have returned since the sweep read it."""
+    """Removes a worker if it is still unseen. It may have returned after the sweep read it."""
     return await store.delete_worker(tx, worker.id, unseen_since=unseen_since)
 
 
 async def readings(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:
-    """Returns readings, newest first."""
+    """Returns a worker's readings, the newest first."""
     return await store.newest_readings(tx, worker_id, since=since, limit=limit)
 
 
 async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
-    """Returns the backends of the workers that reported one."""
+    """Returns the backends of these workers. Workers that reported none are left out."""
     return await store.backends_of(tx, worker_ids) if worker_ids else {}
 
 
 async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
-    """Returns the latest reading of each worker that has one."""
+    """Returns the latest readings of these workers. Workers without readings are left out."""
     return await store.latest_readings(tx, worker_ids) if worker_ids else {}
 
 
 async def prune_readings(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes up to `limit` old readings. Returns how many."""
+    """Deletes up to `limit` old readings and returns their number."""
     return await store.delete_readings_before(tx, before, limit=limit)
 
 
@@ -489,17 +489,17 @@ async def _served_workflow_ids(tx: Tx, slugs: tuple[str, ...] | None) -> list[in
     unknown = sorted(set(slugs) - known.keys())
     if unknown or not slugs:
         near = await store.workflow_slugs(tx) if unknown else []
-        suggestion = hint(unknown[0][:100], near, "there are") if unknown else ""
+        suggestion = hint(unknown[0][:100], near, "available") if unknown else ""
         shown = unknown[:UNKNOWN_SHOWN_MAX]
         more = f" and {len(unknown) - len(shown):,} more" if len(unknown) > len(shown) else ""
-        named = f"there is no workflow {', '.join(shown)}{more}{suggestion}"
-        message = named if unknown else "name a workflow"
+        named = f"unknown workflow {', '.join(shown)}{more}{suggestion}"
+        message = named if unknown else "workflow_slugs must contain at least one workflow"
         raise InvalidInput(message, field="workflow_slugs", unknown=shown)
     return list(known.values())
 
 
 def _id_taken_error(registration: WorkerRegistration) -> Conflict:
-    return Conflict(f"there is a worker {registration.worker_id} already", field="worker_id")
+    return Conflict(f"worker {registration.worker_id} already exists", field="worker_id")
 
 
 def _row(
@@ -537,8 +537,8 @@ def _sighting_row(known: FleetWorker) -> Mapping[str, Any]:
 
 
 def _facts_row(facts: BackendFacts | None, known_hash: str | None = None) -> dict[str, Any]:
-    """Returns the columns for backend facts. Clears refusals, because the backend may have those
-    parts now. `known_hash` is the hash of the facts if it is already known."""
+    """Returns the columns for backend facts. Clears refusals, because the backend may have the
+    refused parts now. `known_hash` is the hash of the facts, if already computed."""
     if facts is None:
         return {"facts": None, "facts_hash": None, "object_info_hash": None, "refusals": None}
     return {
@@ -551,7 +551,7 @@ def _facts_row(facts: BackendFacts | None, known_hash: str | None = None) -> dic
 
 async def _update_worker(tx: Tx, worker: FleetWorker, **values: Any) -> FleetWorker:
     if not await store.update_worker(tx, worker.id, values):
-        raise NotFound(f"there is no worker {worker.worker_id}")
+        raise NotFound(f"worker {worker.worker_id} was not found")
     return replace(worker, **values)
 
 
@@ -578,7 +578,7 @@ async def create_fleet(
     }
     fleet = await store.add_fleet(tx, row)
     if fleet is None:
-        raise Conflict(f"there is a fleet {slug}/{stage} already", field="slug")
+        raise Conflict(f"fleet {slug}/{stage} already exists", field="slug")
     return fleet
 
 
@@ -599,24 +599,24 @@ async def list_fleets(tx: Tx) -> list[Fleet]:
 
 def check_secret(fleet: Fleet, secret: str) -> None:
     if not is_key_of_hash(secret, fleet.secret_hash):
-        raise Unauthenticated(f"that is not the secret of the fleet {fleet.name}")
+        raise Unauthenticated(f"this is not the secret of fleet {fleet.name}")
 
 
 async def check_known_secret(tx: Tx, secret: str) -> None:
-    """Checks that some fleet has this secret, before the request's body names the fleet."""
+    """Checks that any fleet has this secret, before the body that names the fleet is read."""
     if not await store.has_fleet_secret(tx, hash_key(secret)):
         raise Unauthenticated(
-            "that is the secret of no fleet here" if secret else "the fleet's secret is needed",
-            hint="Send X-Fleet-Secret: SECRET; it was shown when the fleet was made.",
+            "no fleet has this secret" if secret else "the fleet's secret is required",
+            hint="Send X-Fleet-Secret: SECRET. The secret was shown when the fleet was created.",
         )
 
 
 async def fleet_by_secret(tx: Tx, secret: str) -> Fleet:
-    """Finds the fleet of a secret. Secrets are long and random, so each belongs to one fleet."""
-    found = await store.fleet_by_secret(tx, hash_key(secret))
-    if found is None:
-        raise Unauthenticated("that is the secret of no fleet here")
-    return found
+    """Finds the fleet with this secret. Secrets are long and random, so they are unique."""
+    fleet = await store.fleet_by_secret(tx, hash_key(secret))
+    if fleet is None:
+        raise Unauthenticated("no fleet has this secret")
+    return fleet
 
 
 async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:
@@ -627,7 +627,7 @@ async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:
 
 
 async def set_cap(tx: Tx, fleet: Fleet, *, max_workers: int | None) -> Fleet:
-    """Sets the maximum number of workers. Lowering it doesn't remove any."""
+    """Sets the maximum number of workers. A lower limit doesn't remove workers."""
     check_cap(max_workers)
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"max_workers": max_workers}), fleet.name
@@ -643,25 +643,25 @@ async def set_starts_within(tx: Tx, fleet: Fleet, *, seconds: int | None) -> Fle
 
 
 async def starts_within(tx: Tx) -> dict[str, int]:
-    """Returns the longest start of machines in seconds, by workflow slug, for fleets that define
-    one."""
+    """Returns the longest startup time of on-demand machines in seconds, by workflow slug. Only
+    includes workflows of fleets for which this time is set."""
     seconds_by_fleet = {
         fleet.id: fleet.starts_within_seconds
         for fleet in await store.all_fleets(tx)
         if fleet.starts_within_seconds is not None
     }
-    found: dict[str, int] = {}
+    seconds_by_slug: dict[str, int] = {}
     if not seconds_by_fleet:
-        return found
+        return seconds_by_slug
     for fleet_id, workflows in (await store.assigned(tx)).items():
         if (seconds := seconds_by_fleet.get(fleet_id)) is not None:
             for workflow in workflows:
-                found[workflow.slug] = max(seconds, found.get(workflow.slug, 0))
-    return found
+                seconds_by_slug[workflow.slug] = max(seconds, seconds_by_slug.get(workflow.slug, 0))
+    return seconds_by_slug
 
 
 async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:
-    """Sets how workers that register from now on are approved."""
+    """Sets how new workers are approved. Registered workers are not affected."""
     check_approval(approval)
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"approval": approval}), fleet.name
@@ -687,24 +687,24 @@ async def set_open_workflow(tx: Tx, fleet: Fleet, *, workflow_id: int | None) ->
 async def assign(
     tx: Tx, fleet: Fleet, workflow_ids: Collection[int], *, now: datetime
 ) -> FleetAssignment:
-    """Sets the workflows of a fleet. Returns the change.
+    """Sets the workflows of a fleet and returns the change.
 
-    The fleet's open workflow always stays assigned.
+    The fleet's open workflow is always assigned.
     """
-    wanted = set(workflow_ids)
+    new_ids = set(workflow_ids)
     if fleet.open_workflow_id is not None:
-        wanted.add(fleet.open_workflow_id)
-    unknown = wanted - await store.known_workflow_ids(tx, wanted)
+        new_ids.add(fleet.open_workflow_id)
+    unknown = new_ids - await store.known_workflow_ids(tx, new_ids)
     if unknown:
         raise InvalidInput(
-            f"there is no workflow {', '.join(map(str, sorted(unknown)))}", field="workflow_ids"
+            f"unknown workflow id {', '.join(map(str, sorted(unknown)))}", field="workflow_ids"
         )
     await store.lock_fleet(tx, fleet.id)
-    before = {each.workflow_id for each in await assigned_to(tx, fleet)}
-    await store.unassign(tx, fleet.id, before - wanted)
-    await store.assign(tx, fleet.id, wanted - before, now)
+    before = {workflow.workflow_id for workflow in await assigned_to(tx, fleet)}
+    await store.unassign(tx, fleet.id, before - new_ids)
+    await store.assign(tx, fleet.id, new_ids - before, now)
     return FleetAssignment(
-        frozenset(wanted), frozenset(wanted - before), frozenset(before - wanted)
+        frozenset(new_ids), frozenset(new_ids - before), frozenset(before - new_ids)
     )
 
 
@@ -718,7 +718,7 @@ async def assignments(tx: Tx) -> dict[int, list[AssignedWorkflow]]:
 
 
 async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> list[Fleet]:
-    """Returns the fleets that a workflow is assigned to."""
+    """Returns the fleets to which a workflow is assigned."""
     return await store.fleets_with(tx, workflow_id, stage)
 
 
@@ -729,7 +729,7 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     if unknown:
         near = await store.workflow_slugs(tx)
         raise InvalidInput(
-            f"there is no workflow {', '.join(unknown)}{hint(unknown[0], near, 'there are')}",
+            f"unknown workflow {', '.join(unknown)}{hint(unknown[0], near, 'available')}",
             field="workflow_slugs",
             unknown=unknown,
         )
@@ -738,7 +738,7 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
 
 def _require_fleet(fleet: Fleet | None, name: str) -> Fleet:
     if fleet is None:
-        raise NotFound(f"there is no fleet {name}")
+        raise NotFound(f"fleet {name} was not found")
     return fleet
 
 

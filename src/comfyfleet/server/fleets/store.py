@@ -1,4 +1,4 @@
-"""The only module with SQL for fleets, workers, their readings and their assignments."""
+"""SQL for fleets, workers, readings, and the workflows that are assigned to fleets."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,26 +59,26 @@ from comfyfleet.server.fleets.model import (
 
 
 async def add_fleet(tx: Tx, row: Mapping[str, Any]) -> Fleet | None:
-    """Adds a fleet. Returns None if the name exists."""
-    found = (await tx.execute(insert_if_new(tx, fleets, [row]).returning(fleets))).first()
-    return _fleet(found) if found else None
+    """Adds a fleet. Returns None if a fleet with the same name exists."""
+    added = (await tx.execute(insert_if_new(tx, fleets, [row]).returning(fleets))).first()
+    return _fleet(added) if added else None
 
 
 async def get_fleet(tx: Tx, slug: str, stage: str) -> Fleet | None:
     query = select(fleets).where(fleets.c.slug == slug, fleets.c.stage == stage)
-    found = (await tx.execute(query)).first()
-    return _fleet(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _fleet(row) if row else None
 
 
 async def fleet_by_id(tx: Tx, fleet_id: int) -> Fleet | None:
-    found = (await tx.execute(select(fleets).where(fleets.c.id == fleet_id))).first()
-    return _fleet(found) if found else None
+    row = (await tx.execute(select(fleets).where(fleets.c.id == fleet_id))).first()
+    return _fleet(row) if row else None
 
 
 async def fleet_by_secret(tx: Tx, secret_hash: str) -> Fleet | None:
     query = select(fleets).where(fleets.c.secret_hash == secret_hash).limit(1)
-    found = (await tx.execute(query)).first()
-    return _fleet(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _fleet(row) if row else None
 
 
 async def has_fleet_secret(tx: Tx, secret_hash: str) -> bool:
@@ -98,11 +98,11 @@ async def all_fleets(tx: Tx) -> list[Fleet]:
 
 async def update_fleet(tx: Tx, fleet_id: int, values: Mapping[str, Any]) -> Fleet | None:
     statement = update(fleets).where(fleets.c.id == fleet_id).values(dict(values))
-    found = (await tx.execute(statement.returning(fleets))).first()
-    return _fleet(found) if found else None
+    row = (await tx.execute(statement.returning(fleets))).first()
+    return _fleet(row) if row else None
 
 
-# Built once, as building takes longer than SQLite's answer.
+# This query is built only once, because building it takes longer than its execution on SQLite.
 _ASSIGNED: Select[Any] = (
     select(
         workflow_fleets.c.fleet_id,
@@ -122,18 +122,18 @@ _ASSIGNED: Select[Any] = (
 async def assigned(
     tx: Tx, fleet_ids: Collection[int] | None = None
 ) -> dict[int, list[AssignedWorkflow]]:
-    """Returns the workflows of the given fleets, by default of all."""
+    """Returns the workflows of these fleets, or of all fleets, by fleet id."""
     query = _ASSIGNED
     if fleet_ids is not None:
         query = query.where(is_one_of(tx, workflow_fleets.c.fleet_id, fleet_ids))
-    found: dict[int, list[AssignedWorkflow]] = {}
+    workflows_by_fleet: dict[int, list[AssignedWorkflow]] = {}
     for row in (await tx.execute(query)).mappings():
-        found.setdefault(row["fleet_id"], []).append(_assigned(row))
-    return found
+        workflows_by_fleet.setdefault(row["fleet_id"], []).append(_assigned(row))
+    return workflows_by_fleet
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:
-    """Returns the fleets that have a workflow, in one stage or in all."""
+    """Returns the fleets to which a workflow is assigned, in one stage or in all stages."""
     if stage is None:
         return [Fleet(**row) for row in await _FLEETS_WITH.rows(tx, {"of_workflow": workflow_id})]
     values = {"of_workflow": workflow_id, "of_stage": stage}
@@ -187,7 +187,7 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
 
 
 async def workflow_slugs(tx: Tx) -> list[str]:
-    """Returns the slugs of registered workflows, without open ones."""
+    """Returns the slugs of all registered workflows. Open workflows are left out."""
     query = select(workflows.c.slug).where(workflows.c.is_open.is_(False))
     return list(await tx.scalars(query.order_by(workflows.c.slug)))
 
@@ -214,13 +214,13 @@ def _assigned(row: Mapping[Any, Any]) -> AssignedWorkflow:
 
 # A worker's columns without its backend's facts, which are large and rarely needed.
 COLUMNS = (
-    *(each for each in workers.c if each.name not in ("facts", "object_info_hash")),
+    *(column for column in workers.c if column.name not in ("facts", "object_info_hash")),
     fleets.c.slug.label("fleet_slug"),
     fleets.c.stage,
 )
 
 
-# Built once, as building takes longer than SQLite's answer.
+# This query is built only once, because building it takes longer than its execution on SQLite.
 _WORKERS: Select[Any] = (
     select(
         *COLUMNS,
@@ -233,17 +233,21 @@ _WORKERS: Select[Any] = (
 
 
 async def add_worker(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> int | None:
-    """Adds a worker. Returns its row id, or None if the worker id exists."""
+    """Adds a worker. Returns its row id, or None if a worker with the same id exists."""
     statement = insert_if_new(tx, workers, [row]).returning(workers.c.id)
     row_id: int | None = await tx.scalar(statement)
     if row_id is not None and workflow_ids:
-        links = [{"worker_row_id": row_id, "workflow_id": each} for each in workflow_ids]
+        links = [
+            {"worker_row_id": row_id, "workflow_id": workflow_id} for workflow_id in workflow_ids
+        ]
         await tx.execute(insert(worker_workflows), links)
     return row_id
 
 
 async def count_workers(tx: Tx, fleet_id: int) -> int:
-    """Counts workers without revoked ones. Their rows are kept but don't count against the cap."""
+    """Counts the workers of a fleet. Revoked workers don't count toward the fleet's limit, although
+    their rows are kept.
+    """
     query = select(func.count()).where(
         workers.c.fleet_id == fleet_id, workers.c.revoked_at.is_(None)
     )
@@ -251,7 +255,7 @@ async def count_workers(tx: Tx, fleet_id: int) -> int:
 
 
 def has_key() -> ColumnElement[bool]:
-    """Matches a worker by its key or its next key."""
+    """Returns the condition that a worker has a key as its key or next key."""
     key: ColumnElement[str] = bindparam("of_key", type_=workers.c.key_hash.type)
     return or_(workers.c.key_hash == key, workers.c.next_key_hash == key)
 
@@ -272,7 +276,7 @@ async def worker_by_id(tx: Tx, worker_id: str) -> FleetWorker | None:
 
 
 async def workers_with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWorker]:
-    """Returns workers by their keys, without revoked ones."""
+    """Returns the workers with these keys. Revoked workers are left out."""
     query = _WORKERS.where(
         is_one_of(tx, workers.c.key_hash, key_hashes), workers.c.revoked_at.is_(None)
     )
@@ -280,8 +284,9 @@ async def workers_with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWo
 
 
 async def update_seen(tx: Tx, row_ids: Collection[int], now: datetime) -> None:
-    """Updates when workers were last seen. Skips locked rows, because their writer updates them and
-    waiting could deadlock."""
+    """Updates the time at which workers were last seen. Skips locked rows, because another
+    transaction is updating them and waiting for it could cause a deadlock.
+    """
     earlier = select(workers.c.id).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.last_seen_at < now
     )
@@ -299,36 +304,36 @@ async def all_workers(
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[FleetWorker]:
-    wanted: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if only_taking_jobs:
-        wanted += [
+        conditions += [
             workers.c.is_approved.is_(True),
             workers.c.is_draining.is_(False),
             workers.c.backend_problem.is_(None),
         ]
     if fleet_ids is not None:
-        wanted.append(is_one_of(tx, workers.c.fleet_id, fleet_ids))
+        conditions.append(is_one_of(tx, workers.c.fleet_id, fleet_ids))
     if seen_since is not None:
-        wanted.append(workers.c.last_seen_at >= seen_since)
+        conditions.append(workers.c.last_seen_at >= seen_since)
     if unseen_since is not None:
-        wanted += [workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)]
+        conditions += [workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)]
     if after_worker_id is not None:
-        wanted.append(workers.c.worker_id > after_worker_id)
-    # The limit is in the subquery because the join has several rows per worker.
-    page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
-    found = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
-    return _workers(found.mappings())
+        conditions.append(workers.c.worker_id > after_worker_id)
+    # The limit is in the subquery, because the join may have several rows per worker.
+    page = select(workers.c.id).where(*conditions).order_by(workers.c.worker_id).limit(limit)
+    rows = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
+    return _workers(rows.mappings())
 
 
 async def one_of_each_kind(tx: Tx, fleet_id: int, *, seen_since: datetime) -> list[FleetWorker]:
-    """Returns the first worker of each combination of backend facts and capabilities."""
+    """Returns the first worker for each combination of backend facts and capabilities."""
     firsts = (
         select(func.min(workers.c.id))
         .where(workers.c.fleet_id == fleet_id, workers.c.last_seen_at >= seen_since)
         .group_by(workers.c.facts_hash, cast(workers.c.capabilities, String))
     )
-    found = await tx.execute(_WORKERS.where(workers.c.id.in_(firsts.scalar_subquery())))
-    return _workers(found.mappings())
+    rows = await tx.execute(_WORKERS.where(workers.c.id.in_(firsts.scalar_subquery())))
+    return _workers(rows.mappings())
 
 
 async def update_worker(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
@@ -349,7 +354,7 @@ _NOTE_SIGHTING = PreparedStatement(
     lambda tx: (
         update(workers)
         .where(workers.c.id == bindparam("of_id"))
-        .values({each: bindparam(f"to_{each}") for each in _SIGHTED})
+        .values({name: bindparam(f"to_{name}") for name in _SIGHTED})
         .returning(workers.c.id)
     )
 )
@@ -358,8 +363,9 @@ _NOTE_SIGHTING = PreparedStatement(
 async def note_sighting(
     tx: Tx, row_id: int, values: Mapping[str, Any], reading: StatementCall | None
 ) -> bool:
-    """Writes a report and a reading, in one statement on PostgreSQL. Returns False if the worker
-    was removed."""
+    """Writes a worker's report and reading. On PostgreSQL, this is a single statement. Returns
+    False if the worker was removed.
+    """
     bound = {"of_id": row_id} | {f"to_{name}": value for name, value in values.items()}
     calls = [] if reading is None else [reading]
     return bool(await execute_together(tx, *calls, (_NOTE_SIGHTING, bound)))
@@ -367,8 +373,8 @@ async def note_sighting(
 
 async def take_next_key(tx: Tx, row_id: int, key_hash: str) -> bool:
     statement = update(workers).where(workers.c.id == row_id, workers.c.next_key_hash == key_hash)
-    taken = statement.values(key_hash=key_hash, next_key=None, next_key_hash=None)
-    return (await tx.execute(taken)).rowcount == 1
+    update_key = statement.values(key_hash=key_hash, next_key=None, next_key_hash=None)
+    return (await tx.execute(update_key)).rowcount == 1
 
 
 async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = None) -> bool:
@@ -381,8 +387,9 @@ async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = 
 
 
 async def object_info_hashes(tx: Tx) -> dict[int, str]:
-    """Returns each fleet's object_info hash as reported by the approved worker that was seen
-    last."""
+    """Returns the object_info hash of each fleet, as reported by its approved worker that was seen
+    last.
+    """
     reported = workers.c.object_info_hash
     query = (
         select(workers.c.fleet_id, reported)
@@ -393,8 +400,9 @@ async def object_info_hashes(tx: Tx) -> dict[int, str]:
 
 
 async def backend_kinds(tx: Tx) -> list[BackendKind]:
-    """Returns the kinds of backends of all workers that run prompts of their fleet's open
-    workflow."""
+    """Returns the kinds of backends of all workers that may run prompts of their fleet's open
+    workflow.
+    """
     own = worker_workflows.alias("own")
     serves_only = select(own.c.workflow_id).where(own.c.worker_row_id == workers.c.id)
     serves_open = serves_only.where(own.c.workflow_id == fleets.c.open_workflow_id)
@@ -420,7 +428,7 @@ async def backend_kinds(tx: Tx) -> list[BackendKind]:
 
 
 async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
-    """Returns backend facts by worker id, without workers that reported none."""
+    """Returns backend facts by worker id. Workers without facts are left out."""
     query = select(workers.c.worker_id, workers.c.facts).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.facts.is_not(None)
     )
@@ -430,23 +438,25 @@ async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, Backen
 
 
 def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
-    """Builds workers from joined rows. A worker has one row for each workflow that it is restricted
-    to, or one row without a workflow."""
-    found: dict[int, FleetWorker] = {}
+    """Builds workers from joined rows. A worker has one row for each workflow to which it is
+    restricted, or a single row without a workflow.
+    """
+    workers_by_id: dict[int, FleetWorker] = {}
     for row in rows:
-        worker = found.get(row["id"])
+        worker = workers_by_id.get(row["id"])
         values = {name: value for name, value in row.items() if name != "workflow_id"}
         worker = worker or worker_of(values)
         if row["workflow_id"] is not None:
             ids = (worker.workflow_ids or frozenset()) | {row["workflow_id"]}
             worker = replace(worker, workflow_ids=ids)
-        found[row["id"]] = worker
-    return list(found.values())
+        workers_by_id[row["id"]] = worker
+    return list(workers_by_id.values())
 
 
 def worker_of(values: dict[str, Any], workflow_ids: Collection[int] = ()) -> FleetWorker:
-    """Builds a worker from its columns. Without `workflow_ids`, it serves all workflows of its
-    fleet."""
+    """Builds a worker from its columns. Without `workflow_ids`, the worker serves all workflows of
+    its fleet.
+    """
     values["capabilities"] = frozenset(values["capabilities"])
     values["providers"] = tuple(values["providers"])
     values["models_loaded"] = tuple(values["models_loaded"])
@@ -472,7 +482,9 @@ _ADD_READING = PreparedStatement(lambda tx: _add_reading_query())
 def add_reading_call(
     worker_id: str, reading: Mapping[str, Any], *, now: datetime, none_since: datetime
 ) -> StatementCall:
-    """Builds a call that adds a reading, unless the worker has one after `none_since`."""
+    """Returns a statement call that adds a reading, unless the worker has one since
+    `none_since`.
+    """
     values = {"of_worker": worker_id, "with_reading": dict(reading)}
     return _ADD_READING, {**values, "at_now": now, "none_since": none_since}
 
@@ -491,7 +503,9 @@ async def newest_readings(
 
 
 async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
-    """Reads only a few fields of the facts, which may be large."""
+    """Returns the backends of these workers. Only reads a few fields of the facts, which may be
+    large.
+    """
     facts = workers.c.facts
     fields = [facts[name].as_string() for name in ("kind", "version", "gpu", "gpu_memory_bytes")]
     query = select(workers.c.worker_id, *fields).where(
@@ -504,8 +518,9 @@ async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendS
 
 
 async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
-    """Returns the latest reading of each worker, with one index lookup per worker regardless of its
-    number of readings."""
+    """Returns the latest reading of each worker. Uses one index lookup per worker, regardless of
+    its number of readings.
+    """
     newest = (
         select(worker_readings.c.id)
         .where(worker_readings.c.worker_id == workers.c.worker_id)
@@ -532,14 +547,14 @@ async def delete_readings_before(tx: Tx, before: datetime, *, limit: int) -> int
     return (await tx.execute(statement)).rowcount
 
 
-# Node types, models and properties as stored.
+# The node types, models and properties of a workflow version, as they are stored.
 NeedsRow = tuple[list[str], list[list[str]], list[dict[str, Any]]]
 
 
 async def needs_of_versions(
     tx: Tx, keys: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], NeedsRow]:
-    """Returns requirements by workflow and version. Open workflows have none."""
+    """Returns stored requirements by workflow and version. Open workflows have none."""
     versions = workflow_versions.c
     query = select(
         versions.workflow_id,
@@ -551,7 +566,7 @@ async def needs_of_versions(
     return {(row[0], row[1]): (row[2], row[3], row[4]) for row in await tx.execute(query)}
 
 
-_ASSIGNED_BY_KEYS = (
+_ASSIGNED_COLUMNS = (
     workflows.c.id,
     workflows.c.slug,
     workflows.c.required_capabilities,
@@ -563,18 +578,18 @@ _ASSIGNED_BY_KEYS = (
 
 
 async def standing_of_worker(tx: Tx, fleet_id: int, worker_id: str) -> WorkerStanding:
-    found = await _OF_WORKER.tuples(tx, {"of_fleet": fleet_id, "of_worker": worker_id})
-    return _standing(*found[0])
+    rows = await _OF_WORKER.tuples(tx, {"of_fleet": fleet_id, "of_worker": worker_id})
+    return _standing(*rows[0])
 
 
 async def worker_and_standing_by_key_hash(
     tx: Tx, key_hash: str
 ) -> tuple[FleetWorker | None, WorkerStanding]:
-    """Finds a worker by its key or its next key, with its standing."""
-    found = await _STANDING_BY_KEY_HASH.tuples(tx, {"of_key": key_hash})
-    if not found:
+    """Finds a worker by its key or its next key, and returns it with its standing."""
+    rows = await _STANDING_BY_KEY_HASH.tuples(tx, {"of_key": key_hash})
+    if not rows:
         return None, _standing([], False, None)
-    *cells, workflow_ids, held, maintenance, assigned = found[0]
+    *cells, workflow_ids, held, maintenance, assigned = rows[0]
     names = _STANDING_BY_KEY_HASH.compiled(tx).columns
     worker = worker_of(dict(zip(names, cells, strict=False)), workflow_ids)
     return worker, _standing(held, maintenance, assigned)
@@ -586,29 +601,32 @@ def _standing_columns(tx: Tx, fleet_id: Any, worker_id: Any) -> tuple[Any, ...]:
         tx,
         dispatches.c.id,
         dispatches.c.worker_id == worker_id,
-        text("status = 'leased'"),  # the same text as in the index
+        text("status = 'leased'"),  # must match the index's condition
     )
     state = select(control_state.c.value).where(control_state.c.name == MAINTENANCE)
     maintenance = state.scalar_subquery().label("maintenance")
-    return held.label("held"), maintenance, _assigned_by_keys(tx, fleet_id).label("assigned")
+    return held.label("held"), maintenance, _assigned_list(tx, fleet_id).label("assigned")
 
 
 def _id_list(tx: Tx, column: Any, *conditions: Any) -> Any:
-    """Selects all values of a column as one list."""
+    """Returns a scalar subquery that selects all values of a column as a list."""
     if is_sqlite(tx):
         all_of = select(func.json_group_array(column, type_=Json)).where(*conditions)
         return all_of.scalar_subquery()
     return func.array(select(column).where(*conditions).scalar_subquery(), type_=ARRAY(BigInteger))
 
 
-def _assigned_by_keys(tx: Tx, fleet_id: Any) -> Any:
-    """Selects the fleet's workflows as one JSON list. Joined rows would repeat the worker's columns
-    for each."""
+def _assigned_list(tx: Tx, fleet_id: Any) -> Any:
+    """Returns a scalar subquery that selects the fleet's workflows as a JSON list. A join would
+    repeat the worker's columns for each workflow.
+    """
     if is_sqlite(tx):
-        cells = [func.json(each) if each.type is Json else each for each in _ASSIGNED_BY_KEYS]
+        cells = [
+            func.json(column) if column.type is Json else column for column in _ASSIGNED_COLUMNS
+        ]
         lists = func.json_group_array(func.json_array(*cells), type_=Json)
     else:
-        lists = func.json_agg(func.json_build_array(*_ASSIGNED_BY_KEYS), type_=Json)
+        lists = func.json_agg(func.json_build_array(*_ASSIGNED_COLUMNS), type_=Json)
     return (
         select(lists)
         .select_from(workflows)
@@ -635,7 +653,7 @@ def _standing(
                 )
                 for workflow_id, slug, needed, active, paused, version, own in assigned or ()
             ),
-            key=lambda each: each.slug,
+            key=lambda workflow: workflow.slug,
         ),
         held=tuple(sorted(held)),
         in_maintenance=bool(maintenance),

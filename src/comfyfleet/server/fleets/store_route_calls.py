@@ -1,4 +1,4 @@
-"""The only module with SQL for calls to routes of custom nodes."""
+"""SQL for calls to routes of custom nodes, and for the workers that accepted uploads."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite, upsert
 from comfyfleet.server.db.driver import PreparedStatement
 
 CHANNEL = "comfyfleet_routes"
-NEW = "new"  # a hint about a new call; any other hint is the id of an answered call
+NEW = "new"  # the hint for a new call; other hints are the ids of answered calls
 WAITING, TAKEN, ANSWERED = "waiting", "taken", "answered"
-MATCHED_AT_ONCE_MAX = 1_000
+MATCHED_AT_ONCE_MAX = 1_000  # calls per matching pass
 
 
 class WaitingCall(NamedTuple):
@@ -39,8 +39,9 @@ class WaitingCall(NamedTuple):
 
 
 def _moment(tx: Tx, now: datetime, seconds: float) -> ColumnElement[Any]:
-    """Returns a time this many seconds from now, by the database's clock if several control planes
-    may share it."""
+    """Returns the time `seconds` from now. On PostgreSQL, which several control planes may share,
+    the database's clock is used.
+    """
     if is_sqlite(tx):
         return literal(now + timedelta(seconds=seconds), Moment())
     return func.clock_timestamp() + literal(timedelta(seconds=seconds), Interval())
@@ -53,7 +54,7 @@ def _lock_number(tenant_id: UUID) -> int:
 
 
 async def hint(tx: Tx, payload: str) -> None:
-    """Notifies all control planes when the transaction is committed."""
+    """Sends a hint to all control planes when the transaction is committed."""
     if not is_sqlite(tx):
         await tx.execute(select(func.pg_notify(CHANNEL, payload)))
 
@@ -64,10 +65,11 @@ async def add(tx: Tx, row: Mapping[str, Any], *, now: datetime, seconds: float) 
 
 
 async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
-    """Counts the tenant's current calls at all control planes, without copies for other workers.
+    """Counts the tenant's current calls at all control planes. Copies for additional workers don't
+    count.
 
-    A lock keeps other transactions from counting until this one ends, so that concurrent calls
-    can't exceed the limit.
+    Holds a lock until the transaction ends, so that other transactions can't count at the same time
+    and exceed the limit together.
     """
     if not is_sqlite(tx):
         await tx.execute(select(func.pg_advisory_xact_lock(_lock_number(tenant_id))))
@@ -80,7 +82,7 @@ async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
 
 
 async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
-    """Returns the waiting calls, oldest first."""
+    """Returns the waiting calls, the oldest first."""
     query = (
         select(
             route_calls.c.id,
@@ -96,7 +98,7 @@ async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
 
 
 async def is_serving(tx: Tx, worker_row_id: int) -> bool:
-    """Checks whether the worker may currently serve calls."""
+    """Whether the worker may currently serve calls."""
     query = select(workers.c.id).where(
         workers.c.id == worker_row_id,
         workers.c.is_approved,
@@ -110,9 +112,10 @@ async def is_serving(tx: Tx, worker_row_id: int) -> bool:
 async def take(
     tx: Tx, call_id: UUID, worker_id: str, *, now: datetime, seconds: float
 ) -> RouteCall | None:
-    """Assigns the call to a worker. Returns None if another worker has it or its caller is no
-    longer waiting."""
-    found = await tx.execute(
+    """Assigns a call to a worker. Returns None if another worker has taken it or its caller is no
+    longer waiting.
+    """
+    updated = await tx.execute(
         update(route_calls)
         .where(
             route_calls.c.id == call_id,
@@ -123,12 +126,12 @@ async def take(
         .values(status=TAKEN, worker_id=worker_id, expires_at=_moment(tx, now, seconds))
         .returning(*(route_calls.c[name] for name in ("id", "method", "target", "headers", "body")))
     )
-    row = found.mappings().first()
+    row = updated.mappings().first()
     return RouteCall(**row, answer_seconds=seconds) if row else None
 
 
 async def put_back(tx: Tx, call_id: UUID, worker_id: str) -> None:
-    """Makes a taken call available again. It must certainly not have left this process."""
+    """Makes a taken call available again. The call must not have been sent to the worker."""
     await tx.execute(
         update(route_calls)
         .where(
@@ -141,31 +144,33 @@ async def put_back(tx: Tx, call_id: UUID, worker_id: str) -> None:
 
 
 async def withdraw(tx: Tx, call_id: UUID) -> bool:
-    """Deletes a call that no worker has taken. Returns whether it did, so that no worker will take
-    it."""
-    found = await tx.execute(
+    """Deletes a call if no worker has taken it. Returns True if the call was deleted, so that no
+    worker can take it anymore.
+    """
+    deleted = await tx.execute(
         delete(route_calls)
         .where(route_calls.c.id == call_id, route_calls.c.status == WAITING)
         .returning(route_calls.c.id)
     )
-    return found.first() is not None
+    return deleted.first() is not None
 
 
 async def answer(tx: Tx, answered: RouteAnswer) -> bool:
-    """Stores the first answer of the worker that has the call. Returns False if it no longer has
-    it."""
-    told = answered.model_dump(mode="json", include={"status", "headers", "error"})
-    found = await tx.execute(
+    """Stores the response of the worker that has the call. Returns False if the worker no longer
+    has the call or has already responded.
+    """
+    content = answered.model_dump(mode="json", include={"status", "headers", "error"})
+    stored = await tx.execute(
         update(route_calls)
         .where(
             route_calls.c.id == answered.call_id,
             route_calls.c.status == TAKEN,
             route_calls.c.worker_id == answered.worker_id,
         )
-        .values(status=ANSWERED, answer=told, answer_body=answered.body)
+        .values(status=ANSWERED, answer=content, answer_body=answered.body)
         .returning(route_calls.c.id)
     )
-    return found.first() is not None
+    return stored.first() is not None
 
 
 async def status(tx: Tx, call_id: UUID) -> str | None:
@@ -188,16 +193,19 @@ async def remove(tx: Tx, call_id: UUID) -> None:
 
 
 async def remove_expired(tx: Tx, *, now: datetime) -> int:
-    """Deletes expired calls, which control planes left when they ended before their callers got an
-    answer."""
-    found = await tx.execute(delete(route_calls).where(route_calls.c.expires_at <= db_now(tx, now)))
-    return int(found.rowcount)
+    """Deletes expired calls, which control planes left behind when they stopped. Returns their
+    number.
+    """
+    deleted = await tx.execute(
+        delete(route_calls).where(route_calls.c.expires_at <= db_now(tx, now))
+    )
+    return int(deleted.rowcount)
 
 
 async def put_upload(
     tx: Tx, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str], *, now: datetime
 ) -> None:
-    """Stores which workers accepted the user's last upload."""
+    """Records which workers accepted the user's last upload."""
     row = {
         "tenant_id": tenant_id,
         "user_id": user_id,
@@ -217,7 +225,9 @@ _UPLOAD = PreparedStatement(
 
 
 async def get_upload(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> Sequence[str]:
-    """Returns the workers that accepted the user's last upload, if that was after `since`."""
+    """Returns the ids of the workers that accepted the user's last upload, or none if that was
+    before `since`.
+    """
     values = {"of_tenant": tenant_id, "of_user": user_id, "since": since}
     rows = await _UPLOAD.tuples(tx, values)
     return rows[0][0] if rows else ()

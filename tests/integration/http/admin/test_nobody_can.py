@@ -115,7 +115,7 @@ async def test_a_workflow_that_was_misspelt_is_suggested(fleet_setup: FleetSetup
     ):
         answer = await fleet_setup.admin.request(method, f"/api/admin/{path}", json=body)
         assert answer.status_code in (404, 422)
-        assert 'there are: "invert"' in answer.json()["error"]["message"]
+        assert '"invert"' in answer.json()["error"]["message"]
 
 
 async def test_a_type_that_is_none_is_told_in_a_sentence(fleet_setup: FleetSetup) -> None:
