@@ -1,4 +1,4 @@
-"""ComfyUI's own API over the whole fleet.
+"""The gateway, which offers ComfyUI's API and Comfy API v2 for all fleets.
 
 Internal: may change without notice.
 """
@@ -32,7 +32,7 @@ ROUTES = (
 
 
 def gateway_router(plane: ControlPlane, local: LocalAccess | None = None) -> GatewayRouter:
-    """Builds the gateway's router. `local` allows programs on this machine to call without a key."""
+    """Creates the gateway's router. With `local`, programs on this machine need no key."""
     return GatewayRouter(Gateway(plane, local), ROUTES, sockets.SOCKETS)
 
 

@@ -1,5 +1,7 @@
-"""The gateway in front of the control plane's own routes. It handles ComfyUI's routes and passes on
-all other requests."""
+"""The gateway in front of the control plane's own routes.
+
+It handles requests to ComfyUI's routes and passes all other requests on.
+"""
 
 import asyncio
 import json
@@ -35,33 +37,32 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.turns import FairThreads
 
 logger = logging.getLogger(__name__)
-# Prevents pages of other origins from embedding users' content or loading it as a script.
+# Headers that prevent pages of other origins from embedding users' content or loading it as a
+# script.
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
-# For files that users and backends create. Whatever type a browser detects, the file must not act
-# as
-# one of our pages.
+# The policy for files from users and backends. A browser must never run them as one of our pages,
+# regardless of the content type that it detects.
 CONTENT_POLICY = "sandbox; default-src 'none'"
 LISTINGS_AT_ONCE_MAX, LISTINGS_WAITING_MAX = 2, 20
 
 
 @dataclass
 class Gateway:
-    """The state that all calls share. `local` allows programs on this machine to call without a
-    key."""
+    """The state that all requests share. With `local`, programs on this machine need no key."""
 
     plane: ControlPlane
     local: LocalAccess | None = None
-    kept: BoundedCache = field(default_factory=BoundedCache)
+    cache: BoundedCache = field(default_factory=BoundedCache)
     inventories: InventoryCache = field(default_factory=InventoryCache)
 
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)
         self.numbers = PromptNumbers(self.plane)
         notifier = self.plane.context.notifier
-        self.polls = PollCache(self.kept, notifier.hears_others)
+        self.polls = PollCache(self.cache, notifier.hears_others)
         notifier.on_change.append(self.polls.forget)
         notifier.on_missed.append(self.polls.forget_all)
         settings = self.plane.settings
@@ -86,17 +87,18 @@ class GatewayCall:
         return self.gateway.plane
 
 
-# These paths receive files; all others receive JSON.
+# Requests to these paths contain files. All others contain JSON.
 USERDATA_PATH = "/userdata/"
 FILE_PATHS = ("/upload/", USERDATA_PATH, "/v2/assets")
 # Bytes allowed for a form's other fields and boundaries, in addition to its file.
 FORM_BYTES_MAX = 1024**2
 V2_PATH = "/api/v2/"
-# RFC 6455's "policy violation", used if the server can't send a response to a rejected handshake.
+# RFC 6455's "policy violation". It is used if the server can't send a response to a rejected
+# handshake.
 REFUSED_CODE = 1008
 
 
-# A file may take long, but not without receiving any bytes for this many seconds.
+# An upload may take long, but it is aborted after this many seconds without data.
 SILENCE_SECONDS_MAX = 60.0
 JSON_SECONDS_MAX = 60.0
 
@@ -108,10 +110,10 @@ class BodyTimeout(InvalidInput):
 
 
 def limited(receive: Receive, *, declared: int, bytes_max: int, is_file: bool) -> Receive:
-    """Limits the size and the duration of a request body while it is received.
+    """Limits the size and duration of a request body while it is received.
 
-    For files, the time without any bytes is limited; for other bodies, the total time. `declared`
-    is the size that the client declared, which may be wrong.
+    A file must not pause for too long, and any other body has a total time limit. `declared` is the
+    Content-Length, which may be wrong.
     """
     clock: Callable[[], float] = asyncio.get_running_loop().time
     size, is_complete, deadline = 0, False, clock() + JSON_SECONDS_MAX
@@ -127,7 +129,7 @@ def limited(receive: Receive, *, declared: int, bytes_max: int, is_file: bool) -
             async with asyncio.timeout_at(until):
                 message = await receive()
         except TimeoutError:
-            raise BodyTimeout("the body did not arrive in time") from None
+            raise BodyTimeout("the request body didn't arrive in time") from None
         size += len(message.get("body", b""))
         if size > bytes_max:
             raise _too_large(bytes_max)
@@ -138,24 +140,26 @@ def limited(receive: Receive, *, declared: int, bytes_max: int, is_file: bool) -
 
 
 def _too_large(bytes_max: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body has more than {bytes_max} bytes", bytes_max=bytes_max)
+    return BodyTooLarge(f"the request body exceeds {bytes_max} bytes", bytes_max=bytes_max)
 
 
 async def read_json(request: Request) -> object:
-    """Parses the body as JSON, regardless of its content type. Raises MalformedBody or
-    RefusedPrompt."""
+    """Parses a request body as JSON, regardless of its content type.
+
+    Raises MalformedBody or RefusedPrompt.
+    """
     body = await request.body()
     try:
         return await parsed(body, parse_leniently)
     except (InvalidInput, LimitExceeded) as error:
         raise _refused(error.message) from None
     except (ValueError, RecursionError) as error:
-        raise MalformedBody(f"the body is not JSON: {error}") from error
+        raise MalformedBody(f"the body is not valid JSON: {error}") from error
 
 
 def _refused(message: str) -> RefusedPrompt:
-    """Returns the error for a body that ComfyUI would accept, only to fail later or never finish."""
-    return RefusedPrompt(fault("invalid_body", "The body can't be taken", message))
+    """Returns an error for a body that ComfyUI would accept but that would fail later."""
+    return RefusedPrompt(fault("invalid_body", "The request body is invalid", message))
 
 
 class GatewayRouter(Router[GatewayCall]):
@@ -194,7 +198,7 @@ class GatewayRouter(Router[GatewayCall]):
         return GatewayCall(gateway, await authenticate(gateway.plane, request, gateway.local))
 
     async def answer(self, request: Request) -> Response:
-        if _holds_nul(request):
+        if _contains_nul(request):
             return empty_reply(404)
         try:
             response = await super().answer(request)
@@ -207,24 +211,24 @@ class GatewayRouter(Router[GatewayCall]):
 
     async def talk(self, socket: WebSocket) -> None:
         handler = self._sockets.get(socket.scope["path"])
-        if handler is None or is_foreign(socket.headers) or _holds_nul(socket):
+        if handler is None or is_foreign(socket.headers) or _contains_nul(socket):
             await socket.close()
             return
         gateway = self.gateway
         try:
             caller = await authenticate(gateway.plane, socket, gateway.local)
-            give_back = gateway.sockets.take(caller)
+            release = gateway.sockets.take(caller)
         except FleetError as error:
             await _refuse(socket, error)
             return
         try:
             await handler(GatewayCall(gateway, caller), socket)
         finally:
-            give_back()
+            release()
 
 
 def error_reply(error: FleetError, path: str) -> Response:
-    """Formats an error like ComfyUI's own errors, or under v2 paths like those of v2."""
+    """Formats an error like ComfyUI's own errors, or for v2 paths like the errors of v2."""
     if isinstance(error, BodyTimeout):
         return Response(b"", 408, {"connection": "close"})
     if path.startswith(V2_PATH):
@@ -241,8 +245,8 @@ def error_reply(error: FleetError, path: str) -> Response:
     return reply
 
 
-def _holds_nul(connection: HTTPConnection) -> bool:
-    """Checks for NUL characters. No name, id or path contains one, and databases reject them."""
+def _contains_nul(connection: HTTPConnection) -> bool:
+    """Checks whether the path or query contains a NUL character, which databases reject."""
     return "\0" in connection.scope["path"] or b"%00" in connection.scope.get("query_string", b"")
 
 

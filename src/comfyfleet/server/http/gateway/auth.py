@@ -1,5 +1,8 @@
-"""Authenticates callers of the gateway by a bearer key, basic auth, a token in the query, a key in
-the path or a browser session. In `comfyfleet up`, programs on this machine need no key."""
+"""Authenticates callers of the gateway.
+
+Keys are accepted as a bearer key, basic auth, a token in the query or a part of the path. Browsers
+may use a session. Under `comfyfleet up`, programs on this machine need no key.
+"""
 
 import base64
 import binascii
@@ -24,7 +27,7 @@ from comfyfleet.server.tenants.model import API_KEY_PREFIX, Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
 KEY_PREFIX = "/k/"
-# Scope entry with the path prefix that contains the key, for links back to the gateway.
+# The scope entry with the path prefix that contains the key. Links to the gateway start with it.
 KEY_PREFIX_SCOPE = "comfyfleet.key_prefix"
 
 
@@ -45,7 +48,7 @@ class KeyInPath:
 
         async def send_without_referrer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # The page's address contains the key, so it must not be sent to other sites as a
+                # The page's URL contains the key, so it must not be sent to other sites as a
                 # referrer.
                 MutableHeaders(scope=message).setdefault("referrer-policy", "no-referrer")
             await send(message)
@@ -71,8 +74,11 @@ def _without_key(scope: Scope) -> Scope:
 
 
 class GivenKey(NamedTuple):
-    """A key of a request. `is_ambient` means that a browser sends the key with requests of any
-    page, so the page's origin must be checked."""
+    """A key that a request contains.
+
+    `is_ambient` means that browsers also send the key with requests from pages of other sites, so
+    the page's origin must be checked.
+    """
 
     key: str
     is_ambient: bool = False
@@ -80,7 +86,7 @@ class GivenKey(NamedTuple):
 
 
 def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
-    """Yields all keys of a request in order of precedence."""
+    """Yields all keys in a request, in order of precedence."""
     headers: Headers = connection.headers
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
@@ -91,14 +97,14 @@ def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
     yield from (GivenKey(key) for key in parse_qs(query).get("token", [])[:1])
 
 
-def _basic(given: str) -> Iterator[str]:
-    """Yields the key sent as password or user name.
+def _basic(credentials: str) -> Iterator[str]:
+    """Yields the keys among the password and user name of basic auth.
 
-    Other values are ignored. Clients send `undefined` or credentials for other servers, because
-    ComfyUI ignores them.
+    Other values are ignored. ComfyUI ignores credentials, so some clients send `undefined` or
+    credentials for other servers.
     """
     try:
-        user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
+        user, _, password = base64.b64decode(credentials, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         return
     yield from (text for text in (password, user) if text.startswith(API_KEY_PREFIX))
@@ -107,7 +113,10 @@ def _basic(given: str) -> Iterator[str]:
 async def authenticate(
     plane: ControlPlane, connection: HTTPConnection, local: LocalAccess | None
 ) -> Caller:
-    """Returns the caller. Raises Unauthenticated, Forbidden or TooManyCalls."""
+    """Authenticates a request and returns its caller.
+
+    Raises Unauthenticated, Forbidden or TooManyCalls.
+    """
     key = next(keys_in(connection), None)
     session = await session_of(plane, connection) if key is None else None
     if session is not None and session.customer is not None:
@@ -123,37 +132,40 @@ async def authenticate(
 async def _by_key(
     plane: ControlPlane,
     connection: HTTPConnection,
-    given: GivenKey | None,
+    key: GivenKey | None,
     local: LocalAccess | None,
 ) -> Caller:
-    if given is None and local is not None and await local.admits(connection):
-        given = GivenKey(local.key, is_ambient=True, is_local=True)
-    if given is None:
-        hint = "Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/."
+    if key is None and local is not None and await local.admits(connection):
+        key = GivenKey(local.key, is_ambient=True, is_local=True)
+    if key is None:
+        hint = "Send it as Authorization: Bearer KEY or ?token=KEY, or use the path /k/KEY/."
         if local is not None:
-            hint += " `comfyfleet up` prints the address at which its own user needs no key."
-        raise Unauthenticated("an API key is needed", hint=hint)
-    if given.is_ambient:
+            hint += " The user of `comfyfleet up` needs no key at the URL that the command printed."
+        raise Unauthenticated("an API key is required", hint=hint)
+    if key.is_ambient:
         require_own_page(connection, plane.settings.public_url)
-    return await authenticate_key(plane, connection, given)
+    return await authenticate_key(plane, connection, key)
 
 
 async def authenticate_key(
-    plane: ControlPlane, connection: HTTPConnection, given: GivenKey
+    plane: ControlPlane, connection: HTTPConnection, key: GivenKey
 ) -> Caller:
-    """Returns the key's user. Raises TooManyCalls, or Unauthenticated with an increasing delay."""
+    """Authenticates a key and returns its caller.
+
+    Raises TooManyCalls, or Unauthenticated after a delay that increases with each wrong key.
+    """
     throttle: WrongKeyThrottle = connection.app.state.wrong_keys
     address, now = connection.client.host if connection.client else "", plane.clock()
-    throttle.admit(address, given.key)
+    throttle.admit(address, key.key)
     try:
         async with plane.central.read() as tx:
-            caller = await tenants.authenticate_key(tx, given.key, now=now)
+            caller = await tenants.authenticate_key(tx, key.key, now=now)
     except Unauthenticated:
-        throttle.forget(given.key)
+        throttle.forget(key.key)
         await throttle.delay(address)
         raise
-    throttle.note_valid(given.key)
-    await _count_call(plane, connection, caller, is_local=given.is_local)
+    throttle.note_valid(key.key)
+    await _count_call(plane, connection, caller, is_local=key.is_local)
     return caller
 
 
@@ -162,7 +174,8 @@ async def _count_call(
 ) -> None:
     now = plane.clock()
     note_valid_key(connection.scope, *holders_of(caller))
-    # All programs on this machine share a user, and they only load their own machine.
+    # Programs on this machine have no rate limit, because they share a user and can only overload
+    # their own machine.
     if not is_local:
         rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates
         rates[0].take(caller.user_id, now)

@@ -1,7 +1,7 @@
-"""Serves ComfyUI's own editor on the fleet: its page, its files and its sign-in.
+"""Serves ComfyUI's own editor with its page, its files and a sign-in form.
 
-The editor resolves all URLs relative to its own address. Therefore `/editor/` contains all routes
-of ComfyUI's API in addition to the editor's files.
+The editor resolves all URLs relative to its own URL. Therefore, `/editor/` contains all routes of
+ComfyUI's API in addition to the editor's files.
 """
 
 import asyncio
@@ -50,9 +50,8 @@ EXTENSION = "extensions/comfyfleet/editor.js"
 NO_PICTURE = "assets/images/default-template.png"
 # The editor requests these at the root, regardless of its own path.
 FAVICON, FAVICONS = "/assets/favicon.ico", "/assets/images/favicon_progress_16x16"
-# Responses for user files that the editor requests before they exist, and treats as empty. A folder
-# is
-# requested in the query.
+# Responses for user files that the editor requests before they exist, by path. The empty path lists
+# a folder, whose name is in the query.
 USERDATA = f"{PREFIX}/api/userdata"
 FOUND_EMPTY = {
     "": ("application/json", "[]"),
@@ -60,16 +59,17 @@ FOUND_EMPTY = {
     "/comfy.templates.json": ("application/json", "[]"),
     "/workflows/.index.json": ("application/json", '{"favorites": []}'),
 }
-# Default until the user changes it. Previews are sent to clients that request them.
+# Defaults for settings that the user hasn't changed. Previews are only sent to clients that request
+# them.
 DEFAULT_SETTINGS = {"Comfy.Execution.PreviewMethod": "auto"}
-# These override the user's settings: use the canvas that shows live previews, and don't call
-# third-party hosts.
+# Values that override the user's settings, so that the editor uses the canvas with live previews
+# and doesn't call third-party hosts.
 FORCED_SETTINGS = {
     "Comfy.VueNodes.Enabled": False,
     "Comfy.Notification.ShowVersionUpdates": False,
 }
 LOGIN_BYTES_MAX = 8192
-# Identifies the user whose drafts the browser stores. The cookie grants no access.
+# The cookie that identifies the user whose drafts the browser stores. It grants no access.
 DRAFTS_COOKIE = "comfyfleet_drafts_of"
 DRAFTS_SECONDS = 365 * 24 * 3600
 
@@ -87,14 +87,14 @@ MIME_TYPES = {
     ".webp": "image/webp",
     ".woff2": "font/woff2",
 }
-# The names of these files contain a content hash, so they can be cached.
+# Matches files whose names contain a hash of their content, so that they can be cached forever.
 _NAMED_BY_CONTENT = re.compile(r"assets/.*-[\w-]{8}\.\w+")
 _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
 
 
 @dataclass(frozen=True)
 class EditorFile:
-    """A file as it is sent. `gzipped` is None if compression doesn't make it smaller."""
+    """A file with its response headers. `gzipped` is None if compression isn't worthwhile."""
 
     content: bytes
     gzipped: bytes | None
@@ -105,7 +105,7 @@ class EditorFile:
 
 @dataclass
 class EditorFiles:
-    """The files of a folder. Each is compressed once."""
+    """The files of a folder. Each file is compressed once."""
 
     folder: Path
     _compressed: dict[str, bytes] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def _mime_type(path: str) -> str:
 
 
 def installed_files() -> EditorFiles | None:
-    """Returns the files of the package from the extra `editor`, if it is installed."""
+    """Returns the editor's files, or None if the extra `editor` isn't installed."""
     spec = util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -162,7 +162,7 @@ OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"))
 
 @dataclass(frozen=True)
 class Editor:
-    """The editor's page and files. `files` are those of the installed package, if there is one."""
+    """The editor's page and files. `files` is None if the editor isn't installed."""
 
     router: GatewayRouter
     files: EditorFiles | None
@@ -185,7 +185,7 @@ class Editor:
 
 
 class EditorRouter(Router[Editor]):
-    """Routes below `/editor` that are not part of ComfyUI's API."""
+    """The routes below `/editor` that aren't part of ComfyUI's API."""
 
     def __init__(self, editor: Editor) -> None:
         super().__init__(editor, None, ROUTES, {})
@@ -202,14 +202,15 @@ class EditorRouter(Router[Editor]):
         if not is_reading and not is_same_origin(request, self._public_url):
             return empty_reply(403)
         try:
-            # Other sites may link to pages and files, because these contain no user data.
+            # Other sites may link to pages and files, because they contain no user data.
             return await (self._dispatch(request) if is_reading else super().answer(request))
         except FleetError as error:
             return error_reply(error, request.scope["path"])
 
 
 class EditorRoutes:
-    """ASGI middleware: below `/editor` are the editor's own pages, then ComfyUI's routes, then the editor's files."""
+    """ASGI middleware that handles requests below `/editor`. The editor's own pages come first,
+    then ComfyUI's routes, then the editor's files."""
 
     def __init__(self, app: ASGIApp, router: EditorRouter) -> None:
         self._app = app
@@ -248,11 +249,10 @@ async def get_bare(editor: Editor, request: Request) -> Response:
 
 async def get_index(editor: Editor, request: Request) -> Response:
     if (files := editor.files) is None:
-        return _page(f"<h1>The editor is not installed</h1><p><code>{INSTALL}</code></p>", 404)
+        return _page(f"<h1>The editor isn't installed</h1><p><code>{INSTALL}</code></p>", 404)
     if request.headers.get("sec-fetch-site") == "cross-site":
-        # Browsers don't send the cookie if a user follows a link on another site, but they send it
-        # after
-        # this refresh.
+        # When a user follows a link on another site, the browser doesn't send the cookie. It does
+        # after this refresh.
         return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
     try:
         caller = await editor.caller_of(request)
@@ -266,8 +266,10 @@ async def get_index(editor: Editor, request: Request) -> Response:
 
 
 def _policy(index: str) -> str:
-    """Returns the content security policy. The editor only connects to this server, but creates
-    inline styles and images itself."""
+    """Returns the Content-Security-Policy of the editor's page.
+
+    The editor may only connect to this server, but it creates inline styles and images.
+    """
     scripts = " ".join(_source(script) for script in _INLINE_SCRIPT.findall(index))
     return (
         f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' {scripts};"
@@ -323,8 +325,8 @@ async def get_template(editor: Editor, request: Request) -> Response:
         index = await asyncio.to_thread(editor.templates.index, name, offer.object_info.keys())
         return json_reply(index)
     if not name.endswith(".json"):
-        # The templates' thumbnails are in packages of hundreds of megabytes, so a placeholder is
-        # sent.
+        # The packages with the templates' thumbnails have hundreds of megabytes and aren't
+        # installed, so a placeholder is sent.
         request.scope["path_params"] = {"path": NO_PICTURE}
         return await get_file(editor, request)
     document = await asyncio.to_thread(editor.templates.document, name)
@@ -334,19 +336,21 @@ async def get_template(editor: Editor, request: Request) -> Response:
 
 
 async def get_settings(editor: Editor, request: Request) -> Response:
-    answer = await editor.comfyui_answer(request)
-    if answer.status_code != 200:
-        return answer
-    chosen = json.loads(bytes(answer.body))
+    reply = await editor.comfyui_answer(request)
+    if reply.status_code != 200:
+        return reply
+    chosen = json.loads(bytes(reply.body))
     return json_reply({**DEFAULT_SETTINGS, **chosen, **FORCED_SETTINGS})
 
 
 async def get_user_file(editor: Editor, request: Request) -> Response:
-    """Returns a user file, or empty content if it doesn't exist yet, because the editor requests
-    these files before it creates them."""
-    answer = await editor.comfyui_answer(request)
-    if answer.status_code != 404:
-        return answer
+    """Returns a user file, or empty content if the file doesn't exist yet.
+
+    The editor requests these files before it creates them.
+    """
+    reply = await editor.comfyui_answer(request)
+    if reply.status_code != 404:
+        return reply
     mime_type, content = FOUND_EMPTY[request.scope["path"].removeprefix(USERDATA)]
     return Response(content, media_type=mime_type)
 
@@ -356,7 +360,8 @@ async def get_extensions(editor: Editor, request: Request) -> Response:
 
 
 async def get_session(editor: Editor, request: Request) -> Response:
-    """Returns whether the browser is signed in with a session, and so can sign out."""
+    """Returns whether the browser is signed in with a session, so that the editor can offer to sign
+    out."""
     session = await session_of(editor.plane, request)
     return json_reply({"by_cookie": session is not None})
 
@@ -371,9 +376,9 @@ async def post_login(editor: Editor, request: Request) -> Response:
         caller = await authenticate_key(editor.plane, request, GivenKey(key))
         caller.require(KeyScope.WRITE)
     except Unauthenticated:
-        return _login_page("This key is not valid.", 401)
+        return _login_page("This key is invalid.", 401)
     except Forbidden:
-        return _login_page("This key may not submit prompts.", 403)
+        return _login_page("This key doesn't permit submitting prompts.", 403)
     if _are_drafts_of(caller, request):
         response = _redirect("./")
     else:
@@ -388,7 +393,7 @@ def _are_drafts_of(caller: Caller, request: Request) -> bool:
 
 
 def _without_drafts_of_others(editor: Editor, request: Request, caller: Caller) -> Response:
-    """Redirects to the editor after clearing other users' unsaved drafts from the browser."""
+    """Redirects to the editor after removing other users' unsaved drafts from the browser."""
     response = _cleared('<meta http-equiv="refresh" content="0;url=./"><p>One moment…</p>')
     response.set_cookie(
         DRAFTS_COOKIE,
@@ -416,7 +421,7 @@ async def _key_in_form(request: Request) -> str:
     async for chunk in request.stream():
         body += chunk
         if len(body) > LOGIN_BYTES_MAX:
-            raise BodyTooLarge("the form is too large", bytes_max=LOGIN_BYTES_MAX)
+            raise BodyTooLarge("the sign-in form is too large", bytes_max=LOGIN_BYTES_MAX)
     return parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
 
 
@@ -436,7 +441,8 @@ button { margin-top: 1rem; border: 0; background: #0b8ce9; color: #fff; cursor: 
 :focus-visible { outline: 2px solid #8cf; outline-offset: 2px }
 [role=alert] { color: #ffb4a9 }
 """
-# Clears the storage in browsers on plain HTTP, which ignore `Clear-Site-Data`.
+# A script that clears the browser's storage, because browsers ignore `Clear-Site-Data` on plain
+# HTTP.
 _CLEAR = "localStorage.clear(); sessionStorage.clear()"
 
 
@@ -457,7 +463,7 @@ def _page(body: str, status: int = 200, script: str = "") -> Response:
 
 
 def _cleared(body: str) -> Response:
-    """Returns a page that clears the browser's storage of the previous user's data."""
+    """Returns a page that removes the previous user's data from the browser's storage."""
     response = _page(body, script=_CLEAR)
     response.headers["clear-site-data"] = '"storage"'
     return response
@@ -468,9 +474,9 @@ def _login_page(problem: str = "", status: int = 200) -> Response:
     return _page(_login_form(alert), status)
 
 
-def _login_form(said: str = "") -> str:
+def _login_form(notice: str = "") -> str:
     return (
-        f'<h1>ComfyUI on comfyfleet</h1>{said}<form method="post" action="login">'
+        f'<h1>ComfyUI on comfyfleet</h1>{notice}<form method="post" action="login">'
         '<label for="key">API key</label>'
         '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
         "<button>Log in</button></form>"
@@ -478,7 +484,7 @@ def _login_form(said: str = "") -> str:
 
 
 def _redirect(to: str) -> Response:
-    """Redirects to a relative path, because a proxy's prefix or a key may precede our own paths."""
+    """Redirects to a relative path, because our paths may follow a proxy's prefix or a key."""
     return Response(status_code=303, headers={"location": to, "cache-control": "no-store"})
 
 

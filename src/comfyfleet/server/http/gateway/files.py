@@ -1,4 +1,4 @@
-"""ComfyUI's file routes: uploads, and views of uploaded files and outputs."""
+"""ComfyUI's routes for uploading files and viewing uploads and outputs."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ from comfyfleet.server.storage.outage import system_scratch
 
 # Larger images are sent unchanged, because creating a preview would cost more than it saves.
 SHOWN_BYTES_MAX = 100 * 1024**2
-NEEDS_PILLOW = "pictures are changed only where Pillow is installed: comfyfleet[engine]"
+NEEDS_PILLOW = "Converting images requires Pillow. Install comfyfleet[engine]."
 TRUE = ("true", "1")
 PICTURE_MODULE = "comfyfleet.protocol.picture_process"
 PREVIEW_CHARACTERS_MAX = 200
@@ -69,7 +69,7 @@ async def post_mask(call: GatewayCall, request: Request) -> Response:
 
 @contextlib.asynccontextmanager
 async def opened_upload(call: GatewayCall, request: Request) -> AsyncIterator[FormData]:
-    """Opens the form of an upload, which counts against the quota while it arrives."""
+    """Opens the form of an upload. The upload counts toward the quota while it is received."""
     declared = content_length(request.scope)
     async with call.gateway.uploads.open(call.plane, call.caller, declared=declared) as upload:
         caller = call.caller
@@ -108,13 +108,13 @@ async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Respons
             stored = await files.store_upload(
                 call.plane, call.caller, local, named, overwrites=upload.overwrites
             )
-    return _told(upload, named, stored)
+    return _upload_reply(upload, named, stored)
 
 
-def _told(upload: UploadForm, named: UserFile, kept: UserFile) -> Response:
-    """Returns the file's name as the client sent it, or with a number added if the name was taken."""
+def _upload_reply(upload: UploadForm, named: UserFile, stored: UserFile) -> Response:
+    """Returns the file's name as sent by the client, or with a number if the name was taken."""
     folder, slash, _ = upload.name.rpartition("/")
-    name = upload.name if kept.path == named.path else f"{folder}{slash}{kept.filename}"
+    name = upload.name if stored.path == named.path else f"{folder}{slash}{stored.filename}"
     return json_reply({"name": name, "subfolder": upload.subfolder, "type": upload.folder})
 
 
@@ -130,13 +130,15 @@ async def _store_masked(
     original: ViewedFile | None,
     upload: UploadForm,
 ) -> UserFile:
-    """Stores an image with a mask. If the original doesn't exist, nothing is stored, but a name is
-    returned anyway, like in ComfyUI."""
+    """Stores an image with a mask.
+
+    If the original doesn't exist, nothing is stored, but a name is returned anyway, as in ComfyUI.
+    """
     file = await _find_viewed(call, original) if original else None
     if file is None:
         return (await files.choose_name(call.plane, call.caller, named, "")).named
     if max(file.size or 0, upload.image.size or 0) > SHOWN_BYTES_MAX:
-        raise UnforeseenInput("the picture is too large for a mask")
+        raise UnforeseenInput("the image is too large to add a mask")
     source = mask.with_name("original")
     combined = mask.with_name(f"combined{Path(named.filename).suffix}")
     async with call.plane.pictures.turn(str(call.caller.tenant.id)):
@@ -144,7 +146,7 @@ async def _store_masked(
         pixels = str(call.plane.settings.max_picture_pixels)
         words = str(mask), str(source), str(combined), pixels
         if await call.plane.pictures.run(PICTURE_MODULE, "mask", *words) is None:
-            raise UnforeseenInput("the mask can't be put into the picture")
+            raise UnforeseenInput("the mask can't be added to the image")
     return await files.store_upload(
         call.plane,
         call.caller,
@@ -207,7 +209,7 @@ async def _reply_with(call: GatewayCall, file: File, name: str, request: Request
 
 
 async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
-    """Redirects clients that request it to the store, so that the file isn't sent through the
+    """Redirects to the file's URL in the store, so that its content doesn't pass through the
     control plane."""
     seconds = call.plane.settings.url_seconds
     url = await call.plane.store.url_to_get(file.path, seconds=seconds, filename=name)
@@ -217,24 +219,30 @@ async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
 async def _shown_picture(
     call: GatewayCall, file: File, name: str, query: Mapping[str, str]
 ) -> Response | None:
-    """Returns the converted image, or None if the file itself must be sent."""
+    """Returns a preview or one channel of an image, or None if the original file must be sent."""
     is_large = (file.size or 0) > SHOWN_BYTES_MAX
     if is_large or not has_pillow():
         return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
-    # Waits for a turn before copying the file, so that waiting requests hold no copies.
+    # Waits before copying the file, so that waiting requests don't use disk space.
     async with call.plane.pictures.turn(str(call.caller.tenant.id)):
         with system_scratch().opened() as folder:
             local, shown = folder / "picture", folder / "shown"
             await files.fetch(call.plane, file, local)
             pixels = str(call.plane.settings.max_picture_pixels)
-            wanted = (
+            options = (
                 query.get("preview", "")[:PREVIEW_CHARACTERS_MAX],
                 query.get("channel", "")[:10],
             )
-            words = str(local), str(shown), pixels, "preview" if "preview" in query else "", *wanted
+            words = (
+                str(local),
+                str(shown),
+                pixels,
+                "preview" if "preview" in query else "",
+                *options,
+            )
             kind = await call.plane.pictures.run(PICTURE_MODULE, "show", *words)
             if kind is None:
-                raise UnforeseenInput(f"{name} can't be shown as a picture")
+                raise UnforeseenInput(f"{name} can't be converted to an image")
             content = await asyncio.to_thread(shown.read_bytes)
     headers = {"content-type": kind, "content-disposition": disposition_of(name)}
     return Response(content, headers={**headers, "content-security-policy": CONTENT_POLICY})

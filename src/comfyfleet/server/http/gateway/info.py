@@ -1,4 +1,4 @@
-"""ComfyUI's routes about the server: node types, features and system statistics."""
+"""ComfyUI's routes for node types, features, models and system statistics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,8 @@ from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
 
-# Private, because it lists the caller's files. Clients revalidate it each time, and mostly get 304.
+# Responses are private, because they list the caller's files. Clients revalidate them on each
+# request and usually get a 304.
 CACHING = {"cache-control": "private, no-cache", "vary": "Accept-Encoding"}
 
 
@@ -85,8 +86,8 @@ def _system(devices: Sequence[WorkerDevice]) -> dict[str, Any]:
         if device.version:
             system["comfyui_version"] = device.version
         if device.system is not None:
-            known = device.system.model_dump(mode="json", exclude={"ram_total"})
-            system |= {name: value for name, value in known.items() if value not in ("", [])}
+            details = device.system.model_dump(mode="json", exclude={"ram_total"})
+            system |= {name: value for name, value in details.items() if value not in ("", [])}
     return system
 
 

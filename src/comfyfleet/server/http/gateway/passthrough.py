@@ -1,8 +1,9 @@
-"""Routes of custom nodes, passed on to a backend where operators allow their prefix.
+"""Passes calls to custom nodes' routes on to a backend if an operator allows the route's prefix.
 
-`comfyfleet up` reaches its own backends directly. All other backends are reached by their workers,
-which poll for such calls. The state behind such a route belongs to a backend and not to a user. It
-is shared by everyone who may use the fleet."""
+`comfyfleet up` calls its own backends directly. Other backends get the calls from their workers,
+which poll for them. The state behind such a route belongs to a backend and not to a user, so
+everyone who may use the fleet shares it.
+"""
 
 import asyncio
 import contextlib
@@ -56,32 +57,36 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger(__name__)
-# Content types that browsers may display. Everything else, such as pages, SVG images and scripts,
-# can
+# Content types that browsers may display. All others, such as pages, SVG images and scripts, can
 # only be downloaded.
 SHOWN_TYPES = ("application/json", "text/plain", "application/octet-stream")
 SHOWN_KINDS = ("image/", "audio/", "video/")
 DRAWINGS = "image/svg"
+# Seconds for which the prefixes read from the database are cached.
 PREFIXES_SECONDS = 2.0
+# Timeout for a backend's response.
 ANSWER_SECONDS = 60.0
-# Seconds to wait until a given worker takes a call. A worker that passes on routes takes it
+# Seconds to wait until a specific worker takes a call. A worker that polls for calls takes it
 # immediately.
 TARGET_PICKUP_SECONDS = 1.0
+# After the first response, seconds to wait for the responses of other backends.
 OTHERS_SECONDS = 5.0
 NOT_FOUND = 404
 ERRORS_FROM = 400
 
 
 class OpenPrefix(NamedTuple):
-    """A route prefix that a fleet passes on."""
+    """A route prefix whose calls a fleet passes on."""
 
     prefix: str
     fleet: Fleet
 
 
 class PassThrough:
-    """ASGI middleware that passes on routes of custom nodes. `backends` maps worker ids to the URLs
-    that this process can reach itself."""
+    """ASGI middleware that passes on calls to custom nodes' routes.
+
+    `backends` maps worker ids to the backend URLs that this process can call directly.
+    """
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class PassThrough:
         self._read_at = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Most calls are for our own routes. Nothing is read from the database for them.
+        # Most requests are for our own routes, for which the database isn't read.
         if scope["type"] != "http" or _head(scope["path"]) in self._own_heads:
             await self._app(scope, receive, send)
             return
@@ -116,24 +121,24 @@ class PassThrough:
     async def _open_for(self, path: str) -> list[OpenPrefix]:
         if monotonic() - self._read_at > PREFIXES_SECONDS:
             self._read_at = monotonic()
-            # Without the database, the last known prefixes are used. No caller can be authenticated
-            # then anyway.
+            # If the database is down, the last known prefixes are used. Callers can't be
+            # authenticated in that case anyway.
             with contextlib.suppress(Unavailable):
                 async with self._gateway.plane.central.read() as tx:
                     self._open = open_prefixes(await fleets.list_fleets(tx))
         return [prefix for prefix in self._open if is_below(prefix.prefix, path)]
 
-    async def _answer(self, request: Request, found: Sequence[OpenPrefix]) -> Response:
+    async def _answer(self, request: Request, prefixes: Sequence[OpenPrefix]) -> Response:
         path = request.scope["path"]
         if is_foreign(request.headers):
             return Response(status_code=403)
         try:
             gateway = self._gateway
             caller = await authenticate(gateway.plane, request, gateway.local)
-            usable = _usable(caller, found)
+            usable = _usable(caller, prefixes)
             target = f"{quote(path)}{_query(request)}"
             if request.method not in METHODS or not is_plain(path) or len(target) > TARGET_CHARACTERS_MAX:  # fmt: skip
-                raise NotFound("there is no such route")
+                raise NotFound("this route doesn't exist")
             call = _route_call(request, caller, usable, target, await request.body())
             routed = RoutedCall(gateway.plane, self._backends, caller, usable, call)
             response = await _unless_gone(request, routed.response())
@@ -146,7 +151,8 @@ class PassThrough:
 
 @dataclass(frozen=True)
 class RoutedCall:
-    """A call and the backends that may get it, by their workers or by their URLs (`backends`)."""
+    """A call and the backends that may get it. `backends` maps worker ids to the URLs of backends
+    that can be called directly."""
 
     plane: ControlPlane
     backends: Mapping[str, str]
@@ -161,7 +167,7 @@ class RoutedCall:
         return await self._change(targets.to_change)
 
     async def _read(self, worker_ids: Sequence[str]) -> Response:
-        """Sends the call to one backend after the other, until a response isn't 404."""
+        """Sends the call to one backend after another until a response isn't 404."""
         missing: Response | None = None
         for worker_id in worker_ids:
             response = await self._ask(worker_id)
@@ -171,8 +177,8 @@ class RoutedCall:
         return missing or (await self._ask_any())[1]
 
     async def _change(self, worker_ids: Sequence[str]) -> Response:
-        """Sends the call to all of these backends. Returns the response of the first one that took
-        the call."""
+        """Sends the call to all of these backends, and returns the response of the first one that
+        accepted the call."""
         results = await self._ask_all(worker_ids)
         if not results:
             worker_id, response = await self._ask_any()
@@ -184,8 +190,8 @@ class RoutedCall:
         return first
 
     async def _ask_all(self, worker_ids: Sequence[str]) -> dict[str, Response | BaseException]:
-        """Sends the call to several backends at the same time. Returns the results of the calls
-        that were taken.
+        """Sends the call to several backends concurrently, and returns the results of the
+        backends that accepted it.
 
         After the first response, waits a few more seconds for the others.
         """
@@ -221,8 +227,10 @@ class RoutedCall:
             await self.plane.routes.note_upload(tenant_id, user_id, accepted)
 
     async def _ask(self, worker_id: str, *, is_copy: bool = False) -> Response | None:
-        """Returns the response of a worker's backend, or None if the backend certainly hasn't
-        received the call."""
+        """Sends the call to a worker's backend and returns the response.
+
+        Returns None if the backend certainly hasn't received the call.
+        """
         url = self.backends.get(worker_id)
         if url is not None:
             return await self._ask_directly(url)
@@ -239,8 +247,10 @@ class RoutedCall:
             return None
 
     async def _ask_any(self) -> tuple[str, Response]:
-        """Sends the call to the first backend that this process can reach, otherwise to any worker
-        that passes on the route."""
+        """Sends the call to the first backend that this process can call directly.
+
+        If there is none, sends it to any worker that passes on the route.
+        """
         if self.backends and any(fleet.name == f"{FLEET}/{STAGE}" for fleet in self.usable):
             for worker_id, url in self.backends.items():
                 response = await self._ask_directly(url)
@@ -251,7 +261,7 @@ class RoutedCall:
         return answer.worker_id, _reply_of(answer)
 
     async def _ask_directly(self, url: str) -> Response | None:
-        import httpx  # takes memory, and time at the start, which most processes need not spend
+        import httpx  # imported here because it is slow and large, and most processes don't need it
 
         from comfyfleet.transport.http import open_client
 
@@ -264,11 +274,11 @@ class RoutedCall:
             answer = await client.send(sent, stream=True, follow_redirects=False)
         except httpx.ConnectError as error:
             await client.aclose()
-            logger.warning("a backend can't be reached for a route: %s", type(error).__name__)
+            logger.warning("can't reach a backend for a route call: %s", type(error).__name__)
             return None
         except httpx.HTTPError as error:
             await client.aclose()
-            raise ServerUnavailable("a backend did not answer") from error
+            raise ServerUnavailable("the backend didn't respond") from error
         except BaseException:
             await client.aclose()
             raise
@@ -277,8 +287,8 @@ class RoutedCall:
         return await _whole(client, answer)
 
 
-def open_prefixes(found: Sequence[Fleet]) -> list[OpenPrefix]:
-    terms = ((fleet, fleet.prompts) for fleet in found if fleet.gateway is not None)
+def open_prefixes(all_fleets: Sequence[Fleet]) -> list[OpenPrefix]:
+    terms = ((fleet, fleet.prompts) for fleet in all_fleets if fleet.gateway is not None)
     return [
         OpenPrefix(prefix, fleet)
         for fleet, prompts in terms
@@ -288,8 +298,10 @@ def open_prefixes(found: Sequence[Fleet]) -> list[OpenPrefix]:
 
 
 def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
-    """Yields the paths of routes. Newer versions of FastAPI keep an included router as one route
-    without a path, so its own routes are read. No router of ours is included with a prefix.
+    """Yields the paths of routes.
+
+    Newer versions of FastAPI keep an included router as one route without a path, so its own routes
+    are used. None of our routers is included with a prefix.
     """
     for route in routes:
         included: APIRouter | None = getattr(route, "original_router", None)
@@ -300,18 +312,21 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 
 def _head(path: str) -> tuple[str, ...]:
-    """Returns the part of a path that identifies our own routes: its first part, or the first two
-    below /api."""
+    """Returns the part of a path that identifies our own routes, which is its first segment or,
+    below /api, its first two segments."""
     parts = path.split("/", 3)[1:3]
     return tuple(parts) if parts[:1] == ["api"] else tuple(parts[:1])
 
 
-def _usable(caller: Caller, found: Sequence[OpenPrefix]) -> list[Fleet]:
-    """Returns the fleets that the caller may use. Raises NotFound if there are none."""
+def _usable(caller: Caller, prefixes: Sequence[OpenPrefix]) -> list[Fleet]:
+    """Returns the fleets of these prefixes that the caller may use.
+
+    Raises NotFound if there are none.
+    """
     allowed = caller.tenant.prompts.fleets
-    usable = [prefix.fleet for prefix in found if allowed is None or prefix.fleet.name in allowed]
+    usable = [entry.fleet for entry in prefixes if allowed is None or entry.fleet.name in allowed]
     if not usable:
-        raise NotFound("there is no such route")
+        raise NotFound("this route doesn't exist")
     return usable
 
 
@@ -338,8 +353,11 @@ def _route_call(
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
-    """Runs work, or returns None if the caller disconnects first. In that case, a call that no
-    worker has taken isn't sent."""
+    """Runs the work and returns its response.
+
+    If the client disconnects first, the work is canceled and the result is None. A call that no
+    worker has taken yet isn't sent then.
+    """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_until_gone(request))
     try:
@@ -356,10 +374,10 @@ async def _wait_until_gone(request: Request) -> None:
         pass
 
 
-def confined(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of a response, restricted so that browsers don't treat it as one of our
-    pages."""
-    passed = passed_headers(given, RESPONSE_HEADERS)
+def confined(backend_headers: Mapping[str, str]) -> dict[str, str]:
+    """Returns the headers for a backend's response, restricted so that browsers never run the
+    response as one of our pages."""
+    passed = passed_headers(backend_headers, RESPONSE_HEADERS)
     media_type = passed.get("content-type", "").partition(";")[0].strip().lower()
     is_shown = media_type in SHOWN_TYPES or media_type.startswith(SHOWN_KINDS)
     headers = {
@@ -375,20 +393,21 @@ def confined(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _status(status: int) -> int:
-    """Turns redirects into 502, so that a client is never sent to a backend or an arbitrary host."""
+    """Turns redirects into 502, so that a client is never sent to a backend or an arbitrary
+    host."""
     return 502 if 300 <= status < 400 and status != 304 else status
 
 
 def _reply_of(answer: RouteAnswer) -> Response:
     if answer.error is not None:
-        logger.warning("a worker could not pass a route on: %s", answer.error)
-        raise ServerUnavailable("a backend did not answer")
+        logger.warning("a worker couldn't pass on a route call: %s", answer.error)
+        raise ServerUnavailable("the backend didn't respond")
     return Response(answer.body, _status(answer.status), confined(answer.headers))
 
 
 async def _whole(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
-    """Reads a backend's whole response. It can't be streamed, because other backends may be called
-    as well."""
+    """Reads a backend's complete response. It can't be streamed, because other backends may be
+    called as well."""
     import httpx
 
     body = bytearray()
@@ -396,9 +415,9 @@ async def _whole(client: "httpx.AsyncClient", answer: "httpx.Response") -> Respo
         async for chunk in answer.aiter_bytes():
             body += chunk
             if len(body) > ROUTE_BYTES_MAX:
-                raise ServerUnavailable("a backend's answer is too large")
+                raise ServerUnavailable("the backend's response is too large")
     except httpx.HTTPError as error:
-        raise ServerUnavailable("a backend did not answer") from error
+        raise ServerUnavailable("the backend didn't respond") from error
     finally:
         await answer.aclose()
         await client.aclose()
@@ -412,7 +431,9 @@ def _streamed(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response
             async for chunk in answer.aiter_bytes():
                 sent += len(chunk)
                 if sent > BODY_BYTES_MAX:
-                    raise BodyTooLarge("a backend's answer is too large", bytes_max=BODY_BYTES_MAX)
+                    raise BodyTooLarge(
+                        "the backend's response is too large", bytes_max=BODY_BYTES_MAX
+                    )
                 yield chunk
         finally:
             await answer.aclose()

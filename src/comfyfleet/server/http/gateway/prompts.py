@@ -1,4 +1,4 @@
-"""ComfyUI's routes for prompts: submission, queue, history, jobs and interrupt."""
+"""ComfyUI's routes for submitting and interrupting prompts, and for the queue, history and jobs."""
 
 import contextlib
 import hashlib
@@ -69,7 +69,8 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
 
 @contextlib.asynccontextmanager
 async def released_if_refused(call: GatewayCall) -> AsyncIterator[Callable[[UUID], None]]:
-    """Yields a function that holds a job. If the submission fails, held jobs are released."""
+    """Yields a function that holds back a job's events. If the submission fails, they are
+    released."""
     feeds, held = call.gateway.feeds, list[UUID]()
 
     def hold(job_id: UUID) -> None:
@@ -85,19 +86,19 @@ async def released_if_refused(call: GatewayCall) -> AsyncIterator[Callable[[UUID
 
 
 def _busy_reply(error: QueueFull) -> Response:
-    """Responds that nothing was queued and the client can retry."""
+    """Returns a 429 response. Nothing was queued, and the client can retry."""
     reply = json_reply({"error": fault(error.code, error.message), "node_errors": {}}, 429)
     reply.headers["retry-after"] = str(error.details.get("retry_after_seconds", 1))
     return reply
 
 
 async def _number(call: GatewayCall, body: object) -> float:
-    """Returns the number of a prompt. A rejected prompt uses up its number as well."""
-    wanted, front = read_number(body)
-    if wanted is not None:
-        if not math.isfinite(wanted):
-            raise RefusedPrompt(fault("invalid_number", "number must be finite", str(wanted)))
-        return wanted
+    """Returns a prompt's number in the queue. Rejected prompts use up a number as well."""
+    requested, front = read_number(body)
+    if requested is not None:
+        if not math.isfinite(requested):
+            raise RefusedPrompt(fault("invalid_number", "number must be finite", str(requested)))
+        return requested
     number = await call.gateway.numbers.next(call.caller)
     return -number if front else number
 
@@ -111,22 +112,20 @@ CACHING = {"cache-control": "private, no-cache"}
 
 
 def polled(body: Polled) -> Handler:
-    """Wraps a route whose JSON is created once and reused for all requests until the caller's data
-    changes."""
+    """Wraps a route whose JSON is cached and reused until the caller's data changes."""
 
     @wraps(body)
     async def answer(call: GatewayCall, request: Request) -> Response:
         sees = sees_backends(call.plane, call.caller.tenant)
         what = body.__name__, _hash_of_target(request), sees
 
-        async def made() -> bytes:
+        async def render() -> bytes:
             reply = await body(call, request)
-            # When a client sees that a prompt is gone, it must already have received the events of
-            # its run.
+            # A client must receive all events of a run before it sees that the prompt is gone.
             await call.gateway.feeds.wait_until_sent(call.caller)
             return reply
 
-        reply = await call.gateway.polls.get(call.caller.user_id, what, made)
+        reply = await call.gateway.polls.get(call.caller.user_id, what, render)
         headers = {**CACHING, "etag": reply.etag}
         if names_etag(request.headers.get("if-none-match", ""), reply.etag):
             return Response(b"", 304, headers)
@@ -136,7 +135,8 @@ def polled(body: Polled) -> Handler:
 
 
 def _hash_of_target(request: Request) -> bytes:
-    """Hashes the path and query, which may be long and may contain a key."""
+    """Hashes a request's path and query for use in a cache key, because they may be long and may
+    contain a secret."""
     path = request.scope["path"].removeprefix("/api").encode("utf-8", "surrogateescape")
     query: bytes = request.scope.get("query_string", b"")
     return hashlib.sha256(b"%d %b%b" % (len(path), path, query)).digest()
@@ -150,12 +150,12 @@ async def get_prompt(call: GatewayCall, request: Request) -> bytes:
 
 @polled
 async def get_queue(call: GatewayCall, request: Request) -> bytes:
-    return await history.queue_body(call.plane, call.caller, call.gateway.kept)
+    return await history.queue_body(call.plane, call.caller, call.gateway.cache)
 
 
 async def post_queue(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
-    if _is_asked(body, "clear"):
+    if _is_set(body, "clear"):
         await prompts.clear_waiting(call.plane, call.caller)
     await prompts.delete_waiting(call.plane, call.caller, list(_ids_to_delete(body)))
     return empty_reply()
@@ -166,7 +166,7 @@ async def get_history(call: GatewayCall, request: Request) -> bytes:
     query = request.query_params
     most, offset = _integer(query.get("max_items")), _integer(query.get("offset"))
     return await history.history_body(
-        call.plane, call.caller, call.gateway.kept, offset=offset, most=most
+        call.plane, call.caller, call.gateway.cache, offset=offset, most=most
     )
 
 
@@ -176,13 +176,13 @@ def _integer(text: str | None) -> int | None:
     try:
         return int(text)
     except ValueError as error:
-        raise MalformedBody(f"{text!r} is no number") from error
+        raise MalformedBody(f"{text!r} is not a whole number") from error
 
 
 @polled
 async def get_history_of(call: GatewayCall, request: Request) -> bytes:
     prompt_id = request.path_params["prompt_id"]
-    return await history.entry_body(call.plane, call.caller, prompt_id, call.gateway.kept)
+    return await history.entry_body(call.plane, call.caller, prompt_id, call.gateway.cache)
 
 
 async def post_history(call: GatewayCall, request: Request) -> Response:
@@ -190,7 +190,7 @@ async def post_history(call: GatewayCall, request: Request) -> Response:
     tenant_id, user_id = call.caller.tenant.id, call.caller.user_id
     ids = list((await prompts.job_ids_of(call.caller, list(_ids_to_delete(body)))).values())
     async with call.plane.context.tenant_transaction(tenant_id) as tx:
-        if _is_asked(body, "clear"):
+        if _is_set(body, "clear"):
             await jobs.hide_prompts(tx, tenant_id, user_id, None, now=call.plane.clock())
         elif ids:
             await jobs.hide_prompts(tx, tenant_id, user_id, ids, now=call.plane.clock())
@@ -199,7 +199,7 @@ async def post_history(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_interrupt(call: GatewayCall, request: Request) -> Response:
-    """Interrupts a prompt. A body that isn't JSON interrupts whatever is running."""
+    """Interrupts a prompt. If the body isn't JSON, the prompt that is running is interrupted."""
     body: object = {}
     with contextlib.suppress(MalformedBody):
         body = await read_json(request)
@@ -209,14 +209,14 @@ async def post_interrupt(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_free(call: GatewayCall, request: Request) -> Response:
-    """Has no effect, because a client must not free the memory of a shared fleet."""
+    """Does nothing, because a client must not free the memory of a shared fleet."""
     return empty_reply()
 
 
 @polled
 async def get_jobs(call: GatewayCall, request: Request) -> bytes:
     query = read_query(request.query_params)
-    return await history.jobs_body(call.plane, call.caller, query, call.gateway.kept)
+    return await history.jobs_body(call.plane, call.caller, query, call.gateway.cache)
 
 
 async def get_job(call: GatewayCall, request: Request) -> Response:
@@ -229,7 +229,7 @@ async def find_job(call: GatewayCall, prompt_id: str) -> dict[str, Any] | None:
     if job is None:
         return None
     if not job.status.is_active:
-        entry = await history.entry_of(call.plane, call.caller, job, call.gateway.kept)
+        entry = await history.entry_of(call.plane, call.caller, job, call.gateway.cache)
         return detailed_job(prompt_id, entry)
     return waiting_job(queued_prompt(job), "in_progress" if is_running(job) else "pending")
 
@@ -250,7 +250,7 @@ async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
     if not isinstance(job_ids, list):
         return json_reply({"error": "job_ids must be a list"}, 400)
     if len(job_ids) > IDS_MAX:
-        return json_reply({"error": f"job_ids has at most {IDS_MAX:,} ids"}, 400)
+        return json_reply({"error": f"job_ids can have at most {IDS_MAX:,} ids"}, 400)
     invalid = [job_id for job_id in job_ids if not is_canonical_id(job_id)]
     if invalid:
         shown = invalid[:INVALID_IDS_SHOWN_MAX]
@@ -260,14 +260,16 @@ async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
     return json_reply({"cancelled": any(cancelled)})
 
 
-def _is_asked(body: object, name: str) -> bool:
+def _is_set(body: object, name: str) -> bool:
     value = body_field(body, name)
     return value is not ABSENT and bool(value)
 
 
 def _ids_to_delete(body: object) -> Iterable[str]:
-    """Returns the valid ids without duplicates. Like ComfyUI, accepts any sequence, even a string,
-    whose letters match no prompt."""
+    """Returns the valid prompt ids to delete, without duplicates.
+
+    Like ComfyUI, accepts any sequence. The characters of a string never match a prompt.
+    """
     ids = body_field(body, "delete")
     if ids is ABSENT:
         return ()
@@ -276,8 +278,8 @@ def _ids_to_delete(body: object) -> Iterable[str]:
     if isinstance(ids, str):
         return ()
     if len(ids) > IDS_MAX:
-        says = f"At most {IDS_MAX:,} ids can be deleted at once"
-        raise RefusedPrompt(fault("too_many_ids", says, f"{len(ids):,} ids"))
+        message = f"At most {IDS_MAX:,} ids can be deleted at once"
+        raise RefusedPrompt(fault("too_many_ids", message, f"{len(ids):,} ids"))
     named = (item for item in ids if isinstance(item, str) and len(item) == ID_CHARACTERS)
     return list(dict.fromkeys(item for item in named if is_canonical_id(item)))
 

@@ -1,4 +1,4 @@
-"""ComfyUI's websocket, which sends events about the client's own prompts."""
+"""ComfyUI's WebSocket, which sends events about the user's own prompts."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     try:
         socket = await feeds.join(call.caller, client_id)
     except Unavailable as error:
-        logger.log(log_level_of(error), "a socket can't be opened: %s", error.message)
+        logger.log(log_level_of(error), "can't open a client's socket: %s", error.message)
         await websocket.close(TRY_AGAIN_LATER)
         return
     meters = call.plane.meters
@@ -91,12 +91,14 @@ async def _watch(key: StreamKeyCheck) -> None:
             if not await key.is_valid():
                 return
         except Unavailable as error:
-            logger.log(log_level_of(error), "a socket's key can't be checked: %s", error.message)
+            logger.log(log_level_of(error), "can't check a socket's key: %s", error.message)
 
 
 async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
-    """Receives messages until the client disconnects. Only the first text is parsed, and only
-    `feature_flags` has an effect."""
+    """Receives messages until the client disconnects.
+
+    Only the first text message is parsed, and only `feature_flags` has an effect.
+    """
     is_first = True
     while True:
         message = await websocket.receive()
@@ -106,7 +108,7 @@ async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping
         if is_first and text is not None:
             is_first = False
             _take_features(socket, text, features)
-        # Gives other tasks a turn, because buffered frames are received without suspending.
+        # Lets other tasks run, because receiving buffered frames doesn't suspend this one.
         await asyncio.sleep(0)
 
 

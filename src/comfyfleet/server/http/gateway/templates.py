@@ -1,4 +1,5 @@
-"""Workflow templates in ComfyUI's editor, limited to those that the caller's fleets can run."""
+"""The workflow templates in ComfyUI's editor. Templates that the caller's fleets can't
+run aren't listed."""
 
 import json
 import re
@@ -11,24 +12,26 @@ from typing import Any
 PACKAGE = "comfyui_workflow_templates_json"
 OWN_FOLDER = Path(__file__).with_name("editor_files") / "templates"
 INDEX = re.compile(r"index(?:\.[A-Za-z-]{2,10})?\.json")
-# Nodes that the editor itself resolves.
+# Nodes that the editor itself resolves, so that no backend needs them.
 OF_THE_EDITOR = frozenset({"MarkdownNote", "Note", "PrimitiveNode", "Reroute"})
-# How LiteGraph marks nodes that don't run: muted, and bypassed.
+# LiteGraph's modes of nodes that don't run, which are muted and bypassed.
 NOT_RUN = (2, 4)
-# Fields that are left out because they name files on third-party hosts.
+# Fields that are removed because they refer to files on third-party hosts.
 _LEFT_OUT = ("io", "thumbnail", "logos")
 
 
 @dataclass
 class Templates:
-    """Templates in `folders`, each with an index. The first folder with a template takes
-    precedence."""
+    """The templates in several folders, each with an index.
+
+    If a template is in several folders, the first one takes precedence.
+    """
 
     folders: tuple[Path, ...]
     _types: dict[str, frozenset[str] | None] = field(default_factory=dict)
 
     def index(self, name: str, offered: Collection[str]) -> list[dict[str, Any]]:
-        """Returns the templates by category, in the format of the editor."""
+        """Returns the runnable templates by category, in the editor's format."""
         categories = []
         for folder in self.folders:
             for category in _read(folder / name) or _read(folder / "index.json") or ():
@@ -38,7 +41,7 @@ class Templates:
         return categories
 
     def document(self, name: str) -> bytes | None:
-        """Returns a template's content. `name` is a plain file name without a slash."""
+        """Returns a template's content, or None. `name` must be a file name without a slash."""
         paths = (folder / name for folder in self.folders)
         return next((path.read_bytes() for path in paths if path.is_file()), None)
 
@@ -65,7 +68,7 @@ def installed_templates() -> Templates:
 
 
 def node_types(workflow: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the node types that a workflow in the editor's format runs, including those in its
+    """Returns the node types that a workflow in the editor's format needs, including those in its
     subgraphs."""
     subgraphs = (workflow.get("definitions") or {}).get("subgraphs") or ()
     used = {

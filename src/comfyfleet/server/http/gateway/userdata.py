@@ -1,4 +1,4 @@
-"""ComfyUI's routes for data that an editor stores on its server: users, settings and files."""
+"""ComfyUI's routes for the users, settings and files that the editor stores on its server."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -30,7 +30,7 @@ async def get_users(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_users(call: GatewayCall, request: Request) -> Response:
-    return json_reply({"error": "Users of a fleet are created by its operator."}, 400)
+    return json_reply({"error": "Users can only be created by an operator."}, 400)
 
 
 async def get_settings(call: GatewayCall, request: Request) -> Response:
@@ -45,7 +45,7 @@ async def get_setting(call: GatewayCall, request: Request) -> Response:
 async def post_settings(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
     if not isinstance(body, dict):
-        raise MalformedBody("settings are an object")
+        raise MalformedBody("settings must be an object")
     await userdata.change_settings(call.plane, call.caller, body)
     return empty_reply()
 
@@ -72,9 +72,9 @@ async def list_files(call: GatewayCall, request: Request) -> Response:
 
 
 def _entries(
-    found: Iterable[UserdataEntry], folder: str, query: Mapping[str, str]
+    files: Iterable[UserdataEntry], folder: str, query: Mapping[str, str]
 ) -> Iterator[Any]:
-    for file in found:
+    for file in files:
         entry = file._replace(path=_relative(file.path, folder))
         if _is_true(query, "recurse") or "/" not in entry.path:
             yield _listed(entry, query)
@@ -100,14 +100,14 @@ def _info(entry: UserdataEntry) -> dict[str, Any]:
 
 
 async def list_tree(call: GatewayCall, request: Request) -> Response:
-    wanted = request.query_params.get("path", "")
+    path = request.query_params.get("path", "")
     try:
-        folder = path_inside("", unquote(wanted))
+        folder = path_inside("", unquote(path))
     except OutsideFolder:
         return text_reply("Invalid path requested", 400)
     entries = await userdata.list_files(call.plane, call.caller, folder)
     if not entries:
-        return await _no_tree(call, wanted, folder)
+        return await _no_tree(call, path, folder)
     return await _listing(call, lambda: _tree(entries, folder))
 
 
@@ -116,7 +116,7 @@ RENDERED_AT_ONCE = 500
 
 
 async def _listing(call: GatewayCall, entries: Callable[[], Iterable[Any]]) -> Response:
-    """Renders a list in a thread, in parts. Raises LimitExceeded if it is too long."""
+    """Renders a list as JSON, in parts and in a thread. Raises LimitExceeded if it is too long."""
     text = await call.gateway.listings.run(call.caller.tenant.id, lambda: _rendered(entries()))
     return Response(text, 200, {"content-type": JSON})
 
@@ -130,18 +130,19 @@ def _rendered(entries: Iterable[Any]) -> bytes:
         count, size = count + len(some), size + len(parts[-1])
         if count > LISTED_MAX or size > LISTED_BYTES_MAX:
             raise LimitExceeded(
-                f"a list has at most {LISTED_MAX:,} entries and {LISTED_BYTES_MAX:,} bytes; list a folder inside of it"
+                f"a list can have at most {LISTED_MAX:,} entries and {LISTED_BYTES_MAX:,} bytes;"
+                " list a subfolder instead"
             )
     return f"[{','.join(parts)}]".encode()
 
 
-def _tree(found: Iterable[UserdataEntry], folder: str) -> list[dict[str, Any]]:
-    entries = [*_folders(found, folder), *_files(found)]
+def _tree(files: Iterable[UserdataEntry], folder: str) -> list[dict[str, Any]]:
+    entries = [*_folders(files, folder), *_files(files)]
     return sorted(entries, key=_folders_first)
 
 
-async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
-    if not wanted:
+async def _no_tree(call: GatewayCall, path: str, folder: str) -> Response:
+    if not path:
         return json_reply([])
     try:
         await userdata.read(call.plane, call.caller, folder)
@@ -151,13 +152,13 @@ async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
 
 
 def _folders(entries: Iterable[UserdataEntry], folder: str) -> Iterator[dict[str, Any]]:
-    """Yields each folder once, regardless of the number of files in it."""
-    known = {"", folder}
+    """Yields each folder once, even if it contains several files."""
+    seen = {"", folder}
     for entry in entries:
         path = entry.path.rpartition("/")[0]
-        while path not in known:
-            known.add(path)
-            if len(known) > LISTED_MAX + 2:
+        while path not in seen:
+            seen.add(path)
+            if len(seen) > LISTED_MAX + 2:
                 return
             yield {"name": path.rpartition("/")[2], "path": path, "type": "directory"}
             path = path.rpartition("/")[0]
@@ -183,7 +184,7 @@ async def get_file(call: GatewayCall, request: Request) -> Response:
         return empty_reply(404)
     stamp = FileStamp(entry.size, int(entry.modified_at.timestamp() * 1_000_000) * 1000)
     plan = plan_reply(request.headers, stamp)
-    # A user's file must never be displayed in the editor's own origin.
+    # A user's file must never be displayed in the editor's origin.
     headers = {
         **file_headers(path.rpartition("/")[2]),
         "content-disposition": "attachment",

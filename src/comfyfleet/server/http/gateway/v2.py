@@ -1,4 +1,4 @@
-"""Comfy API v2: jobs, their events, and its errors."""
+"""The jobs of Comfy API v2 and their events."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ _LABEL = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 
 
 def in_v2(handler: Handler) -> Handler:
-    """Wraps a handler so that its errors have the format of this API."""
+    """Wraps a handler so that errors have the format of Comfy API v2."""
 
     @wraps(handler)
     async def answer(call: GatewayCall, request: Request) -> Response:
@@ -79,8 +79,8 @@ def in_v2(handler: Handler) -> Handler:
 
 
 def reader_of(call: GatewayCall, request: Request) -> Reader:
-    """Returns the reader of a request. Its links use the address and the path key that the client
-    used."""
+    """Returns the reader of a request's response. Links in the response use the same host and path
+    key as the request."""
     settings = call.plane.settings
     host = request.headers.get("host") or urlsplit(settings.public_url).netloc
     public = urlsplit(settings.public_url)
@@ -99,10 +99,10 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 @in_v2
 async def post_job(call: GatewayCall, request: Request) -> Response:
-    sent = await read_object(request)
+    content = await read_object(request)
     order = replace(
-        _parse_job(sent, request.headers.get("idempotency-key")),
-        max_tokens=max_tokens_of(request.headers, request.query_params, sent),
+        _parse_job(content, request.headers.get("idempotency-key")),
+        max_tokens=max_tokens_of(request.headers, request.query_params, content),
     )
     number = await call.gateway.numbers.next(call.caller)
     async with released_if_refused(call) as hold:
@@ -116,8 +116,8 @@ async def post_job(call: GatewayCall, request: Request) -> Response:
 
 
 def _signing(call: GatewayCall) -> dict[str, str]:
-    """Returns the id and the secret for signing deliveries to `webhook_url`. All of a user's jobs
-    share them."""
+    """Returns the id and secret with which deliveries to `webhook_url` are signed. All jobs of a
+    user share them."""
     caller = call.caller
     webhook = webhook_for_jobs(caller.tenant.id, caller.user_id, now=call.plane.clock())
     return {"id": str(webhook.id), "secret": webhook.secret_with(call.plane.webhook_key)}
@@ -126,12 +126,12 @@ def _signing(call: GatewayCall) -> dict[str, str]:
 def _parse_job(body: Mapping[str, Any], key: str | None) -> WorkflowJob:
     workflow = body.get("workflow")
     if body.get("inputs") is not None:
-        raise v2_jobs.WorkflowRefused("'inputs' is reserved: set the inputs inside the workflow")
+        raise v2_jobs.WorkflowRefused("'inputs' is reserved; set the inputs inside the workflow")
     if not isinstance(workflow, dict) or not workflow:
-        raise v2_jobs.WorkflowRefused("'workflow' must be a workflow or a prompt, as an object")
+        raise v2_jobs.WorkflowRefused("'workflow' must be an object with a workflow or a prompt")
     if key is not None and not 0 < len(key) <= v2_jobs.KEY_CHARACTERS_MAX:
         raise UnforeseenInput(
-            f"an Idempotency-Key has 1 to {v2_jobs.KEY_CHARACTERS_MAX} characters"
+            f"Idempotency-Key must have 1 to {v2_jobs.KEY_CHARACTERS_MAX} characters"
         )
     _check_extra_data(body.get("extra_data"))
     return WorkflowJob(
@@ -145,12 +145,12 @@ def _parse_job(body: Mapping[str, Any], key: str | None) -> WorkflowJob:
 
 
 def _check_extra_data(value: object) -> None:
-    """Checks `extra_data`, which may only contain the caller's key for partner nodes."""
+    """Validates `extra_data`, which may only contain the caller's key for partner nodes."""
     if value is None:
         return
     is_known = isinstance(value, dict) and not value.keys() - EXTRA_DATA_KEYS
     if not is_known or not all(isinstance(item, str) for item in dict(value).values()):  # type: ignore[call-overload]
-        raise UnforeseenInput("'extra_data' takes 'api_key_comfy_org', a text, and nothing else")
+        raise UnforeseenInput("'extra_data' can only contain the string 'api_key_comfy_org'")
 
 
 def _parse_metadata(value: object) -> Mapping[str, str] | str | None:
@@ -158,14 +158,14 @@ def _parse_metadata(value: object) -> Mapping[str, str] | str | None:
         return value
     if not isinstance(value, dict) or len(value) > LABELS_MAX:
         raise InvalidRequest(
-            f"'metadata' has at most {LABELS_MAX} labels, or is a text of "
-            f"{METADATA_BYTES_MAX} bytes",
+            f"'metadata' must be an object with at most {LABELS_MAX} labels,"
+            f" or a string of at most {METADATA_BYTES_MAX} bytes",
             field="metadata",
         )
     texts = (*value, *value.values())
     if not all(isinstance(item, str) and 0 < len(item) <= LABEL_CHARACTERS_MAX for item in texts):
         raise InvalidRequest(
-            f"labels are texts of 1 to {LABEL_CHARACTERS_MAX} characters", field="metadata"
+            f"labels must be strings of 1 to {LABEL_CHARACTERS_MAX} characters", field="metadata"
         )
     return value
 
@@ -188,14 +188,14 @@ def _parse_url(value: object) -> str | None:
 
 
 async def _body(call: GatewayCall, request: Request, job: Job) -> dict[str, Any]:
-    facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.kept)
+    facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.cache)
     return job_body(job, facts, reader_of(call, request))
 
 
 @in_v2
 async def get_jobs(call: GatewayCall, request: Request) -> Response:
     query = _parse_query(request.query_params)
-    page = await v2_jobs.list_jobs(call.plane, call.caller, query, call.gateway.kept)
+    page = await v2_jobs.list_jobs(call.plane, call.caller, query, call.gateway.cache)
     reader = reader_of(call, request)
     nothing = JobFacts()
     items = [list_item(job_body(job, page.facts.get(job.id, nothing), reader)) for job in page.jobs]
@@ -208,7 +208,7 @@ async def get_jobs(call: GatewayCall, request: Request) -> Response:
 def _parse_query(params: QueryParams) -> WorkflowJobQuery:
     statuses = {part.strip() for part in params.get("status", "").split(",") if part.strip()}
     if unknown := statuses - OWN_STATUSES.keys():
-        raise UnforeseenInput(f"no such status: {', '.join(sorted(unknown))}")
+        raise UnforeseenInput(f"unknown status: {', '.join(sorted(unknown))}")
     limit = params.get("limit", str(JOBS_PER_PAGE))
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= JOBS_PER_PAGE_MAX:
         raise UnforeseenInput(f"'limit' must be a number from 1 to {JOBS_PER_PAGE_MAX}")
@@ -216,7 +216,7 @@ def _parse_query(params: QueryParams) -> WorkflowJobQuery:
     if cursor := params.get("cursor"):
         before = decode_cursor(cursor)
         if before is None:
-            raise InvalidCursor("the cursor is none of ours")
+            raise InvalidCursor("the cursor is invalid; use the next_cursor of a previous response")
     return WorkflowJobQuery(statuses, dict(_labels(params)), before, int(limit))
 
 
@@ -233,7 +233,7 @@ def _labels(params: QueryParams) -> Iterator[tuple[str, str]]:
         (match[1], value) for name, value in params.multi_items() if (match := _LABEL.match(name))
     ]
     if len(labels) > LABELS_MAX:
-        raise InvalidFilter(f"a filter has at most {LABELS_MAX} labels")
+        raise InvalidFilter(f"a filter can have at most {LABELS_MAX} labels")
     yield from labels
 
 
@@ -248,7 +248,7 @@ async def get_workflow(call: GatewayCall, request: Request) -> Response:
     job = await v2_jobs.find_job(call.plane, call.caller, request.path_params["id"])
     content = v2_jobs.workflow_of(job)
     if not content["workflow"]:
-        raise NotFound("the workflow of this job is no longer kept")
+        raise NotFound("the workflow of this job has been deleted")
     return json_reply(content)
 
 
@@ -265,7 +265,7 @@ async def get_events(call: GatewayCall, request: Request) -> Response:
         request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     )
     if place.is_over and not job.status.is_active:
-        return Response(status_code=204)  # browsers then stop asking again
+        return Response(status_code=204)  # browsers then stop reconnecting
     stream = WorkflowJobEvents(call, reader_of(call, request), job, place)
     try:
         return EventStream(request, call.caller, stream.lines())
@@ -273,18 +273,19 @@ async def get_events(call: GatewayCall, request: Request) -> Response:
         raise TooManyStreams(error.message, **error.details) from error
 
 
-# Seconds between reads. Another control plane may have written messages without a notification
-# here.
+# Seconds between reads. Notifications only reach this process, but another control plane may have
+# written messages.
 REREAD_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 STREAM_SECONDS_MAX = 3600.0
-# Seconds between events, so that progress and previews are sent at most twice a second. Each
-# snapshot is complete.
+# Minimum seconds between two progress or preview events. Skipping some loses nothing, because each
+# one is a complete snapshot.
 PAUSE_SECONDS = 0.5
 
 
 class WorkflowJobEvents:
-    """A job's events after a given place. Each event's id is the place that follows it."""
+    """A stream of a job's events from a given position. Each event's id is the position after
+    it."""
 
     def __init__(self, call: GatewayCall, reader: Reader, job: Job, place: EventPlace) -> None:
         self._call = call
@@ -293,16 +294,16 @@ class WorkflowJobEvents:
         self._place = place
         self._progress = LoggedProgress(job.asked.prompt)
         self._clock = asyncio.get_running_loop().time
-        self._told_at: dict[str, float] = {}
+        self._sent_at: dict[str, float] = {}
         self._row, self._has_more = 0, False
         self._status: tuple[str, int | None] | None = None
-        self._outputs_told: set[str] = set()
+        self._outputs_sent: set[str] = set()
         self._watch: PreviewWatch | None = None
         self._preview: RunPreview | None = None
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yields events until the job ends, or for an hour. The client then reconnects with its
-        last event id."""
+        """Yields events until the job finishes or an hour has passed. In the latter case, the
+        client reconnects with its last event id."""
         woken = asyncio.Event()
         notifier = self._call.plane.context.notifier
         unsubscribe = notifier.subscribe_user(self._call.caller.user_id, woken.set)
@@ -316,15 +317,15 @@ class WorkflowJobEvents:
 
     async def _until_end(self, woken: asyncio.Event) -> AsyncIterator[str]:
         key = StreamKeyCheck(self._call.plane, self._call.caller)
-        begun = said_at = self._clock()
-        while self._clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+        started = sent_at = self._clock()
+        while self._clock() - started < STREAM_SECONDS_MAX and await key.is_valid():
             woken.clear()
             lines = await run_shielded(self._read())
             if lines:
-                said_at = self._clock()
+                sent_at = self._clock()
                 yield "".join(lines)
-            elif self._clock() - said_at >= HEARTBEAT_SECONDS:
-                said_at = self._clock()
+            elif self._clock() - sent_at >= HEARTBEAT_SECONDS:
+                sent_at = self._clock()
                 yield ": still there\n\n"
             if self._has_more:
                 continue
@@ -334,14 +335,14 @@ class WorkflowJobEvents:
             await _wait(woken, PAUSE_SECONDS if self._is_behind() else REREAD_SECONDS)
 
     async def _read(self) -> list[str]:
-        """Reads the new events."""
+        """Reads the job and returns its new events."""
         plane, caller = self._call.plane, self._call.caller
         self._job, page = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
         rows, self._has_more = page
         lines: list[str] = []
         facts = JobFacts()
         if self._job.status.is_active or any(map(names_files, rows)):
-            facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.kept)
+            facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.cache)
         if self._job.status.is_active:
             lines += self._status_lines(facts)
         for row in rows:
@@ -350,12 +351,12 @@ class WorkflowJobEvents:
         return [*lines, *self._preview_lines()]
 
     def _preview_lines(self) -> Iterator[str]:
-        """Yields the sampler's newest preview. Previews aren't stored, so a late client gets the
-        next one."""
+        """Yields the sampler's latest preview. Previews aren't stored, so a client that connects
+        late only gets later ones."""
         latest = self._watch.latest if self._watch else None
         if latest is None or latest is self._preview:
             return
-        if self._may_tell("preview"):
+        if self._may_send("preview"):
             self._preview = latest
             yield format_event("preview", preview_body(latest))
 
@@ -369,52 +370,53 @@ class WorkflowJobEvents:
         yield format_event("status", {"status": status, **place})
 
     def _row_lines(self, row: LoggedEvents, facts: JobFacts) -> Iterator[str]:
-        """Yields the events of a stored report. Events that the client has already received only
+        """Yields the events of a stored report. If the client has already received them, they only
         update the progress."""
         is_new = row.id > self._place.row and not self._place.outputs
-        if not row.is_last:  # outputs of the last report are sent with the end of the job
+        if not row.is_last:  # the outputs of the last report are sent when the job ends
             yield from self._output_lines(row, facts, is_new=is_new)
         has_progress = False
         for event in row.events:
             has_progress |= self._progress.take(event)
             preview = preview_of(event) if is_new else None
-            if preview is not None and self._may_tell("preview"):
+            if preview is not None and self._may_send("preview"):
                 yield format_event("preview", preview, str(row.id))
         if not has_progress or not is_new:
             return
-        if self._may_tell("progress") or row.is_last:
-            self._told_at.pop("behind", None)
+        if self._may_send("progress") or row.is_last:
+            self._sent_at.pop("behind", None)
             yield format_event("progress", self._progress.snapshot(), str(row.id))
         else:
-            self._told_at["behind"] = self._clock()
+            self._sent_at["behind"] = self._clock()
 
     def _output_lines(self, row: LoggedEvents, facts: JobFacts, *, is_new: bool) -> Iterator[str]:
-        """Yields the files of finished nodes. Their events have the id of the previous report, so a
-        client that is disconnected between them gets all of them again."""
+        """Yields an event for each file of finished nodes. Its id is that of the previous report,
+        so a client that disconnects between two files gets all of them again."""
         shown = facts._replace(record=record_from(row.events, None, is_success=False))
         for output in outputs_of(self._job, shown, self._reader):
-            if output["id"] not in self._outputs_told and is_new:
+            if output["id"] not in self._outputs_sent and is_new:
                 yield format_event("output", output, str(self._row) if self._row else None)
-            self._outputs_told.add(output["id"])
+            self._outputs_sent.add(output["id"])
 
-    def _may_tell(self, kind: str) -> bool:
+    def _may_send(self, kind: str) -> bool:
         now = self._clock()
-        if now - self._told_at.get(kind, now - PAUSE_SECONDS) < PAUSE_SECONDS:
+        if now - self._sent_at.get(kind, now - PAUSE_SECONDS) < PAUSE_SECONDS:
             return False
-        self._told_at[kind] = now
+        self._sent_at[kind] = now
         return True
 
     def _is_behind(self) -> bool:
-        return "behind" in self._told_at
+        return "behind" in self._sent_at
 
     async def _end(self) -> list[str]:
-        """Returns the outputs and then the status, because clients stop listening at the status."""
+        """Returns events for the remaining outputs and then the final status. Clients stop reading
+        at the final status."""
         call, job = self._call, self._job
-        facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.kept)
+        facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.cache)
         remaining = [
             output
             for output in outputs_of(job, facts, self._reader)
-            if output["id"] not in self._outputs_told
+            if output["id"] not in self._outputs_sent
         ]
         lines = [
             format_event("output", output, f"{END}.{number}")
@@ -435,7 +437,7 @@ async def _wait(woken: asyncio.Event, seconds: float) -> None:
 
 
 def format_event(kind: str, data: Mapping[str, Any], event_id: str | None = None) -> str:
-    """Formats an event with its data on one line. JSON escapes line breaks."""
+    """Formats a server-sent event. The data fits on one line, because JSON escapes line breaks."""
     named = f"id: {event_id}\n" if event_id else ""
     return f"{named}event: {kind}\ndata: {json.dumps(data)}\n\n"
 

@@ -1,4 +1,4 @@
-"""Comfy API v2: assets, which are uploads and outputs addressed by id or content."""
+"""The assets of Comfy API v2, which are uploads and outputs addressed by id or content hash."""
 
 import asyncio
 import contextlib
@@ -31,17 +31,17 @@ EXPIRES_SECONDS_MIN, EXPIRES_SECONDS_MAX = 60, 604_800
 @in_v2
 async def post_asset(call: GatewayCall, request: Request) -> Response:
     async with opened_upload(call, request) as form, saved_upload(call, form) as (upload, local):
-        wanted = _parse_upload(form, upload)
-        stored = await assets.store_asset(call.plane, call.caller, local, wanted)
+        new = _parse_upload(form, upload)
+        stored = await assets.store_asset(call.plane, call.caller, local, new)
     return _created(call, request, stored)
 
 
 @contextlib.asynccontextmanager
 async def saved_upload(call: GatewayCall, form: FormData) -> AsyncIterator[tuple[UploadFile, Path]]:
-    """Yields the form's part `file`, and the same content as a local file."""
+    """Yields the form's `file` part and the path of a local copy of its content."""
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
-        raise InvalidRequest("the part 'file' is missing", field="file")
+        raise InvalidRequest("the form must contain a part named 'file'", field="file")
     with call.plane.arriving.opened() as folder:
         local = folder / "upload"
         await asyncio.to_thread(_save, upload.file, local)
@@ -72,9 +72,9 @@ def _field(form: FormData, name: str) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _content_type(path: str, told: str | None) -> str:
+def _content_type(path: str, declared: str | None) -> str:
     try:
-        return checked_content_type(guessed_type(path, told))
+        return checked_content_type(guessed_type(path, declared))
     except FleetError as error:
         raise InvalidRequest(error.message, field="content_type") from error
 
@@ -82,7 +82,8 @@ def _content_type(path: str, told: str | None) -> str:
 def _tags(tags: list[str]) -> tuple[str, ...]:
     if len(tags) > assets.TAGS_MAX or any(len(tag) > assets.TAG_CHARACTERS_MAX for tag in tags):
         raise InvalidRequest(
-            f"an asset has at most {assets.TAGS_MAX} tags of {assets.TAG_CHARACTERS_MAX} characters",
+            f"an asset can have at most {assets.TAGS_MAX} tags"
+            f" of up to {assets.TAG_CHARACTERS_MAX} characters",
             field="tags",
         )
     return tuple(tags)
@@ -93,7 +94,7 @@ def _seconds(value: Any) -> int:
     is_whole = text.isdecimal() and len(text) < 10 and not isinstance(value, bool)
     if not is_whole or not EXPIRES_SECONDS_MIN <= int(text) <= EXPIRES_SECONDS_MAX:
         raise InvalidRequest(
-            f"'expires_in' must be from {EXPIRES_SECONDS_MIN} to {EXPIRES_SECONDS_MAX} seconds",
+            f"'expires_in' must be {EXPIRES_SECONDS_MIN} to {EXPIRES_SECONDS_MAX} seconds",
             field="expires_in",
         )
     return int(text)
@@ -110,23 +111,23 @@ async def post_from_hash(call: GatewayCall, request: Request) -> Response:
     digest = assets.parse_hash(body.get("hash"))
     path, tags, seconds = body.get("file_path"), body.get("tags"), body.get("expires_in")
     if path is not None and not isinstance(path, str):
-        raise InvalidRequest("'file_path' must be a text", field="file_path")
+        raise InvalidRequest("'file_path' must be a string", field="file_path")
     listed = tags if isinstance(tags, list) else []
-    wanted = NewAsset(
+    new = NewAsset(
         path=assets.check_path(path) if path else "",
         content_type="",
         tags=_tags([tag for tag in listed if isinstance(tag, str)]),
         expires_in=None if seconds is None else _seconds(seconds),
     )
-    return _created(call, request, await assets.mint_asset(call.plane, call.caller, digest, wanted))
+    return _created(call, request, await assets.mint_asset(call.plane, call.caller, digest, new))
 
 
 @in_v2
 async def head_by_hash(call: GatewayCall, request: Request) -> Response:
-    """Returns 200 if the caller has an asset with this content."""
+    """Returns 200 if the caller has an asset with this content hash, and otherwise 404."""
     digest = assets.parse_hash(request.path_params["hash"])
     if not await assets.has_bytes(call.plane, call.caller, digest):
-        raise NotFound("none of your assets has this hash")
+        raise NotFound("you have no asset with this hash")
     return Response(status_code=200)
 
 
@@ -145,7 +146,8 @@ async def delete_asset(call: GatewayCall, request: Request) -> Response:
 
 @in_v2
 async def get_content(call: GatewayCall, request: Request) -> Response:
-    """Sends an asset's content from a local folder, or redirects to a temporary URL of the bucket."""
+    """Returns an asset's content from a local store, or redirects to a temporary URL in the
+    bucket."""
     file = (await assets.find_asset(call.plane, call.caller, request.path_params["id"])).file
     store = call.plane.store
     if isinstance(store, LocalStore):

@@ -1,4 +1,4 @@
-"""Errors in the format of Comfy API v2: `{"error": {"code", "message", "details"}}` with its codes."""
+"""Formats errors as in Comfy API v2, which has its own error codes."""
 
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from comfyfleet.errors import (
 from comfyfleet.protocol.payloads import RefusedPrompt, UnforeseenInput
 from comfyfleet.server.http.errors import error_response, headers_of, status_of
 
-# Error codes by class. The first match wins.
+# Error codes by the error's class. The first match wins.
 CODES: tuple[tuple[type[FleetError], str], ...] = (
     (Unauthenticated, "unauthorized"),
     (Forbidden, "forbidden"),
@@ -37,7 +37,7 @@ class TooManyStreams(TooManyCalls):
 
 
 def error_reply(error: FleetError) -> Response:
-    """Formats an error for this API. Internal details are only logged."""
+    """Formats an error for Comfy API v2. Internal details aren't included."""
     status, code = status_of(error), error.code
     if isinstance(error, UnforeseenInput | RefusedPrompt):
         status, code = 400, InvalidRequest.code

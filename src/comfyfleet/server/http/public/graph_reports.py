@@ -29,6 +29,6 @@ async def compare(
 
 @router.get("/graph-runs/{run_id}/timeline", responses=problems(404))
 async def timeline(run_id: UUID, plane: PlaneDep, caller: Reader) -> RunTimeline:
-    """Returns when each node of a run waited, ran and finished, what it waited for, and the
-    critical path. All executions of a node share one row."""
+    """Returns the times at which each node of a run waited, ran and finished, and the critical
+    path. All executions of a node share one row."""
     return await reports.read_timeline(plane.graphs, owner_of(caller), run_id)
