@@ -1,4 +1,4 @@
-"""Registers and deregisters workers: rows, keys, audit entries, and the requeue of their jobs."""
+"""Registers and deregisters workers, with their keys and audit entries, and requeues their jobs."""
 
 from datetime import datetime, timedelta
 
@@ -31,8 +31,8 @@ from comfyfleet.server.secrets import hash_key, new_key
 async def register_worker(plane: ControlPlane, message: Register, secret: str) -> Registered:
     if not 1 <= message.protocol_version <= PROTOCOL_VERSION:
         raise InvalidInput(
-            f"protocol version {message.protocol_version} is not spoken here; "
-            f"the newest is {PROTOCOL_VERSION}",
+            f"protocol version {message.protocol_version} isn't supported; "
+            f"the latest version is {PROTOCOL_VERSION}",
             field="protocol_version",
         )
     async with plane.central.read() as tx:
@@ -54,7 +54,8 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
             tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
         )
         assigned = await fleets.workflows_of(tx, worker)
-    # A worker with this id that lost its key may hold leases, which the new one doesn't know.
+    # If an earlier worker with this id lost its key, it may still hold leases. The new worker doesn't
+    # know about them, so they are requeued.
     await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
     request_wake(plane.context)
     return Registered(
@@ -78,7 +79,7 @@ async def _fleet(tx: Tx, message: Register, secret: str) -> Fleet:
         return await fleets.get_fleet(tx, message.fleet_slug, message.stage)
     except NotFound:
         raise InvalidInput(
-            f"there is no fleet {message.fleet_slug}/{message.stage}", field="fleet_slug"
+            f"fleet {message.fleet_slug}/{message.stage} was not found", field="fleet_slug"
         ) from None
 
 
@@ -95,9 +96,9 @@ def _registration(message: Register) -> WorkerRegistration:
 
 
 async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
-    """Raises Refused for an EC2 instance outside the known auto-scaling groups.
+    """Raises Refused for an EC2 instance that isn't in a known auto-scaling group.
 
-    If the check is enabled but could not be done, returns the reason for the audit log.
+    If the check is enabled but couldn't be done, returns the reason for the audit log.
     """
     if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
         return None
@@ -108,30 +109,32 @@ async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
 
 
 async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Heartbeat) -> None:
-    """Records that the worker is alive, with its latest reading."""
+    """Records that a worker is alive, and its latest reading."""
     await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
 
 
-# A worker that left its fleet longer ago than this is reported as unknown instead of offline.
+# Time for which a worker that left its fleet is reported as offline. After that, it is unknown.
 KNOWN_FOR = timedelta(days=7)
 
 
 async def require_worker(tx: Tx, worker_id: str, *, now: datetime) -> FleetWorker:
     """Returns a worker.
 
-    Raises WorkerOffline if it left its fleet recently, for example to restart, or else NotFound.
+    If it isn't registered, raises WorkerOffline if it left its fleet recently, for example for a
+    restart, and otherwise NotFound.
     """
     worker = await fleets.find_worker(tx, worker_id)
     if worker is not None:
         return worker
-    left = await find_audit_entries(
+    departures = await find_audit_entries(
         tx, action="deregister", subject=f"worker:{worker_id}", since=now - KNOWN_FOR, limit=1
     )
-    if not left:
-        raise NotFound(f"there is no worker {worker_id}")
+    if not departures:
+        raise NotFound(f"worker {worker_id} was not found")
     raise WorkerOffline(
-        f"The worker {worker_id} is offline: it left its fleet at {left[0].at:%Y-%m-%d %H:%M} UTC.",
-        hint="Repeat the command when the worker is back.",
+        f"Worker {worker_id} is offline. It left its fleet at"
+        f" {departures[0].at:%Y-%m-%d %H:%M} UTC.",
+        hint="Retry when the worker is back online.",
     )
 
 
