@@ -160,13 +160,14 @@ function putByRequest(
     for (const [name, value] of Object.entries(slot.headers))
       if (!/^(content-length|host)$/i.test(name)) request.setRequestHeader(name, value)
     request.upload.onprogress = (event) => tell(event.loaded)
-    request.onerror = () => fail(new ApiError("offline", "the store can't be reached", 0))
-    request.onabort = () => fail(new ApiError("stopped", "the upload was stopped", -1))
+    request.onerror = () => fail(new ApiError("offline", "The file storage can't be reached.", 0))
+    request.onabort = () => fail(new ApiError("stopped", "The upload was stopped.", -1))
     request.onload = () => {
       const { status } = request
       if (status >= 200 && status < 300) done()
-      else if (status >= 500 || status === 429) fail(new ApiError("store", "the store is busy", status))
-      else fail(new ApiError("store_refused", "the store refused the file", status))
+      else if (status >= 500 || status === 429)
+        fail(new ApiError("store", "The file storage is busy. Try again later.", status))
+      else fail(new ApiError("store_refused", "The file storage rejected the file.", status))
     }
     signal.addEventListener("abort", () => request.abort(), { once: true })
     request.send(part)
