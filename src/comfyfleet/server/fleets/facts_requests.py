@@ -1,6 +1,4 @@
-"""Requests that workers read their backends' facts. Requests reach workers at every control
-plane.
-"""
+"""Asks workers to read their backends' facts, at whichever control plane they poll."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

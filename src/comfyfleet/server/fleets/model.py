@@ -306,8 +306,9 @@ class FleetWorker:
         return min(leases, self.max_concurrency)
 
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
-        """Returns the time at which the worker was last seen if its next sign of life is overdue,
-        and otherwise None. `state_at` reports the worker as offline only later."""
+        """Returns the time at which the worker was last seen if its next report is overdue, and
+        otherwise None. `state_at` reports the worker as offline only later.
+        """
         is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
         return self.last_seen_at if is_missed else None
 
@@ -385,7 +386,7 @@ class BackendKind(NamedTuple):
 class WorkerStanding(NamedTuple):
     """The facts outside a worker's row that decide whether the worker gets a job."""
 
-    assigned: list[AssignedWorkflow]  # workflows of its fleet
+    assigned: list[AssignedWorkflow]  # workflows of the worker's fleet
     held: tuple[int, ...]  # dispatches that are leased to the worker
     in_maintenance: bool
 
@@ -404,7 +405,7 @@ def check_fleet_name(slug: str, stage: str) -> None:
     for value, pattern, name in ((slug, SLUG, "slug"), (stage, STAGE, "stage")):
         if not pattern.fullmatch(value):
             raise InvalidInput(
-                f"the fleet's {name} may only contain lower-case letters, digits, - and _, not {value!r}",
+                f"a {name} may only contain lower-case letters, digits, - and _, not {value!r}",
                 field=name,
             )
 

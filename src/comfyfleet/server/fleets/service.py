@@ -603,7 +603,7 @@ def check_secret(fleet: Fleet, secret: str) -> None:
 
 
 async def check_known_secret(tx: Tx, secret: str) -> None:
-    """Checks that any fleet has this secret, before the body that names the fleet is read."""
+    """Checks that a fleet has this secret, before the body that names the fleet is read."""
     if not await store.has_fleet_secret(tx, hash_key(secret)):
         raise Unauthenticated(
             "no fleet has this secret" if secret else "the fleet's secret is required",

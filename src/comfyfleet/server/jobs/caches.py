@@ -1,6 +1,4 @@
-"""Caches documents, converted prompts, queue depths and values that may be a few seconds old in
-memory.
-"""
+"""Provides in-memory caches for documents, converted prompts, queue depths and other values."""
 
 import asyncio
 import hashlib
@@ -181,9 +179,7 @@ class RunSeconds:
             self._runs.popitem(last=False)
 
     def longest(self, tenant_id: UUID, spec: JobSpec) -> float | None:
-        """Returns the duration of the longest recent run in seconds, or None without a recent
-        run.
-        """
+        """Returns the duration of the longest recent run in seconds, or None if there was none."""
         of_user = self._runs.get((tenant_id, spec.user_id))
         return max(of_user.get(_run_key(spec), ()), default=None) if of_user else None
 

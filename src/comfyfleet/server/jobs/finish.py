@@ -271,7 +271,7 @@ async def _complete_in(
 
 def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
     """Returns the duration of the run in seconds as measured by the worker. Without a measurement,
-    returns the time since the run was started or, if its start was not reported, leased.
+    returns the time since the run's start or, if no start was reported, since its lease.
     """
     if message.execution_seconds is not None:
         return message.execution_seconds
@@ -416,7 +416,7 @@ async def fail(
 
 
 def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
-    """Whether the backend refused the prompt, and was the first to receive it."""
+    """Whether the first backend that received the prompt refused it."""
     error = message.error if message else None
     is_refused = isinstance(error, dict) and error.get("code") == PROMPT_REFUSED
     return is_refused and row.lease_number == 1

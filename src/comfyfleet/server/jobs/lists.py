@@ -55,7 +55,7 @@ async def find_job(context: JobContext, job_id: UUID) -> Job:
 
 
 async def find_listed(context: JobContext, job_ids: Sequence[UUID]) -> dict[UUID, ListedJob]:
-    """Returns the jobs that were found in the pools that are up, in the order of `job_ids`."""
+    """Returns the jobs that were found, in the order of `job_ids`. Skips pools that are down."""
     results, _ = await _in_pools(context, lambda tx: store_lists.find_listed(tx, job_ids))
     jobs_by_id = {job.id: job for jobs in results for job in jobs}
     return {job_id: jobs_by_id[job_id] for job_id in dict.fromkeys(job_ids) if job_id in jobs_by_id}

@@ -235,15 +235,17 @@ class ListedJob(NamedTuple):
 
 
 class JobsFound(NamedTuple):
-    """A list of jobs, the newest first. If `complete_to` is set, older jobs may be missing."""
+    """A list of jobs, the newest first. If `complete_to` is set, jobs that are older than that
+    position may be missing.
+    """
 
     jobs: Sequence[ListedJob]
     complete_to: Place | None = None
 
 
 def merge_found(parts: Iterable[JobsFound], limit: int) -> JobsFound:
-    """Merges lists that may end at different positions into a page. The page ends where the
-    shortest list ends, because older jobs may be missing.
+    """Merges lists that may end at different positions into a page. The page ends at the newest of
+    these positions, because older jobs may be missing.
     """
     lists = list(parts)
     cut = max((part.complete_to for part in lists if part.complete_to), default=None)
@@ -483,7 +485,7 @@ class JobBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """The numbers of a batch's jobs, and their tokens."""
+    """The numbers of jobs and tokens of a batch by state."""
 
     total: int
     held: int  # jobs that are not yet admitted to the queue

@@ -187,7 +187,7 @@ async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) 
 async def waiting_by_id(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> dict[UUID, WaitingJob]:
-    """Returns the jobs that exist by their ids, without their prompts."""
+    """Returns jobs by id, without their prompts. Ids of missing jobs are left out."""
     jobs = await store_followed.waiting_by_id(tx, tenant_id, list(job_ids))
     return {job.id: job for job in jobs}
 
@@ -219,7 +219,7 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Returns the jobs that exist by their ids."""
+    """Returns jobs by id. Ids of missing jobs are left out."""
     return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
 
 
@@ -720,7 +720,7 @@ NAMES_AT_ONCE_MAX = 4
 async def prompt_names(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
-    """Returns the number and the client's prompt id of each prompt by job id."""
+    """Returns each prompt's number and client-side prompt id, by job id."""
     names: dict[UUID, tuple[float, str]] = {}
     for start in range(0, len(job_ids), NAMES_AT_ONCE_MAX):
         part = job_ids[start : start + NAMES_AT_ONCE_MAX]

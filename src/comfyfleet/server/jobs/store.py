@@ -121,14 +121,14 @@ _LOCK = PreparedForIds(
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
-    """Returns the jobs that exist, ordered by id."""
+    """Returns jobs ordered by id. Ids of missing jobs are left out."""
     if not job_ids:
         return []
     rows = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
     return sorted((job_from_row(row) for row in rows), key=lambda job: job.id)
 
 
-# Limits of a part, whose JSON is decoded without a pause.
+# Maximum size of a part, whose JSON is decoded without a pause, in bytes and in jobs.
 READ_BYTES_MAX, READ_JOBS_MAX = 1024**2, 20
 _STORED_BYTES = func.octet_length(cast(ai_jobs.c.prompt, Text)) + func.coalesce(
     func.octet_length(cast(ai_jobs.c.gateway, Text)), 0
@@ -188,7 +188,7 @@ async def by_idempotency_key(
 
 
 async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
-    """Returns the statuses of the jobs that exist, by tenant and id."""
+    """Returns the statuses of these jobs by tenant and id. Missing jobs are left out."""
     rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
             is_one_of(tx, ai_jobs.c.id, job_ids)
@@ -468,7 +468,7 @@ _START = PreparedStatement(lambda tx: _START_UPDATE)
 
 
 def _build_start_with_event() -> Any:
-    """Builds one PostgreSQL statement that starts a job and adds the event."""
+    """Builds a single PostgreSQL statement that starts a job and adds its status event."""
     started = _START_UPDATE.cte("started")
     event = select(
         started.c.tenant_id,

@@ -28,7 +28,7 @@ _BY_ID = PreparedForIds(
 
 
 async def waiting_by_id(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[WaitingJob]:
-    """Returns the jobs that exist, without their prompts."""
+    """Returns jobs without their prompts. Ids of missing jobs are left out."""
     if not job_ids:
         return []
     return [_waiting_job(row) for row in await _BY_ID.of(tx, job_ids, {"of_tenant": tenant_id})]

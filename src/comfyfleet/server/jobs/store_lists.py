@@ -28,7 +28,7 @@ from comfyfleet.server.jobs.model import (
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
 # Number of the newest jobs that are searched for an error text, because error texts have no index.
 LOOKED_AT_MAX = 5_000
-# Jobs are counted up to this number.
+# Upper limit for counts of jobs.
 COUNTED_MAX = 10_000
 _COLUMNS = tuple(ai_jobs.c[name] for name in ListedJob._fields)
 
@@ -132,14 +132,14 @@ async def count_by_status(tx: Tx, job_filter: JobFilter) -> dict[JobStatus, int]
 
 
 async def get_listed(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns the jobs of a tenant that exist, by their ids."""
+    """Returns the tenant's jobs with these ids. Ids of missing jobs are left out."""
     is_own = without_index(tx, ai_jobs.c.tenant_id) == tenant_id
     query = select(*_COLUMNS).where(is_own, is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 
 
 async def find_listed(tx: Tx, job_ids: Sequence[UUID]) -> list[ListedJob]:
-    """Returns the jobs that exist in the pool, regardless of their tenant. For operators only."""
+    """Returns the pool's jobs with these ids, regardless of their tenant. For operators only."""
     query = select(*_COLUMNS).where(is_one_of(tx, ai_jobs.c.id, job_ids))
     return [_listed(row) for row in await tx.execute(query)]
 

@@ -160,7 +160,7 @@ async def active_prompt_ids(
 async def names_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[float, str]]:
-    """Returns the number and the client's prompt id of each prompt by job id."""
+    """Returns each prompt's number and client-side prompt id, by job id."""
     rows = await _NAMES.of(tx, job_ids, {"of_tenant": tenant_id})
     return {row["id"]: (row["number"], row["prompt_id"]) for row in rows}
 

@@ -31,9 +31,8 @@ class Match(NamedTuple):
 class MatchDecision(NamedTuple):
     choices: list[Match]
     passed: frozenset[int]  # ids of jobs that were passed by a later job because of its model
-    has_fresh: bool = (
-        False  # whether a new job was withheld from workers that would only prefetch it
-    )
+    # Whether a new job was withheld from workers that would only prefetch it.
+    has_fresh: bool = False
     # Seconds after which a job that is reserved for other workers may be given to the remaining
     # waiters.
     held_seconds: float | None = None

@@ -77,8 +77,8 @@ class Coalescer(Generic[Item, Answer]):
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _resolve(future, answer)
-        # This isn't done in a done callback, because a call before that callback would wait for a
-        # task that has already checked for calls for the last time.
+        # This must not be left to a done callback. A call before that callback would wait for this
+        # task, which has already checked for calls for the last time.
         self._pump = None
 
     async def close(self) -> None:
@@ -277,8 +277,8 @@ class DispatchQueue:
                     self._answer(request, None)
 
     def end_prefetch_wait(self, worker_id: str) -> bool:
-        """Ends the worker's prefetch poll without a job, because one of its leases has ended.
-        Returns False if no such poll is waiting in this process.
+        """Ends the worker's prefetch poll without a job, because one of the worker's leases has
+        ended. Returns False if no such poll is waiting in this process.
         """
         request = self._waiting.prefetching(worker_id)
         if request is None or request.is_being_served:
@@ -470,7 +470,7 @@ class DispatchQueue:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    # Rechecks, and other processes
+    # Periodic checks, and messages from other processes
 
     def _wake_after(self, seconds: float, lanes: Iterable[QueueLane]) -> None:
         counts = Counter(lanes)
@@ -554,7 +554,7 @@ class DispatchQueue:
         for order in orders:
             await self._hints.send(_order_payload(self._name, order))
 
-    # Enqueues, heartbeats and completes
+    # Enqueues, heartbeats and completions
 
     async def _enqueue(
         self, batch: Sequence[Sequence[NewDispatch]]

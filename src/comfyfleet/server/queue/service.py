@@ -99,7 +99,7 @@ async def newest(tx: Tx, *, limit: int) -> list[Dispatch]:
 
 
 async def get_many(tx: Tx, dispatch_ids: Collection[int]) -> list[Dispatch]:
-    """Returns the dispatches that exist."""
+    """Returns dispatches by their ids. Ids of missing dispatches are left out."""
     return await reads.get_many(tx, dispatch_ids) if dispatch_ids else []
 
 

@@ -219,7 +219,8 @@ def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str
     }
 
 
-# Maximum number of images in a batch. Larger counters don't start at 1.
+# Largest plausible number of images in a batch. A new range only starts at 1 if its first counter
+# isn't larger.
 BATCH_MAX = 4_096
 OUTPUT = "output"
 

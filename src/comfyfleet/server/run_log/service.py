@@ -53,7 +53,8 @@ NAMES_TRIED_MAX = 1_000  # names that are tried for a file
 # refused.
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 10_000
 _threads = FairThreads("run log", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-# The counter for prompt numbers is in the same table as those for files, under this folder.
+# The counter for prompt numbers is stored in the same table as those for files, under this folder
+# name.
 QUEUE_FOLDER = "queue"
 
 
