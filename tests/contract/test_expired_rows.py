@@ -110,7 +110,7 @@ async def test_a_job_without_its_prompt_is_told_of_and_not_retried(scene: Scene)
     with pytest.raises(Refused, match="prompt was deleted"):
         await submit.retry_job(scene.context, scene.tenant_id, job.id)
     again = await submit.retry_job(scene.context, scene.tenant_id, scene.jobs[40])
-    assert again.asked.prompt == PROMPT
+    assert again.spec.prompt == PROMPT
 
 
 async def test_many_rows_go_in_steps(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

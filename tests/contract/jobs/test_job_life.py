@@ -290,7 +290,7 @@ async def test_a_retry_is_a_new_job_and_the_old_one_stays(place: Place) -> None:
         await retry_job(place.context, place.tenant_id, job.id)
     await place.fail(await place.lease())
     again = await retry_job(place.context, place.tenant_id, job.id)
-    assert again.asked.retry_of == job.id
+    assert again.spec.retry_of == job.id
     assert (await retry_job(place.context, place.tenant_id, job.id)).id == again.id
     assert (await place.job(job.id)).status == JobStatus.FAILED
     assert (await place.lease()).job_id == again.id
@@ -299,7 +299,7 @@ async def test_a_retry_is_a_new_job_and_the_old_one_stays(place: Place) -> None:
 async def test_a_retry_belongs_to_no_batch_and_no_run(place: Place) -> None:
     job = await place.submit(batch_id=uuid4(), batch_position=0, run_kind="graph", run_id=uuid4())
     await place.fail(await place.lease())
-    asked_again = (await retry_job(place.context, place.tenant_id, job.id)).asked
+    asked_again = (await retry_job(place.context, place.tenant_id, job.id)).spec
     assert (asked_again.batch_id, asked_again.batch_position) == (None, None)
     assert (asked_again.run_kind, asked_again.run_id) == (None, None)
 

@@ -188,7 +188,7 @@ class JobMachine(RuleBasedStateMachine):
     def stop(self, lease: Handed, seconds: float, at_limit: bool, cut: int | None) -> None:
         """The worker stops a run at its limit, or because its owner has interrupted it."""
         job = self.do(self.job(lease.job_id))
-        if not at_limit and job and job.asked.gateway:  # other jobs are cancelled instead
+        if not at_limit and job and job.spec.gateway:  # other jobs are cancelled instead
             self.do(submit.interrupt_job(self.whole, self.tenant_id, lease.job_id))
         said = Fail(
             dispatch_id=lease.dispatch_id,

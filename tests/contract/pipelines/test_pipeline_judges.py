@@ -153,8 +153,8 @@ async def test_a_judge_sees_the_picture_and_what_its_properties_say(
     handed = await until_judge(pipeline_setup, run)
     (candidate,) = await pipeline_setup.candidates(run)
     job = await pipeline_setup.job(handed.job_id)
-    assert [str(each.file_id) for each in job.asked.assets] == [(candidate.file or {})["file_id"]]
-    assert (job.asked.user_id, job.asked.price_tokens) == (pipeline_setup.user_id, 1)
+    assert [str(each.file_id) for each in job.spec.assets] == [(candidate.file or {})["file_id"]]
+    assert (job.spec.user_id, job.spec.price_tokens) == (pipeline_setup.user_id, 1)
 
 
 async def test_a_person_overrides_the_judge_and_undo_brings_its_verdict_back(

@@ -73,8 +73,8 @@ async def test_the_parents_picture_is_handed_on_by_reference(pipeline_setup: Pip
     handed = await pipeline_setup.leased()
     (parent,) = await pipeline_setup.candidates(run)
     job = await pipeline_setup.job(handed.job_id)
-    assert [str(each.file_id) for each in job.asked.assets] == [(parent.file or {})["file_id"]]
-    assert job.asked.user_id == pipeline_setup.user_id
+    assert [str(each.file_id) for each in job.spec.assets] == [(parent.file or {})["file_id"]]
+    assert job.spec.user_id == pipeline_setup.user_id
 
 
 async def test_each_job_gets_a_new_seed_which_its_candidates_tell(
@@ -302,7 +302,7 @@ async def test_runs_of_a_tenant_take_turns(pipeline_setup: PipelineSetup) -> Non
     for _ in range(9):
         await pipeline_setup.sweep()
         handed = await pipeline_setup.leased()
-        served.append((await pipeline_setup.job(handed.job_id)).asked.run_id)
+        served.append((await pipeline_setup.job(handed.job_id)).spec.run_id)
         await pipeline_setup.finish(handed)
     for start in range(0, 9, 3):
         assert set(served[start : start + 3]) == {each.id for each in runs}

@@ -192,7 +192,7 @@ async def test_one_customers_runs_do_not_change_what_another_must_reserve(
         line = (await ledger.transactions(tx, ada.tenant_id, ada.user_id, limit=1))[0]
         assert line.job_id is not None
         job = await jobs.get(tx, ada.tenant_id, line.job_id)
-    run_seconds.note(ada.tenant_id, job.asked, 300.0)
+    run_seconds.note(ada.tenant_id, job.spec, 300.0)
     await run(ada)
     await run(bob)
     assert (await lines(server, ada))[2] == ("JOB_RESERVE", -900)

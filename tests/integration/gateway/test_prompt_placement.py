@@ -182,7 +182,7 @@ async def prices(server: GatewayInProcess, *prompts: Mapping[str, Any]) -> list[
     async with server.plane.context.tenant(user.tenant_id) as tx:
         job_ids = [job_id_of(user.tenant_id, user.user_id, each) for each in ids]
         found = await jobs.get_many(tx, user.tenant_id, job_ids)
-    return [found[job_id].asked.price_tokens for job_id in job_ids]
+    return [found[job_id].spec.price_tokens for job_id in job_ids]
 
 
 async def register(
@@ -289,5 +289,5 @@ async def test_a_registered_workflow_is_recognised_by_its_shape(server: GatewayI
     async with server.plane.context.tenant(user.tenant_id) as tx:
         ids = await jobs.ended_prompt_ids(tx, user.tenant_id, user.user_id, limit=10)
         found = await jobs.get_many(tx, user.tenant_id, ids)
-    told = {each.asked.workflow_slug: each.asked.price_tokens for each in found.values()}
+    told = {each.spec.workflow_slug: each.spec.price_tokens for each in found.values()}
     assert told == {"invert": 7, "open-default.production": 0}

@@ -66,8 +66,8 @@ async def prompt_of(ada: TenantData, **gateway: Any) -> Job:
 
 
 def run_of(job: Job) -> LoggedRun:
-    assert job.asked.user_id is not None
-    return LoggedRun(job.tenant_id, job.asked.user_id, job.id, 1, "c", PROMPT_ID)
+    assert job.spec.user_id is not None
+    return LoggedRun(job.tenant_id, job.spec.user_id, job.id, 1, "c", PROMPT_ID)
 
 
 async def log(ada: TenantData, job: Job, *, is_end: bool) -> None:

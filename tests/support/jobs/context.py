@@ -119,7 +119,7 @@ async def require_sound_ledger(context: JobContext, tenant_id: UUID, jobs: Seque
             job.reserved_tokens,
             not job.status.is_active,
             job.status == "completed",
-            is_metered(job.asked),
+            is_metered(job.spec),
         )
         for job in jobs
     ]

@@ -39,7 +39,7 @@ def body_of(answered: dict[str, Any], *, hides: bool = False) -> dict[str, Any]:
     error = refusal_details(refusal_from(answered, PROMPT))
     why = to_user_message(error)
     asked = SimpleNamespace(prompt=PROMPT)
-    job = SimpleNamespace(raw_error=why.raw, error_message=why.message, asked=asked)
+    job = SimpleNamespace(raw_error=why.raw, error_message=why.message, spec=asked)
     return refused(cast(Job, job), {"Custom": CUSTOM}, hides=hides).body
 
 

@@ -203,7 +203,7 @@ async def _output_name(tx: Tx, caller: Caller, file: File) -> tuple[UserFile, st
     """
     job_id = job_in_key(file.path)
     job = await jobs.find(tx, caller.tenant.id, job_id) if job_id else None
-    if job is None or job.asked.user_id != caller.user_id or job.asked.gateway is None:
+    if job is None or job.spec.user_id != caller.user_id or job.spec.gateway is None:
         return None
     name = next((output.name for output in job.outputs if output.file_id == file.id), None)
     files = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id])

@@ -231,7 +231,7 @@ class UserFeed:
             other.is_replaced |= other.client_id == socket.client_id
         self._sockets.append(socket)
         for job in running:
-            if asks_for_previews(job.asked):
+            if asks_for_previews(job.spec):
                 client_id = gateway_data(job).get("client_id")
                 in_order = client_in_order(job) is not None
                 self._shown.begin(job.id, client_id, prompt_id_of(job), in_order=in_order)

@@ -426,7 +426,7 @@ async def _render_in_parts(
 async def _render(
     tx: Tx, caller: Caller, shown: Sequence[tuple[Job, PromptForm]], sees: bool
 ) -> dict[tuple[UUID, PromptForm], RenderedPrompt]:
-    prompts = [(job, form) for job, form in shown if job.asked.gateway is not None]
+    prompts = [(job, form) for job, form in shown if job.spec.gateway is not None]
     records = await _records(tx, caller, [job for job, form in prompts if _shows_end(form)])
     if not sees:
         records = {job_id: redacted_record(record) for job_id, record in records.items()}
@@ -444,7 +444,7 @@ async def _records(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, M
     records: dict[UUID, Mapping[str, Any]] = {}
     for job in ended:
         lease, record = stored.get(job.id, (None, {}))
-        if lease != job.lease_number and job.asked.gateway is not None:
+        if lease != job.lease_number and job.spec.gateway is not None:
             messages = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
             record = record_of_end(job, messages)
         records[job.id] = record

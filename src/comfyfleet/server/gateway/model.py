@@ -45,7 +45,7 @@ def gateway_data(job: Job) -> Mapping[str, Any]:
     """Returns the data that was stored with a gateway prompt, such as `prompt_id`, `number`,
     `client_id`, `extra_data` and `outputs`. Returns an empty mapping for other jobs.
     """
-    return job.asked.gateway or {}
+    return job.spec.gateway or {}
 
 
 def prompt_id_of(job: Job) -> str:
@@ -70,7 +70,7 @@ def queued_prompt(job: Job) -> QueuedPrompt:
     return QueuedPrompt(
         number=data["number"],
         prompt_id=data["prompt_id"],
-        prompt=data.get("prompt") or job.asked.prompt,
+        prompt=data.get("prompt") or job.spec.prompt,
         extra_data=data.get("extra_data") or {},
         outputs=tuple(data.get("outputs") or ()),
     )
@@ -101,7 +101,7 @@ def history_entry(job: Job, record: Mapping[str, Any]) -> Record:
 def record_of_end(job: Job, messages: Sequence[Event]) -> dict[str, Any]:
     """Builds the history record of a job that ended without a report of its run."""
     at = job.completed_at or job.submitted_at
-    end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
+    end = RunEnd(job.status.value, job.spec.prompt, job.error_message)
     events = [*messages, *missing_events(prompt_id_of(job), end, messages, at)]
     return record_from(events, None, is_success=job.status == JobStatus.COMPLETED)
 

@@ -290,7 +290,7 @@ async def _require_same(
     job = await find_job(plane, caller, prompt_id)
     if job is None:
         return
-    known = gateway_data(job).get("prompt") or job.asked.prompt
+    known = gateway_data(job).get("prompt") or job.spec.prompt
     if known and dict(known) != dict(prompt):
         text = "You have already used this prompt_id for another prompt; omit it or use a new one"
         raise RefusedPrompt(fault("prompt_id_in_use", text, prompt_id))

@@ -98,7 +98,7 @@ async def repeat_refusal(
         job = await _get_job(plane, caller, job_id)
     except NotFound:
         return  # The prompt has the same idempotency key as a job with another id.
-    is_awaited = (job.asked.gateway or {}).get(AWAITS_BACKEND)
+    is_awaited = (job.spec.gateway or {}).get(AWAITS_BACKEND)
     if is_awaited and job.status == JobStatus.FAILED and await _is_hidden(plane, caller, job):
         raise refused(job, nodes, hides=not sees_backends(plane, caller.tenant))
 
@@ -146,7 +146,7 @@ def refused(job: Job, nodes: Mapping[str, OfferedNode], *, hides: bool) -> Refus
         _shown_text(reported.get("message") or job.error_message, hides=hides),
         _shown_text(reported.get("details"), hides=hides),
     )
-    prompt = job.asked.prompt or {}
+    prompt = job.spec.prompt or {}
     node_errors = {
         node_id: {
             **entry,

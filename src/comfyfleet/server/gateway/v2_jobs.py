@@ -202,7 +202,7 @@ async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job:
 
 async def _find(tx: Tx, caller: Caller, job_id: UUID) -> Job:
     job = await jobs.find(tx, caller.tenant.id, job_id)
-    if job is None or job.asked.gateway is None or job.asked.user_id != caller.user_id:
+    if job is None or job.spec.gateway is None or job.spec.user_id != caller.user_id:
         raise NotFound("the job was not found")
     return job
 
@@ -221,7 +221,7 @@ def workflow_of(job: Job) -> dict[str, Any]:
     saved = data.get("workflow")
     if isinstance(saved, Mapping):
         return {"workflow": saved, "format": "save"}
-    return {"workflow": data.get("prompt") or job.asked.prompt, "format": "api"}
+    return {"workflow": data.get("prompt") or job.spec.prompt, "format": "api"}
 
 
 async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: BoundedCache) -> JobFacts:
@@ -234,7 +234,7 @@ async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: Bounded
         events = await run_log.messages_of_job(tx, caller.tenant.id, job.id)
         names = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id])
         files = await _files_of(tx, caller, [job], names)
-    progress = LoggedProgress(job.asked.prompt)
+    progress = LoggedProgress(job.spec.prompt)
     for event in events:
         progress.take(event)
     return JobFacts(
@@ -349,7 +349,7 @@ async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[l
             return read_jobs, False
         before = part[-1].submitted_at, part[-1].id
         for job in part:
-            size += len(json_text(job.asked.prompt))
+            size += len(json_text(job.spec.prompt))
             await asyncio.sleep(0)
     return read_jobs, True
 

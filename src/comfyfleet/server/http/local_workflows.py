@@ -89,7 +89,7 @@ async def show_prompt(
     _require_local(request, caller)
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     sent = [sent_prompt(job, attempt) for attempt in await lists.attempts_of(plane.context, job)]
-    return LocalPrompt(prompt=next(filter(None, reversed(sent)), dict(job.asked.prompt) or None))
+    return LocalPrompt(prompt=next(filter(None, reversed(sent)), dict(job.spec.prompt) or None))
 
 
 def _require_local(request: Request, caller: Caller) -> None:

@@ -77,7 +77,7 @@ def generative_models(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 
 async def warn_of_lost_manifest(context: JobContext, job: Job) -> None:
     """Warns the operators once per workflow that results lose their C2PA manifest."""
-    slug = job.asked.workflow_slug
+    slug = job.spec.workflow_slug
     seen = context.caches.lost_manifests
     if slug in seen:
         return

@@ -77,8 +77,8 @@ async def admit_after_end(context: JobContext, pool: Database, job: Job) -> None
     """Admits the user's held jobs after a job has ended. If this is interrupted, a later sweep
     admits them.
     """
-    if job.asked.user_id:
-        await admit(context, pool, job.tenant_id, job.asked.user_id)
+    if job.spec.user_id:
+        await admit(context, pool, job.tenant_id, job.spec.user_id)
 
 
 async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: UUID) -> int:
@@ -120,7 +120,7 @@ def choose_admitted(held: Sequence[HeldJob], room: int, at_once: Mapping[UUID, i
 
 
 def as_batch_job(job: Job) -> BatchJob:
-    return BatchJob(job.status, job.asked.is_held, job.reserved_tokens)
+    return BatchJob(job.status, job.spec.is_held, job.reserved_tokens)
 
 
 async def admit_all(context: JobContext) -> None:
@@ -263,7 +263,7 @@ async def cancel_batch(
     async with context.tenant_transaction(tenant_id) as tx:
         batch = await mark_batch_cancelled(tx, tenant_id, user_id, batch_id, now=context.clock())
         jobs = await store.list_of_batch(tx, tenant_id, batch_id)
-    for job in sorted(jobs, key=lambda candidate: not candidate.asked.is_held):
+    for job in sorted(jobs, key=lambda candidate: not candidate.spec.is_held):
         if job.status.is_active:
             await submit.cancel_job(context, tenant_id, job.id)
     return batch

@@ -358,7 +358,7 @@ class JobContext:
                 "the requirements of dispatch %d could not be read: %s", dispatch_id, error.message
             )
             return None
-        return None if job is None else job.asked.needs
+        return None if job is None else job.spec.needs
 
     @property
     def active_max(self) -> ActiveJobLimits:

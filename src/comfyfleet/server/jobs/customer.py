@@ -37,7 +37,7 @@ async def get_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: U
 
 async def _get_own(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
     job = await service.get(tx, tenant_id, job_id)
-    if job.asked.user_id != user_id:
+    if job.spec.user_id != user_id:
         raise NotFound(f"job {job_id} was not found")
     return job
 
@@ -64,7 +64,7 @@ async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id
     completed or failed.
     """
     job = await get_job(context, tenant_id, user_id, job_id)
-    is_running = job.asked.gateway is not None and job.shown_status == JobStatus.PROCESSING
+    is_running = job.spec.gateway is not None and job.shown_status == JobStatus.PROCESSING
     # A running prompt is only cancelled when its backend reports the end of the run, because
     # results may already have been shown.
     if is_running and await submit.interrupt_job(context, tenant_id, job_id):
@@ -88,7 +88,7 @@ async def retry_job(
     failed = await get_job(context, tenant_id, user_id, job_id)
     if failed.status != JobStatus.FAILED:
         raise Conflict(f"only failed jobs can be retried, and this job is {failed.status}")
-    if failed.asked.gateway is not None:
+    if failed.spec.gateway is not None:
         # The fleet's prices and terms may have changed since the prompt was submitted.
         raise Conflict("a prompt from a ComfyUI client can't be retried; submit it again instead")
     new_id = retry_job_id(failed)
@@ -100,10 +100,10 @@ async def retry_job(
 
 
 async def _current_price(context: JobContext, job: Job) -> int:
-    if job.asked.effect_id is None:
+    if job.spec.effect_id is None:
         return job.reserved_tokens
     async with context.central.read() as tx:
-        return (await catalog.get_effect(tx, job.asked.effect_id)).settings.price_tokens
+        return (await catalog.get_effect(tx, job.spec.effect_id)).settings.price_tokens
 
 
 async def explain_job(
@@ -111,7 +111,7 @@ async def explain_job(
 ) -> WaitExplanation:
     """Explains why a job is not running, and whether it needs a person's help."""
     job = await get_job(context, tenant_id, user_id, job_id)
-    if job.asked.is_held and job.status == JobStatus.QUEUED:
+    if job.spec.is_held and job.status == JobStatus.QUEUED:
         return WaitExplanation(HELD)
     async with context.central.read() as tx:
         row = await dispatch.of_job(tx, tenant_id, job_id)
@@ -139,9 +139,9 @@ async def former_settings(
     offer = await _offer_of(context, job)
     if offer is None:
         return FormerSettings(None, None, {}, ("The effect is no longer offered.",))
-    values = [(prop, job.asked.properties.get(prop.name)) for prop in offer.properties]
+    values = [(prop, job.spec.properties.get(prop.name)) for prop in offer.properties]
     async with context.tenant(tenant_id) as tx:
-        video = await _kept_media(tx, tenant_id, user_id, job.asked.video_id)
+        video = await _kept_media(tx, tenant_id, user_id, job.spec.video_id)
         ids = {file_id for prop, value in values if prop.is_media and (file_id := _as_id(value))}
         uploaded = await media.media_of_files(tx, tenant_id, user_id, ids)
     problems = (
@@ -160,11 +160,11 @@ async def former_settings(
 
 
 async def _offer_of(context: JobContext, job: Job) -> ResolvedEffect | None:
-    if job.asked.effect_id is None:
+    if job.spec.effect_id is None:
         return None
     try:
         async with context.central.read() as tx:
-            return await catalog.resolve(tx, job.asked.effect_id)
+            return await catalog.resolve(tx, job.spec.effect_id)
     except NotFound:
         return None
 
@@ -244,7 +244,7 @@ async def node_titles(context: JobContext, tenant_id: UUID, job_id: UUID) -> dic
     """Returns the titles of the nodes in a job's prompt, as their author named them."""
     async with context.tenant(tenant_id) as tx:
         job = await store.get(tx, tenant_id, job_id)
-    prompt: Mapping[str, Any] = job.asked.prompt if job else {}
+    prompt: Mapping[str, Any] = job.spec.prompt if job else {}
     return {node_id: _title(node) for node_id, node in prompt.items() if isinstance(node, dict)}
 
 

@@ -242,8 +242,8 @@ async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
     lane = row.lane
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
-    needs = WorkflowRequirements() if job is None else job.asked.needs
-    version = None if job is None else job.asked.workflow_version
+    needs = WorkflowRequirements() if job is None else job.spec.needs
+    version = None if job is None else job.spec.workflow_version
     async with context.central.read() as tx:
         requirements = await requirements_of_job(tx, lane, needs, version)
         return WaitSituation(

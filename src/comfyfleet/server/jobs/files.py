@@ -282,11 +282,11 @@ async def _rules_of(
         return None
     async with context.tenant(key.tenant_id) as tx:
         job = await store.get(tx, key.tenant_id, key.job_id)
-    if job is None or job.asked.gateway is not None:
+    if job is None or job.spec.gateway is not None:
         return None
     async with context.central.read() as tx:
-        terms = await catalog.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
-    return delivery_rules(job.asked, terms)
+        terms = await catalog.run_terms(tx, job.spec.workflow_id, job.spec.effect_id)
+    return delivery_rules(job.spec, terms)
 
 
 def name_of(output: DeliveredOutput) -> str:
@@ -554,7 +554,7 @@ async def report_live(
             if run is None or job is None or await run_log.is_reported(tx, run):
                 return
             known = await known_outputs(tx, key.tenant_id, key.job_id)
-        if tells_results_live(job.asked):
+        if tells_results_live(job.spec):
             delivered = await take_outputs(context, key, outputs, known)
     try:
         async with pool.transaction() as tx:
@@ -599,10 +599,10 @@ async def _log(
     state = await lock_run(tx, run, key.token)
     if state is None or state.is_reported:
         return None, []
-    if not tells_results_live(job.asked):
+    if not tells_results_live(job.spec):
         events = without_results(events)
     delivered = await _with_current_files(tx, key, delivered)
-    if asks_for_previews(job.asked) and any(kind == "execution_start" for kind, _ in events):
+    if asks_for_previews(job.spec) and any(kind == "execution_start" for kind, _ in events):
         events = [*events, (PREVIEWS, {})]
     await add_files(tx, job, delivered)
     old_ids = await run_log.log_live(
@@ -637,7 +637,7 @@ async def _with_current_files(tx: Tx, key: LeaseKey, delivered: TakenOutputs) ->
 
 async def add_files(tx: Tx, job: Job, delivered: TakenOutputs) -> None:
     for output in delivered.new:
-        await media.add_file(tx, replace(output.file, user_id=job.asked.user_id))
+        await media.add_file(tx, replace(output.file, user_id=job.spec.user_id))
 
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Sequence[UUID]) -> list[File]:
@@ -677,14 +677,14 @@ async def lock_run(tx: Tx, run: LoggedRun, token: UUID) -> LoggedState | None:
 
 def logged_run(job: Job | None, token: UUID, report: int | None = None) -> LoggedRun | None:
     """Returns the run to log, or None if no client follows the job or another lease holds it."""
-    if job is None or job.asked.gateway is None or job.asked.user_id is None:
+    if job is None or job.spec.gateway is None or job.spec.user_id is None:
         return None
     if job.lease_token != token or not job.status.is_active:
         return None
-    data: Mapping[str, Any] = job.asked.gateway
+    data: Mapping[str, Any] = job.spec.gateway
     return LoggedRun(
         job.tenant_id,
-        job.asked.user_id,
+        job.spec.user_id,
         job.id,
         job.lease_number,
         data.get("client_id"),

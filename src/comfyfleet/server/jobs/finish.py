@@ -110,11 +110,11 @@ async def _log_end(
     events = message.events if message else ()
     if unheard is not None and not state.is_reported:
         events = (*unheard.events, *events)
-    is_shown = done is not None or tells_results_live(job.asked)
+    is_shown = done is not None or tells_results_live(job.spec)
     old_ids = await run_log.log_end(
         tx,
         run._replace(report=message.report if message else None),
-        RunEnd(_end_status(message), job.asked.prompt, error),
+        RunEnd(_end_status(message), job.spec.prompt, error),
         events if is_shown else without_results(events),
         state=state,
         files=delivered.named(is_result=done is not None),
@@ -194,7 +194,7 @@ async def complete(
 async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
     context.caches.progress.forget(token)
     context.previews.forget(ended.job.id)
-    if needs_key(ended.job.asked):
+    if needs_key(ended.job.spec):
         context.partner_keys.drop(ended.job.id)
     context.deferred.delete_outbox(pool, ended.outbox_ids, context.central)
     if ended.has_held:
@@ -233,11 +233,11 @@ async def _complete_job(
             replaced = await _log_end(
                 tx, context, job, message.lease_token, message, taken=delivered
             )
-            is_fixed = job is None or not is_metered(job.asked)
+            is_fixed = job is None or not is_metered(job.spec)
             ended = await _complete_in(tx, context, one, stored, is_fixed=is_fixed)
         context.deferred.delete_objects(context.store, [file.path for file in replaced])
         if job and ended.outbox_ids and message.execution_seconds is not None:
-            context.caches.run_seconds.note(row.tenant_id, job.asked, message.execution_seconds)
+            context.caches.run_seconds.note(row.tenant_id, job.spec, message.execution_seconds)
         return ended
     if not pool.is_sqlite:
         async with pool.execute_one() as tx:
@@ -322,8 +322,8 @@ async def _complete_dispatch(
         # A sweep has ended the lease in the meantime. The tenant's database decides the outcome.
         await sync_dispatches(context, [job])
     else:
-        if job.asked.effect_id and duration is not None:
-            context.deferred.note_duration(context.central, job.asked.effect_id, duration)
+        if job.spec.effect_id and duration is not None:
+            context.deferred.note_duration(context.central, job.spec.effect_id, duration)
 
 
 async def _end_if_cancelled(
@@ -434,7 +434,7 @@ async def _take_partial(
         job = await store.get(tx, row.tenant_id, row.job_id)
     if logged_run(job, message.lease_token) is None or job is None:
         return TakenOutputs()
-    if not tells_results_live(job.asked):
+    if not tells_results_live(job.spec):
         return TakenOutputs()
     try:
         return await _take_outputs(context, pool, row, message)
@@ -595,8 +595,8 @@ async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWork
     """
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
-    needs = WorkflowRequirements() if job is None else job.asked.needs
-    version = None if job is None else job.asked.workflow_version
+    needs = WorkflowRequirements() if job is None else job.spec.needs
+    version = None if job is None else job.spec.workflow_version
     async with context.central.read() as tx:
         ground = await read_availability(
             tx, context, await requirements_of_job(tx, row.lane, needs, version)

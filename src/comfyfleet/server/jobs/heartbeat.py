@@ -103,9 +103,9 @@ def sent_prompt(job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
     """Returns the prompt as it was sent to the backend, or None if it was deleted after its
     retention time.
     """
-    if not job.asked.prompt or attempt.filled_in is None:
+    if not job.spec.prompt or attempt.filled_in is None:
         return None
-    prompt = dict(job.asked.prompt)
+    prompt = dict(job.spec.prompt)
     for node_id, inputs in attempt.filled_in.items():
         node = prompt.get(node_id, {})
         prompt[node_id] = {**node, "inputs": {**node.get("inputs", {}), **inputs}}
@@ -194,7 +194,7 @@ async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
     """
     async with context.tenant(beat.tenant_id) as tx:
         job = await service.find(tx, beat.tenant_id, beat.job_id)
-    return job is not None and job.asked.gateway is not None and job.status.is_active
+    return job is not None and job.spec.gateway is not None and job.status.is_active
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) -> HeartbeatAnswer:

@@ -177,9 +177,9 @@ def _run_limit(spec: JobSpec, terms: RunTerms) -> int:
 async def payload_of(
     context: JobContext, pool: Database, lease: DispatchLease, job: Job
 ) -> wire.Job:
-    terms, settings = await _run_terms(context, job.asked), context.settings
+    terms, settings = await _run_terms(context, job.spec), context.settings
     keys = await _partner_keys(context, job)
-    rules = delivery_rules(job.asked, terms)
+    rules = delivery_rules(job.spec, terms)
     return wire.Job(
         dispatch_id=lease.dispatch_id,
         job_id=job.id,
@@ -188,25 +188,25 @@ async def payload_of(
         attempt=lease.attempt,
         lease_expires_at=lease.expires_at,
         lease_seconds=settings.lease_seconds,
-        provider=job.asked.provider,  # type: ignore[arg-type]
-        workflow_slug=job.asked.workflow_slug,
+        provider=job.spec.provider,  # type: ignore[arg-type]
+        workflow_slug=job.spec.workflow_slug,
         tenant_id=job.tenant_id,
-        prompt=dict(job.asked.prompt),
-        output_node_id=job.asked.output_node_id,
+        prompt=dict(job.spec.prompt),
+        output_node_id=job.spec.output_node_id,
         assets=await context.payload_reads.run(pool, asset_urls(context, pool, job)),
-        outputs=(await output_slot(context, job, lease.token, guess_output(job.asked)),),
-        run_limit_seconds=_run_limit(job.asked, terms),
+        outputs=(await output_slot(context, job, lease.token, guess_output(job.spec)),),
+        run_limit_seconds=_run_limit(job.spec, terms),
         max_output_bytes=settings.max_output_bytes,
-        model_key=job.asked.model_key,
-        model_set=job.asked.model_set,
+        model_key=job.spec.model_key,
+        model_set=job.spec.model_set,
         strip_metadata=rules is not None and rules.strips,
         ai_mark=rules.mark if rules is not None else None,
-        records_run=job.asked.gateway is not None,
-        holds_results=job.asked.gateway is not None and not tells_results_live(job.asked),
-        live_outputs=tells_results_live(job.asked),
-        inline_bytes_max=0 if job.asked.gateway is not None else INLINE_BYTES_MAX,
+        records_run=job.spec.gateway is not None,
+        holds_results=job.spec.gateway is not None and not tells_results_live(job.spec),
+        live_outputs=tells_results_live(job.spec),
+        inline_bytes_max=0 if job.spec.gateway is not None else INLINE_BYTES_MAX,
         numbers_reports=True,
-        extra_data=sent_extra_data(job.asked, is_watched=_is_watched(context, job)),
+        extra_data=sent_extra_data(job.spec, is_watched=_is_watched(context, job)),
         has_secrets=bool(keys),
         secrets=keys,
     )
@@ -216,7 +216,7 @@ async def _partner_keys(context: JobContext, job: Job) -> dict[str, str]:
     """Returns the caller's keys for paid services. Raises Refused if they are no longer in
     memory.
     """
-    if not needs_key(job.asked):
+    if not needs_key(job.spec):
         return {}
     keys = await context.partner_keys.get(job.id)
     if keys is None:
@@ -228,7 +228,7 @@ def _is_watched(context: JobContext, job: Job) -> bool:
     """Whether a viewer watches the previews of this job, of all its user's jobs, or of all running
     jobs.
     """
-    user_id = job.asked.user_id
+    user_id = job.spec.user_id
     watchable = (job.id, ANY_JOB) if user_id is None else (job.id, user_id, ANY_JOB)
     return any(context.previews.is_watched(watched_id) for watched_id in watchable)
 
@@ -257,7 +257,7 @@ async def asset_urls(
     context: JobContext, pool: Database, job: Job, names: frozenset[str] | None = None
 ) -> tuple[wire_files.Asset, ...]:
     """Signs new URLs for the job's input files. If `names` is set, only includes these files."""
-    refs = [ref for ref in job.asked.assets if names is None or ref.name in names]
+    refs = [ref for ref in job.spec.assets if names is None or ref.name in names]
     if not refs:
         return ()
     async with pool.read() as tx:

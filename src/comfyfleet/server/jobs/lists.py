@@ -352,7 +352,7 @@ async def replay_job(
 
 
 def replay_spec(job: Job, backend_affinity: str | None, priority: int) -> JobSpec:
-    spec = job.asked
+    spec = job.spec
     if not spec.prompt:
         raise Refused("the job's prompt was deleted after its retention time; submit a new job")
     if spec.gateway is not None:

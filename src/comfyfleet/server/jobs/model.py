@@ -128,7 +128,7 @@ class Job:
 
     id: UUID
     tenant_id: UUID
-    asked: JobSpec
+    spec: JobSpec
     status: JobStatus
     attempt: int
     lease_number: int
@@ -152,7 +152,7 @@ class Job:
 
     @property
     def reserved_tokens(self) -> int:
-        return self.asked.price_tokens
+        return self.spec.price_tokens
 
     @property
     def result(self) -> JobResult:
@@ -168,7 +168,7 @@ class Job:
 
     @property
     def wants_dispatch(self) -> bool:
-        return self.status.is_active and not self.asked.is_held
+        return self.status.is_active and not self.spec.is_held
 
 
 class Shortage(NamedTuple):
@@ -322,13 +322,13 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
     return NewDispatch(
         tenant_id=job.tenant_id,
         job_id=job.id,
-        lane=job.asked.lane,
-        priority=job.asked.priority,
+        lane=job.spec.lane,
+        priority=job.spec.priority,
         max_attempts=max_attempts,
-        model_key=job.asked.model_key,
-        model_set=job.asked.model_set,
-        backend_affinity=job.asked.backend_affinity,
-        preferred_worker_id=(job.asked.gateway or {}).get(PREFERRED_WORKER),
+        model_key=job.spec.model_key,
+        model_set=job.spec.model_set,
+        backend_affinity=job.spec.backend_affinity,
+        preferred_worker_id=(job.spec.gateway or {}).get(PREFERRED_WORKER),
     )
 
 
@@ -400,7 +400,7 @@ def charged_tokens(job: Job, seconds: float) -> int:
     A run is stopped when it has used up its reservation, so the limit only matters for rounding. A
     job that didn't succeed is charged for its seconds, but not the minimum price.
     """
-    data = job.asked.gateway or {}
+    data = job.spec.gateway or {}
     cost = cost_of(seconds, data[PRICE_PER_SECOND])
     if job.status == JobStatus.COMPLETED:
         cost = max(cost, data.get(MIN_TOKENS, 0))
@@ -421,7 +421,7 @@ SPEC_COLUMNS = tuple(
     column.name for column in fields(JobSpec) if column.name not in ("assets", "price_tokens")
 )
 STATE_COLUMNS = tuple(
-    column.name for column in fields(Job) if column.name not in ("asked", "status")
+    column.name for column in fields(Job) if column.name not in ("spec", "status")
 )
 
 
@@ -440,7 +440,7 @@ def job_from_row(row: Mapping[Any, Any]) -> Job:
         **{name: row[name] for name in SPEC_COLUMNS},
     )
     return Job(
-        asked=spec, status=JobStatus(row["status"]), **{name: row[name] for name in STATE_COLUMNS}
+        spec=spec, status=JobStatus(row["status"]), **{name: row[name] for name in STATE_COLUMNS}
     )
 
 
@@ -449,7 +449,7 @@ def added_job(tenant_id: UUID, job_id: UUID, spec: JobSpec, now: datetime) -> Jo
     values: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
     values |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
     values |= {"attempt": 0, "lease_number": 0}
-    return Job(asked=spec, status=JobStatus.QUEUED, **values)
+    return Job(spec=spec, status=JobStatus.QUEUED, **values)
 
 
 def new_job_row(tenant_id: UUID, job_id: UUID, spec: JobSpec, now: datetime) -> dict[str, Any]:

@@ -44,17 +44,17 @@ def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> N
     is the kind of change that clients of the gateway are notified of.
     """
     context.notifier.tell(job.id)
-    if job.asked.user_id is not None:
-        context.notifier.tell(job.asked.user_id)
-    if job.asked.gateway is not None and job.asked.user_id is not None:
-        context.notifier.tell_user(job.asked.user_id, change)
-    if job.asked.run_kind and not job.status.is_active:
-        context.notifier.notify_run(job.asked.run_kind)
+    if job.spec.user_id is not None:
+        context.notifier.tell(job.spec.user_id)
+    if job.spec.gateway is not None and job.spec.user_id is not None:
+        context.notifier.tell_user(job.spec.user_id, change)
+    if job.spec.run_kind and not job.status.is_active:
+        context.notifier.notify_run(job.spec.run_kind)
 
 
 def _drop_keys(context: JobContext, jobs: Sequence[Job]) -> None:
     """Removes the keys for paid services of ended jobs from memory."""
-    ended = [job.id for job in jobs if needs_key(job.asked) and not job.status.is_active]
+    ended = [job.id for job in jobs if needs_key(job.spec) and not job.status.is_active]
     if ended:
         context.partner_keys.drop(*ended)
 
@@ -71,7 +71,7 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
         [dispatch_for(job, context.settings.max_attempts) for job in waiting]
     )
     # A job that reused the result of another job was never in the queue.
-    ended = [job for job in jobs if not job.status.is_active and job.asked.reused_from is None]
+    ended = [job for job in jobs if not job.status.is_active and job.spec.reused_from is None]
     if ended:
         async with context.central.transaction() as tx:
             for job in ended:
@@ -84,8 +84,8 @@ def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
     """
     known = context.queue.model_sets
     for job in jobs:
-        if job.asked.model_set and job.asked.model_set not in known:
-            known.note(job.asked.model_set, job.asked.needs)
+        if job.spec.model_set and job.spec.model_set not in known:
+            known.note(job.spec.model_set, job.spec.needs)
 
 
 async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:

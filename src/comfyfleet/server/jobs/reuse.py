@@ -65,7 +65,7 @@ class ReusableResult(NamedTuple):
     @property
     def source(self) -> dict[str, str | None]:
         """The origin of the result, in the format of a graph run's execution."""
-        run_id = self.job.asked.run_id if self.job.asked.run_kind == "graph" else None
+        run_id = self.job.spec.run_id if self.job.spec.run_kind == "graph" else None
         return {"job_id": str(self.job.id), "run_id": str(run_id) if run_id else None}
 
 
@@ -113,7 +113,7 @@ async def find_results(
         ids = {output.file_id for output in job.outputs}
         if ids <= files.keys():
             result = ReusableResult(job, {file_id: files[file_id] for file_id in ids})
-            results.setdefault(job.asked.fingerprint, result)
+            results.setdefault(job.spec.fingerprint, result)
     reused_ids = {file_id for result in results.values() for file_id in result.files}
     await media.keep_longer(tx, tenant_id, reused_ids, now=now)
     return {

@@ -56,16 +56,16 @@ async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
     for job in jobs:
         await attach_media(tx, job)
     # Jobs without a user belong to operators, who don't follow job events.
-    await events.add_events(tx, [status_event(job) for job in jobs if job.asked.user_id], now=now)
+    await events.add_events(tx, [status_event(job) for job in jobs if job.spec.user_id], now=now)
 
 
 async def attach_media(tx: Tx, job: Job) -> None:
-    if job.asked.video_id and job.asked.user_id:
-        await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+    if job.spec.video_id and job.spec.user_id:
+        await media.attach_job(tx, job.tenant_id, job.spec.user_id, job.spec.video_id, job.id)
 
 
 async def after_status_change(tx: Tx, job: Job, *, now: datetime) -> None:
-    if job.asked.user_id:
+    if job.spec.user_id:
         await events.add_events(tx, [status_event(job)], now=now)
 
 
@@ -92,7 +92,7 @@ async def after_end(
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
     await _settle(tx, job, run_seconds, now=now)
-    if job.asked.video_id:
+    if job.spec.video_id:
         await media.end_job(
             tx,
             job.tenant_id,
@@ -100,20 +100,20 @@ async def after_end(
             processed_file_id=job.output_file_id if is_done else None,
             details=event_data(job),
         )
-    if job.asked.user_id and ended.has_webhooks:
+    if job.spec.user_id and ended.has_webhooks:
         await webhooks.enqueue(
             tx,
             job.tenant_id,
-            job.asked.user_id,
+            job.spec.user_id,
             _end_of(job),
             new_id=new_id,
             now=now,
         )
     inserts = list(_inserts_after_end(job, files, now=now))
-    if job.asked.reused_from is None:
+    if job.spec.reused_from is None:
         inserts.append(store.outbox_insert(job, now=now))
     added = await execute_together(tx, *inserts) if inserts else []
-    return [row[0] for row in added] if job.asked.reused_from is None else []
+    return [row[0] for row in added] if job.spec.reused_from is None else []
 
 
 async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime) -> None:
@@ -123,7 +123,7 @@ async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime)
     if not job.reserved_tokens:
         return
     is_done = job.status == JobStatus.COMPLETED
-    if is_metered(job.asked) and (is_done or run_seconds is not None):
+    if is_metered(job.spec) and (is_done or run_seconds is not None):
         charged = charged_tokens(job, run_seconds or 0.0)
         if is_done or charged:
             unused = job.reserved_tokens - charged
@@ -137,7 +137,7 @@ def _end_of(job: Job) -> EndOfJob:
     """Returns the webhook event of an ended job. The event of a gateway prompt also contains the
     client's prompt id.
     """
-    data = job.asked.gateway or {}
+    data = job.spec.gateway or {}
     prompt_id = {"prompt_id": data["prompt_id"]} if "prompt_id" in data else {}
     payload = {**event_data(job), **prompt_id}
     return EndOfJob(job.id, _WEBHOOK_EVENTS[job.status], payload, data.get("webhook_url"))
@@ -146,14 +146,14 @@ def _end_of(job: Job) -> EndOfJob:
 def _inserts_after_end(
     job: Job, files: Sequence[File], *, now: datetime
 ) -> Iterator[StatementCall]:
-    if job.reserved_tokens and job.status == JobStatus.COMPLETED and not is_metered(job.asked):
+    if job.reserved_tokens and job.status == JobStatus.COMPLETED and not is_metered(job.spec):
         yield ledger.consume_call(job.tenant_id, job.id, now=now)
-    if job.asked.run_id:
+    if job.spec.run_id:
         yield store.outbox_insert_for_run(job, now=now)
-    if job.asked.user_id:
+    if job.spec.user_id:
         yield events.add_events_call([*_output_events(job), status_event(job)], now=now)
     for file in files:
-        yield media.add_call(replace(file, user_id=job.asked.user_id))
+        yield media.add_call(replace(file, user_id=job.spec.user_id))
 
 
 def _output_events(job: Job) -> Iterator[NewJobEvent]:
@@ -169,8 +169,8 @@ def event_data(job: Job) -> Mapping[str, Any]:
         "job_id": str(job.id),
         "status": job.shown_status,
         "error": job.error_message,
-        "video_id": str(job.asked.video_id) if job.asked.video_id else None,
-        "effect_id": str(job.asked.effect_id) if job.asked.effect_id else None,
+        "video_id": str(job.spec.video_id) if job.spec.video_id else None,
+        "effect_id": str(job.spec.effect_id) if job.spec.effect_id else None,
         "reserved_tokens": job.reserved_tokens,
     }
 
@@ -302,7 +302,7 @@ async def add_reused(
         ended = await store.complete_reused(tx, job, reused[job.id][1], now=now)
         if ended:
             await after_end(tx, ended, (), new_id=new_id, now=now)
-            done.append(replace(ended.job, asked=job.asked))
+            done.append(replace(ended.job, spec=job.spec))
     return done
 
 
@@ -379,7 +379,7 @@ async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLim
 async def _check_active(
     tx: Tx, tenant_id: UUID, user_id: UUID, added: Sequence[Job], most: ActiveJobLimits | None
 ) -> None:
-    if most is None or most == UNLIMITED or all(_may_be_held(job.asked) for job in added):
+    if most is None or most == UNLIMITED or all(_may_be_held(job.spec) for job in added):
         return
     of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
     for active, limit, whose in (
@@ -520,8 +520,8 @@ async def refuse(
     if failed is None:
         return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
     ended = await _finish(tx, failed._replace(has_webhooks=False), new_id=new_id, now=now)
-    if failed.job.asked.user_id is not None:
-        await hide_prompts(tx, tenant_id, failed.job.asked.user_id, [job_id], now=now)
+    if failed.job.spec.user_id is not None:
+        await hide_prompts(tx, tenant_id, failed.job.spec.user_id, [job_id], now=now)
     return ended
 
 
@@ -529,12 +529,12 @@ async def is_awaited(tx: Tx, job: Job) -> bool:
     """Whether the prompt's client is waiting for the backend to accept or refuse the prompt. Locks
     the job, so that the client keeps waiting until the transaction ends.
     """
-    if job.asked.user_id is None or not (job.asked.gateway or {}).get(AWAITS_BACKEND):
+    if job.spec.user_id is None or not (job.spec.gateway or {}).get(AWAITS_BACKEND):
         return False
-    await run_log.lock_log(tx, job.asked.user_id)
+    await run_log.lock_log(tx, job.spec.user_id)
     await store.lock(tx, job.tenant_id, [job.id])
     locked = await store.get(tx, job.tenant_id, job.id)
-    return locked is not None and bool((locked.asked.gateway or {}).get(AWAITS_BACKEND))
+    return locked is not None and bool((locked.spec.gateway or {}).get(AWAITS_BACKEND))
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:
@@ -625,7 +625,7 @@ async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime)
     The row is locked first, so that the job can't be requeued before it ends.
     """
     job = await store.get(tx, tenant_id, job_id)
-    if job is None or not is_metered(job.asked):
+    if job is None or not is_metered(job.spec):
         return None
     await store.lock(tx, tenant_id, [job_id])
     job = await store.get(tx, tenant_id, job_id)
@@ -639,16 +639,16 @@ async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None
     As in all other code, the user's run log is locked before the job's row.
     """
     job = await store.get(tx, tenant_id, job_id)
-    if job is None or job.asked.gateway is None or job.asked.user_id is None:
+    if job is None or job.spec.gateway is None or job.spec.user_id is None:
         return None
-    return await run_log.lock_run(tx, tenant_id, job.asked.user_id, job_id)
+    return await run_log.lock_run(tx, tenant_id, job.spec.user_id, job_id)
 
 
 async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime) -> None:
     """Logs the end of a gateway run for its clients if no worker has reported it, because the run
     was cancelled or its worker was lost.
     """
-    data, user_id = job.asked.gateway, job.asked.user_id
+    data, user_id = job.spec.gateway, job.spec.user_id
     if data is None or user_id is None or job.started_at is None:
         return
     if state is None or state.has_end:
@@ -662,7 +662,7 @@ async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime
         data["prompt_id"],
         start_id=0 if sees_in_order(data) else None,
     )
-    end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
+    end = RunEnd(job.status.value, job.spec.prompt, job.error_message)
     await run_log.log_end(tx, run, end, (), state=state, now=now)
 
 

@@ -686,8 +686,8 @@ def outbox_insert(job: Job, *, now: datetime) -> StatementCall:
 
 def outbox_insert_for_run(job: Job, *, now: datetime) -> StatementCall:
     """Returns the insert of the outbox row that notifies the job's run that the job has ended."""
-    payload = {"run_id": str(job.asked.run_id), "status": job.status}
-    return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": payload}
+    payload = {"run_id": str(job.spec.run_id), "status": job.status}
+    return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.spec.run_kind, "payload": payload}
 
 
 def _outbox_row(job: Job, now: datetime) -> dict[str, Any]:

@@ -227,7 +227,7 @@ async def list_prompt_ids(
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:
     """Counts the user's waiting prompts that were submitted before this one."""
-    query = _of_gateway(job.tenant_id, job.asked.user_id).where(
+    query = _of_gateway(job.tenant_id, job.spec.user_id).where(
         ai_jobs.c.completed_at.is_(None),
         ai_jobs.c.started_at.is_(None),
         tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
@@ -273,7 +273,7 @@ async def stop_awaiting(tx: Tx, job: Job) -> None:
     """Records that an active prompt's client no longer waits for the backend to accept or refuse
     it.
     """
-    gateway = {**(job.asked.gateway or {}), AWAITS_BACKEND: False}
+    gateway = {**(job.spec.gateway or {}), AWAITS_BACKEND: False}
     waiting = update(ai_jobs).where(
         ai_jobs.c.tenant_id == job.tenant_id,
         ai_jobs.c.id == job.id,

@@ -452,7 +452,7 @@ async def find_repeated(
         )
     if job is None:
         return None
-    require_same_request(job.asked, request.request_hash)
+    require_same_request(job.spec, request.request_hash)
     # The first request may have been interrupted before its dispatch was added.
     if job.status.is_active:
         await sync_dispatches(context, [job])
@@ -626,7 +626,7 @@ async def take_back_prompts(
             # ComfyUI sends the message twice when the last queued prompt is deleted.
             is_last = not is_clear and all(is_running for _, is_running in remaining)
             first = cancelled[0]
-            prompt_id = (first.asked.gateway or {}).get("prompt_id", "")
+            prompt_id = (first.spec.gateway or {}).get("prompt_id", "")
             run = LoggedRun(*owner, first.id, first.lease_number, None, prompt_id)
             tells = 2 if is_last else 1
             await run_log.log_removed(tx, run, count=len(cancelled), tells=tells, now=now)
@@ -676,10 +676,10 @@ def retry_spec(ended: Job) -> JobSpec:
     """Returns a spec with the job's prompt and files for its retry. The retry doesn't belong to the
     job's batch or run, because those have already counted the job.
     """
-    if not ended.asked.prompt:
+    if not ended.spec.prompt:
         raise Refused("the job's prompt was deleted after its retention time; submit a new job")
     return replace(
-        ended.asked,
+        ended.spec,
         retry_of=ended.id,
         idempotency_key=None,
         request_hash=None,

@@ -63,7 +63,7 @@ async def with_unreported_output(
 
 
 async def _find_output(context: JobContext, job: Job, token: UUID) -> DeliveredOutput | None:
-    output_slot = guess_output(job.asked)
+    output_slot = guess_output(job.spec)
     key = _key(job, token, output_slot)
     facts = await context.store.head(key)
     if facts is None or not facts.size:
@@ -78,7 +78,7 @@ async def _find_output(context: JobContext, job: Job, token: UUID) -> DeliveredO
         filename=f"output{ENDINGS.get(media_type, '')}",
         size=facts.size,
         content_type=media_type,
-        node_id=job.asked.output_node_id,
+        node_id=job.spec.output_node_id,
     )
 
 
@@ -87,15 +87,15 @@ def _key(job: Job, token: UUID, output: WantedOutput) -> str:
 
 
 async def _is_output_required(context: JobContext, job: Job) -> bool:
-    if job.asked.gateway is not None:
+    if job.spec.gateway is not None:
         return False
     async with context.central.read() as tx:
-        terms = await catalog.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
+        terms = await catalog.run_terms(tx, job.spec.workflow_id, job.spec.effect_id)
     return terms.output == "required"
 
 
 async def _missing(context: JobContext, job: Job, token: UUID) -> OutputMissing:
-    output = guess_output(job.asked)
+    output = guess_output(job.spec)
     put = await context.store.url_to_put(
         _key(job, token, output),
         content_type=output.content_type,

@@ -378,7 +378,7 @@ def _candidate(
         },
         text=text_of(job.values) if file else str(output),
         seed=row.seed,
-        properties=job.asked.properties,
+        properties=job.spec.properties,
         job_id=row.id,
         output_index=index,
         judge_error=NO_PICTURE if step.judge and not file else None,

@@ -66,7 +66,7 @@ async def submitted(
     assert answer.status_code == 201, answer.text
     ids = [UUID(each) for each in answer.json()["ids"]]
     jobs = [await submit.get_job(plane.context, DEFAULT_TENANT, each) for each in ids]
-    return [dict(job.asked.prompt) for job in jobs]
+    return [dict(job.spec.prompt) for job in jobs]
 
 
 async def test_words_are_chosen_anew_for_each_job_but_never_those_of_the_user(

@@ -189,7 +189,7 @@ async def test_a_reuse_may_be_cut_anywhere(effect_setup: EffectSetup, ada: Custo
             is_whole = False
         fuse.left = None
         job, _, _ = await submit.submit_effect(context, tenant, request)
-        assert (job.status, str(job.asked.reused_from)) == ("completed", first)
+        assert (job.status, str(job.spec.reused_from)) == ("completed", first)
         events = await told(effect_setup, ada, str(job.id))
         assert [status for _, status in events] == ["queued", None, "completed"]
         if is_whole:

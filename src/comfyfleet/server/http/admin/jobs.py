@@ -249,7 +249,7 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
         workflow=wanted.workflow_slug,
         jobs=[job.id for job in added[:10]],
     )
-    short = await cached_shortage(plane.context, added[0].asked) if added else None
+    short = await cached_shortage(plane.context, added[0].spec) if added else None
     warnings = [] if short is None else [short.message]
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
@@ -461,7 +461,7 @@ async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
     """
     job = await lists.find_job(plane.context, job_id)
     return Attempts(
-        prompt=dict(job.asked.prompt) or None,
+        prompt=dict(job.spec.prompt) or None,
         attempts=[
             AttemptSeen(
                 attempt=attempt.attempt,
@@ -507,13 +507,13 @@ async def _facts(
     return {
         "id": job.id,
         "tenant_id": job.tenant_id,
-        "workflow": job.asked.workflow_slug,
-        "version": job.asked.workflow_version,
+        "workflow": job.spec.workflow_slug,
+        "version": job.spec.workflow_version,
         "status": job.shown_status,
         "error": job.error_message,
         "raw_error": job.raw_error,
         "attempt": job.attempt,
-        "properties": dict(job.asked.properties),
+        "properties": dict(job.spec.properties),
         "prompt_id": gateway_data(job).get("prompt_id"),
         "provider_job_id": job.provider_job_id,
         "progress": progress,
@@ -521,7 +521,7 @@ async def _facts(
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
         "completed_at": job.completed_at,
-        "dispatch": dispatch_view(row, job.asked.workflow_slug) if row else None,
+        "dispatch": dispatch_view(row, job.spec.workflow_slug) if row else None,
         "why": await why(plane.context, row) if row and is_open else None,
         "person_needed_after": needed.after_seconds if needed else None,
         "required_action": needed.action if needed else None,
@@ -531,7 +531,7 @@ async def _facts(
 async def _audit_look(plane: ControlPlane, job: Job, operator: str) -> None:
     """Records in the audit log that an operator accessed a customer's files. Repeated access within
     ten minutes is recorded once."""
-    if job.asked.user_id is None:
+    if job.spec.user_id is None:
         return
     subject, now = f"job:{job.id}", plane.clock()
     query: dict[str, Any] = {
@@ -615,12 +615,12 @@ async def job_details(
     waiting, and the available actions."""
     job = await lists.find_job(plane.context, job_id)
     sent = await lists.attempts_of(plane.context, job)
-    effect_id = job.asked.effect_id
+    effect_id = job.spec.effect_id
     async with plane.central.read() as tx:
         row = await dispatch.of_job(tx, job.tenant_id, job_id)
         entries = await _audit_of(tx, job, row)
         slugs = await catalog.effect_slugs(tx, [effect_id] if effect_id else [])
-    names = [(asset.name, asset.file_id) for asset in job.asked.assets]
+    names = [(asset.name, asset.file_id) for asset in job.spec.assets]
     names += [(output.name, output.file_id) for output in job.outputs]
     existing = await _files(plane, job, {file_id for _, file_id in names})
     files_seen = [
@@ -630,17 +630,17 @@ async def job_details(
     if (files and existing) or _has_preview(facts):
         await _audit_look(plane, job, operator)
     of_dispatch = [entry for entry in entries if entry.subject.startswith("dispatch:")]
-    spec = {name: getattr(job.asked, name) for name in SPEC_SHOWN}
+    spec = {name: getattr(job.spec, name) for name in SPEC_SHOWN}
     return JobDetails(
         **facts,
         **spec,
         effect=slugs.get(effect_id) if effect_id else None,
-        priority=row.priority if row else job.asked.priority,
+        priority=row.priority if row else job.spec.priority,
         reserved_tokens=job.reserved_tokens,
-        media_id=job.asked.video_id,
-        prompt=dict(job.asked.prompt) or None,
-        inputs=files_seen[: len(job.asked.assets)],
-        outputs=files_seen[len(job.asked.assets) :],
+        media_id=job.spec.video_id,
+        prompt=dict(job.spec.prompt) or None,
+        inputs=files_seen[: len(job.spec.assets)],
+        outputs=files_seen[len(job.spec.assets) :],
         attempts=_attempt_lines(job, sent, build_timeline(of_dispatch, sent, row)),
         audit=[entry_view(entry) for entry in entries],
         can=_acts(job, row),
@@ -682,12 +682,12 @@ def _attempt_lines(
 
 
 def _acts(job: Job, row: Dispatch | None) -> JobActs:
-    is_active, has_prompt = job.status.is_active, bool(job.asked.prompt)
+    is_active, has_prompt = job.status.is_active, bool(job.spec.prompt)
     return JobActs(
         cancel=is_active,
         retry=job.status in (JobStatus.FAILED, JobStatus.CANCELLED) and has_prompt,
         reprioritise=is_active and row is not None and row.status not in ENDED,
-        replay=not is_active and has_prompt and job.asked.gateway is None,
+        replay=not is_active and has_prompt and job.spec.gateway is None,
     )
 
 

@@ -292,7 +292,7 @@ class WorkflowJobEvents:
         self._reader = reader
         self._job = job
         self._place = place
-        self._progress = LoggedProgress(job.asked.prompt)
+        self._progress = LoggedProgress(job.spec.prompt)
         self._clock = asyncio.get_running_loop().time
         self._sent_at: dict[str, float] = {}
         self._row, self._has_more = 0, False

@@ -125,7 +125,7 @@ async def submit_job(
     answer = await _job_answer(
         plane, job, now, submission=submission if submission.is_new else None
     )
-    short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
+    short = await cached_shortage(plane.context, job.spec) if answer.status == "queued" else None
     return answer if short is None else answer.model_copy(update={"warnings": (WAITS,)})
 
 
@@ -264,7 +264,7 @@ def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
         str(job.id),
         job.shown_status,
         job.lease_number,
-        job.asked.is_held,
+        job.spec.is_held,
         views.percent_of(plane, job),
         None if job.status.is_active else age,
     ]
@@ -279,11 +279,11 @@ def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "status": job.shown_status,
-        "effect_id": job.asked.effect_id,
-        "video_id": job.asked.video_id,
-        "batch_id": job.asked.batch_id,
-        "retry_of": job.asked.retry_of,
-        "reused_from": job.asked.reused_from,
+        "effect_id": job.spec.effect_id,
+        "video_id": job.spec.video_id,
+        "batch_id": job.spec.batch_id,
+        "retry_of": job.spec.retry_of,
+        "reused_from": job.spec.reused_from,
         "price_tokens": job.reserved_tokens,
         "progress": views.percent_of(plane, job),
         "error": job.error_message,
@@ -306,8 +306,8 @@ async def _job_answer(
         remaining = await views.seconds_left(plane, job, now)
     return JobAnswer(
         **_summary_fields(plane, job),
-        idempotency_key=job.asked.idempotency_key,
-        properties=dict(job.asked.properties),
+        idempotency_key=job.spec.idempotency_key,
+        properties=dict(job.spec.properties),
         estimated_seconds_left=remaining,
         outputs=outputs,
         original=(await views.outputs_of(plane, [("input", original)]))[0] if original else None,

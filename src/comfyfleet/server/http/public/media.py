@@ -284,7 +284,7 @@ async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -
         progress=views.percent_of(plane, job) if job else None,
         error=job.error_message if job else None,
         job_id=item.job_id,
-        effect_id=job.asked.effect_id if job else None,
+        effect_id=job.spec.effect_id if job else None,
         filename=original.filename if original else None,
         original_file_url=await views.url_of(plane, original) if has_urls and original else None,
         processed_file_url=(
@@ -313,7 +313,7 @@ async def _result(plane: ControlPlane, job: Job, seen: MediaDetails) -> MediaRes
     file = seen.file(job.output_file_id)
     return MediaResult(
         job_id=job.id,
-        effect_id=job.asked.effect_id,
+        effect_id=job.spec.effect_id,
         status=job.status,
         url=await views.url_of(plane, file) if file else None,
         small_url=views.small_url_of(plane, file),

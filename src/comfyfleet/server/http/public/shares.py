@@ -103,7 +103,7 @@ async def share_media(
     if job_id is None:
         raise Refused("the media item has no result yet", field="video_id")
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    if job.asked.video_id != video_id:
+    if job.spec.video_id != video_id:
         raise NotFound(f"media item {video_id} has no job {job_id}")
     return await _share(plane, caller, job, body, now)
 
@@ -133,7 +133,7 @@ async def _share(
         tenant_id=caller.tenant.id,
         user_id=caller.user_id,
         job_id=job.id,
-        video_id=job.asked.video_id,
+        video_id=job.spec.video_id,
         has_original=body.has_original,
         secret_hash=hash_key(secret),
         created_at=now,
@@ -286,7 +286,7 @@ def _expired(share: SharedLink) -> SharedAnswer:
 
 
 async def _title(plane: ControlPlane, job: Job) -> str | None:
-    effect_id = job.asked.effect_id
+    effect_id = job.spec.effect_id
     if effect_id is None:
         return None
     async with plane.central.read() as tx:

@@ -71,10 +71,10 @@ def percent_of(plane: ControlPlane, job: Job) -> float | None:
 
 async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | None:
     """Estimates a job's remaining time from the effect's history, without the time in the queue."""
-    if not job.status.is_active or job.asked.effect_id is None:
+    if not job.status.is_active or job.spec.effect_id is None:
         return None
     async with plane.central.read() as tx:
-        typical = await catalog.typical_seconds(tx, job.asked.effect_id)
+        typical = await catalog.typical_seconds(tx, job.spec.effect_id)
     return stages.seconds_left(job, typical, now)
 
 
@@ -86,7 +86,7 @@ async def original_and_outputs(
     Expired files aren't included.
     """
     outputs = job.outputs
-    source = None if job.status.is_active else job.asked.input_file_id
+    source = None if job.status.is_active else job.spec.input_file_id
     ids = {output.file_id for output in outputs} | ({source} if source else set())
     if not ids:
         return None, []
@@ -101,9 +101,9 @@ async def download_names(
 ) -> dict[UUID, str]:
     """Returns the names under which browsers save outputs. They consist of the input file's name
     and the effect's slug."""
-    if job.asked.effect_id is None or not outputs:
+    if job.spec.effect_id is None or not outputs:
         return {}
-    slug = await effect_slug(plane, job.asked.effect_id) or job.asked.workflow_slug
+    slug = await effect_slug(plane, job.spec.effect_id) or job.spec.workflow_slug
     stem = f"{_stem(original.filename)}-{slug}" if original else f"{slug}-{job.id.hex[:8]}"
     many = len(outputs) > 1
     return {
