@@ -47,7 +47,7 @@ def test_a_second_process_on_sqlite_is_refused_and_told_who_is_there(tmp_path: P
     with started("serve", "--port", "0", folder=tmp_path) as first:
         first.wait_for_line(URL)
         with started("serve", "--port", "0", folder=tmp_path) as second:
-            said = second.wait_for_line("on SQLite there can be only one control plane").string
+            said = second.wait_for_line("a SQLite database supports only one control plane").string
             assert f"process {first.process.pid} already serves" in said
             second.wait_for_line("hint: Stop that process")
             assert second.process.wait(60) == 1

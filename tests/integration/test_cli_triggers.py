@@ -110,9 +110,9 @@ def test_a_webhook_names_all_inputs_that_its_graph_needs(customer: Customer) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--cron", "61 2 * * *"), "the minute of a schedule is 0 to 59; not '61'"),
-        (("--cron", "0 0 30 2 *"), "a day that the month has; not '30'"),
-        (("--cron", "0 0 * * *", "--timezone", "Berlin"), "names are like Europe/Berlin"),
+        (("--cron", "61 2 * * *"), "the minute of a schedule must be 0 to 59, not '61'"),
+        (("--cron", "0 0 30 2 *"), "a day that the month has, not '30'"),
+        (("--cron", "0 0 * * *", "--timezone", "Berlin"), "use a name such as Europe/Berlin"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused_with_what_is_allowed(

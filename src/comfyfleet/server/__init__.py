@@ -1,4 +1,4 @@
-"""The control plane: everything that `comfyfleet serve` runs.
+"""The control plane, which `comfyfleet serve` runs.
 
 Internal: may change without notice.
 """

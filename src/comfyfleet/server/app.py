@@ -1,4 +1,4 @@
-"""Opens the control plane (databases, object store, queue, jobs) from settings, and closes it."""
+"""Opens and closes the control plane, with its databases, object store, queue and services."""
 
 import asyncio
 import logging
@@ -54,14 +54,14 @@ class ControlPlane:
     pools: Pools
     context: JobContext  # shared services for submitting and running jobs
     admin_key: AdminKey
-    turns: AdvisoryLocks  # lets one control plane at a time run a sweep
+    turns: AdvisoryLocks  # ensures that only one control plane at a time runs a sweep
     routes: RouteCalls  # forwards calls of custom nodes' routes to backends
     cursors: ClientCursors  # positions of gateway clients in the run log
-    outward: PublicHttpClient  # calls addresses that customers supply
-    webhook_key: str  # webhooks' secrets are derived from it
+    outward: PublicHttpClient  # sends requests to URLs from customers
+    webhook_key: str  # the key from which webhook secrets are derived
     small: SmallPictures  # thumbnails for lists and galleries
-    pictures: PictureProcesses  # decode untrusted uploads
-    arriving: ScratchFolder  # uploads that are not stored yet
+    pictures: PictureProcesses  # processes that decode untrusted images
+    arriving: ScratchFolder  # the folder for uploads that are being received
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # None unless several processes serve one port
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when all waits must end
@@ -86,9 +86,9 @@ class ControlPlane:
         return self.context.queue
 
     def end_waits(self) -> None:
-        """Ends all waits because this process is stopping.
+        """Ends all waiting requests because this process is stopping.
 
-        Polls return no job, `?wait=` returns the current state, and event streams end.
+        Polls return no job, requests with `?wait=` return the current state, and event streams end.
         """
         self.stopping.set()
         self.context.notifier.stop()
@@ -97,6 +97,7 @@ class ControlPlane:
 
 
 logger = logging.getLogger(__name__)
+# Seconds until failed background work is restarted.
 RESTART_SECONDS = 1.0
 
 
@@ -104,7 +105,10 @@ RESTART_SECONDS = 1.0
 async def open_control_plane(
     settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Opens the control plane. Raises an error if its SQLite files are in use or its schema differs."""
+    """Opens the control plane and yields it until it is closed.
+
+    Raises an error if another process uses the SQLite files or if a schema isn't up to date.
+    """
     places = locations_from(settings, data)
     rules = identities.rules_from(settings)
     meters = ProcessMetrics()
@@ -178,14 +182,17 @@ async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -
 async def _ready_pools(
     places: Mapping[str, DatabaseLocation], stack: AsyncExitStack
 ) -> dict[str, Database]:
-    """Opens the pools. A pool that is down delays its own tenants, but not the start."""
+    """Opens the pools. A pool that is down doesn't prevent the start and affects only its own
+    tenants."""
     pools: dict[str, Database] = {}
     for name, place in places.items():
         pools[name] = _opened(place, stack)
         try:
             await _require_ready(pools[name], place, "tenant")
         except Unavailable as error:
-            logger.warning("pool %s is not there yet, its tenants wait: %s", name, error.message)
+            logger.warning(
+                "pool %s is unavailable, so its tenants can't be served: %s", name, error.message
+            )
     return pools
 
 
@@ -237,18 +244,19 @@ ARRIVING = "arriving"
 
 
 def _arriving_folder(store: ObjectStore, data: Path) -> ScratchFolder:
-    """Returns a folder for arriving uploads, next to the objects or in the data folder.
+    """Returns the folder for uploads that are being received, next to the objects or in the data
+    folder.
 
-    The system's temporary folder may be in memory and have too little room.
+    The system's temporary folder isn't used, because it may be in memory and too small.
     """
     if isinstance(store, LocalStore):
         return ScratchFolder(store.root / ARRIVING, store.outage)
     folder = data / ARRIVING
-    return ScratchFolder(folder, StoreOutage(f"the folder of arriving uploads {folder}"))
+    return ScratchFolder(folder, StoreOutage(f"the upload folder {folder}"))
 
 
 class BackgroundWork(Protocol):
-    """Background work that runs for as long as the control plane is open."""
+    """Background work that runs while the control plane is open."""
 
     async def run(self) -> None: ...
 
@@ -270,8 +278,8 @@ async def _running(works: BackgroundWork) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        # If part of the work fails just as it is cancelled, the error can hide the cancellation.
-        # So the task is cancelled again until it has ended.
+        # If part of the work fails at the moment of its cancellation, the error can hide the
+        # cancellation. The task is therefore canceled again until it has finished.
         while not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=RESTART_SECONDS)
@@ -279,16 +287,16 @@ async def _running(works: BackgroundWork) -> AsyncIterator[None]:
 
 
 async def _run_forever(works: BackgroundWork) -> None:
-    """Restarts the work after errors.
+    """Runs the work, and restarts it after errors.
 
-    Background work such as hints and re-checks only reduces latency, so its failure must not stop
-    the control plane.
+    Background work such as hints only reduces latency, so its failure must not stop the control
+    plane.
     """
     while True:
         try:
             await works.run()
-        except Exception as error:  # noqa: BLE001 — logged and repeated, whatever it is
-            log_failure(logger, error, "%s broke off, and begins again", type(works).__name__)
+        except Exception as error:  # noqa: BLE001 — any error is logged, and the work restarted
+            log_failure(logger, error, "%s failed and is being restarted", type(works).__name__)
         await asyncio.sleep(RESTART_SECONDS)
 
 

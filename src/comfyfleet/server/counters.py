@@ -1,6 +1,6 @@
-"""Prometheus counters of this process: requests, prompts, graph runs, pipeline jobs and alerts.
+"""The Prometheus metrics that this process counts itself, such as requests and prompts.
 
-Values that the database already holds are read on demand instead.
+Metrics that can be computed from the database are read on demand instead.
 """
 
 from collections.abc import Iterable
@@ -17,63 +17,69 @@ from prometheus_client import (
     values,
 )
 
-# By default, each counter has a second series that only contains its creation time.
+# Disables the additional series that contains the creation time of each counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+# Upper bounds of the histogram buckets for request durations, in seconds.
 CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
+# The environment variable that prometheus_client reads when it is imported.
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass(frozen=True)
 class SiblingProcesses:
-    """The processes that serve one port with this one."""
+    """The other processes that share a port with this one."""
 
     folder: Path
     is_first: bool
 
     @property
     def first(self) -> Path:
-        """The socket on which the first process answers the others."""
+        """The path of the socket on which the first process answers the others."""
         return self.folder / "first.sock"
 
 
 def shared_environ(folder: Path) -> dict[str, str]:
-    """Returns the environment variables that make a process store its counters in this folder."""
+    """Returns the environment variables that make a process store its metrics in this folder."""
     return {SHARED_FOLDER: str(folder)}
 
 
 def use_process_number(number: int) -> None:
-    """Sets the number under which this process stores its counters.
+    """Sets the number under which this process stores its metrics.
 
-    Must be called before any counter is created. The number of a process that has ended can be
-    reused; its counters then continue from their last values.
+    Must be called before any metric is created. The number of a process that has exited can be
+    reused. Its counters then continue from their last values.
     """
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 
 
 def forget_process(folder: Path, number: int) -> None:
-    """Deletes the gauges of a process that has ended. Its counters remain."""
+    """Deletes the gauges of a process that has exited. Its counters aren't deleted."""
     multiprocess.mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
 
 
+# Upper bounds of the histogram buckets for stalls of the event loop, in seconds.
 STALL_SECONDS = (0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class ProcessMetrics:
-    """Metrics in a separate registry, so that two control planes in one test process don't mix."""
+    """The metrics of one control plane, in their own registry.
+
+    Otherwise, several control planes in one test process would share their metrics.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "comfyfleet_api_calls",
-            "Calls of the API",
+            "API requests",
             ("method", "route", "status"),
             registry=self.registry,
         )
         self.call_seconds = Histogram(
             "comfyfleet_api_call_seconds",
-            "How long calls took, long polls included",
+            "Duration of API requests, including long polls",
             ("method", "route"),
             buckets=CALL_SECONDS,
             registry=self.registry,
@@ -83,94 +89,94 @@ class ProcessMetrics:
         )
         self.requeues = Counter(
             "comfyfleet_requeues",
-            "Jobs that workers handed back",
+            "Jobs that workers returned to the queue",
             ("fleet", "reason"),
             registry=self.registry,
         )
         self.model_runs = Counter(
             "comfyfleet_model_runs",
-            "Finished runs by how their heavy model came to be loaded: same, switched, first",
+            "Finished runs, by whether their model was already loaded (same, switched or first)",
             ("fleet", "change"),
             registry=self.registry,
         )
         self.unexpected = Counter(
             "comfyfleet_unexpected_answers",
-            "Answers of backends in a shape that we don't know, as workers reported them",
+            "Backend responses in an unknown format, as reported by workers",
             ("fleet",),
             registry=self.registry,
         )
         self.loop_stall_seconds = Histogram(
             "comfyfleet_loop_stall_seconds",
-            "Times longer than 0.1 s during which the event loop answered nobody",
+            "Periods longer than 0.1 s in which the event loop was blocked",
             buckets=STALL_SECONDS,
             registry=self.registry,
         )
-        self._make_those_of_sweeps()
-        self._make_those_of_gateway()
-        self._make_those_of_store()
+        self._create_sweep_metrics()
+        self._create_gateway_metrics()
+        self._create_store_metrics()
 
-    def _make_those_of_gateway(self) -> None:
+    def _create_gateway_metrics(self) -> None:
         self.prompts = Counter(
             "comfyfleet_prompts",
-            "Prompts of ComfyUI's clients: accepted, repeated, or why they were refused",
+            "Prompts from ComfyUI clients, by accepted, repeated or the reason of the refusal",
             ("outcome",),
             registry=self.registry,
         )
         self.gateway_events = Counter(
             "comfyfleet_gateway_events",
-            "Messages sent to sockets of ComfyUI's clients",
+            "Messages sent to the sockets of ComfyUI clients",
             registry=self.registry,
         )
         self.gateway_sockets = Gauge(
             "comfyfleet_gateway_sockets",
-            "Open sockets of ComfyUI's clients",
+            "Open sockets of ComfyUI clients",
             multiprocess_mode="livesum",
             registry=self.registry,
         )
 
-    def _make_those_of_store(self) -> None:
+    def _create_store_metrics(self) -> None:
         self.store_full = Gauge(
             "comfyfleet_store_full",
-            "1 while the object store has no room for uploads",
+            "1 if the object store has no space for uploads",
             multiprocess_mode="livemax",
             registry=self.registry,
         )
         self.store_not_writable = Gauge(
             "comfyfleet_store_not_writable",
-            "1 while writes to the object store fail, also because it is full",
+            "1 if writes to the object store fail, for example because it is full",
             multiprocess_mode="livemax",
             registry=self.registry,
         )
 
-    def _make_those_of_sweeps(self) -> None:
+    def _create_sweep_metrics(self) -> None:
         self.passes = Counter(
             "comfyfleet_sweep_passes",
-            "Passes of the sweeps: done, failed, or left to another control plane",
+            "Passes of the sweeps, by done, failed or left to another control plane",
             ("sweep", "outcome"),
             registry=self.registry,
         )
         self.last_pass = Gauge(
             "comfyfleet_sweep_last_pass_timestamp_seconds",
-            "When a sweep last finished without error",
+            "Time at which a sweep last finished without an error",
             ("sweep",),
             multiprocess_mode="max",
             registry=self.registry,
         )
         self.drifts = Gauge(
             "comfyfleet_ledger_drifts",
-            "Ledger faults found by the last verification",
+            "Ledger errors found by the last verification",
             multiprocess_mode="mostrecent",
             registry=self.registry,
         )
         self.deliveries = Counter(
             "comfyfleet_webhook_deliveries",
-            "Webhook delivery attempts: taken, refused, unanswered",
+            "Webhook delivery attempts, by taken, refused or unanswered",
             ("outcome",),
             registry=self.registry,
         )
         self.removed = Counter(
             "comfyfleet_objects_removed",
-            "Objects that were removed by sweeps",
+            "Objects removed by sweeps",
             ("reason",),
             registry=self.registry,
         )
@@ -182,7 +188,7 @@ class ProcessMetrics:
         )
         self.waiting_polls = Gauge(
             "comfyfleet_waiting_polls",
-            "Waiting long polls of workers",
+            "Long polls of workers that are waiting",
             multiprocess_mode="livesum",
             registry=self.registry,
         )
@@ -194,28 +200,32 @@ PIPELINE_ALERTS = ("pipeline.alert", "pipeline.paused")
 
 
 class RunMetrics:
-    """Counts runs, jobs and alerts by outcome only.
+    """Counts runs, jobs and alerts by outcome.
 
-    A tenant label would have unbounded cardinality; the databases have those details.
+    There is no tenant label, because its cardinality would be unbounded.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.graph_runs = self._counter(
-            "graph_runs_ended", "Graph runs that ended", "outcome", RUN_OUTCOMES
+            "graph_runs_ended", "Finished graph runs", "outcome", RUN_OUTCOMES
         )
         self.pipeline_jobs = self._counter(
             "pipeline_jobs_ended",
-            "Jobs of pipeline runs that ended",
+            "Finished jobs of pipeline runs",
             "outcome",
             PIPELINE_JOB_OUTCOMES,
         )
         self.pipeline_alerts = self._counter(
-            "pipeline_alerts", "Alerts sent to owners of pipeline runs", "event", PIPELINE_ALERTS
+            "pipeline_alerts",
+            "Alerts sent to the owners of pipeline runs",
+            "event",
+            PIPELINE_ALERTS,
         )
 
     def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:
-        """Creates a counter. Usual label values start at 0, because rates need a first value."""
+        """Creates a counter. The usual label values start at 0, because rates need a first
+        value."""
         counter = Counter(f"comfyfleet_{name}", text, (label,), registry=self.registry)
         for value in usual:
             counter.labels(value)

@@ -1,4 +1,5 @@
-"""Locates databases and files, and locks SQLite files so that only one process uses them."""
+"""Locates the databases and the file store, and locks SQLite files so that only one process uses
+them."""
 
 import os
 import sys
@@ -17,16 +18,17 @@ DEFAULT_POOL = "main"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLocation:
-    """A database's URL. Embedded databases in the data folder are migrated automatically."""
+    """The location of a database. Embedded databases in the data folder are migrated
+    automatically."""
 
     url: str
     is_embedded: bool = False
-    # The URL of PostgreSQL itself if `url` points to a transaction pooler.
+    # The URL of the PostgreSQL server if `url` points to a transaction pooler.
     direct_url: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file, or None for other databases."""
+        """The path of the SQLite file, or None for other databases."""
         kind, separator, path = self.url.partition(":///")
         return Path(path) if separator and kind.startswith("sqlite") else None
 
@@ -38,7 +40,7 @@ class DataLocations:
     storage_url: str
 
     def sqlite_files(self) -> list[Path]:
-        """Returns the distinct SQLite files, because several pools can share one file."""
+        """Returns the SQLite files without duplicates, because several pools can share a file."""
         places = (self.central, *self.pools.values())
         return sorted({place.file.resolve() for place in places if place.file is not None})
 
@@ -49,16 +51,16 @@ def locations_from(settings: Settings, data: Path) -> DataLocations:
     direct = parse_pools(settings.tenant_database_direct_urls, DIRECT_URLS)
     if unknown := sorted(direct.keys() - urls.keys()):
         raise InvalidInput(
-            f"{DIRECT_URLS} names {', '.join(unknown)}, which {POOL_URLS} doesn't",
+            f"{DIRECT_URLS} contains pools that {POOL_URLS} doesn't contain: {', '.join(unknown)}",
             field=DIRECT_URLS,
         )
     if settings.central_database_direct_url and not settings.central_database_url:
         raise InvalidInput(
-            "COMFYFLEET_CENTRAL_DATABASE_DIRECT_URL needs COMFYFLEET_CENTRAL_DATABASE_URL, "
-            "the address of the pooler"
+            "COMFYFLEET_CENTRAL_DATABASE_DIRECT_URL requires COMFYFLEET_CENTRAL_DATABASE_URL, "
+            "which must be the pooler's URL"
         )
     pools = {name: DatabaseLocation(url, direct_url=direct.get(name)) for name, url in urls.items()}
-    central = _given(settings.central_database_url, settings.central_database_direct_url)
+    central = _configured(settings.central_database_url, settings.central_database_direct_url)
     return DataLocations(
         central=central or _embedded(root / CENTRAL_FILE),
         pools=pools or {DEFAULT_POOL: _embedded(root / TENANTS_FILE)},
@@ -66,7 +68,7 @@ def locations_from(settings: Settings, data: Path) -> DataLocations:
     )
 
 
-def _given(url: str, direct_url: str) -> DatabaseLocation | None:
+def _configured(url: str, direct_url: str) -> DatabaseLocation | None:
     return DatabaseLocation(url, direct_url=direct_url or None) if url else None
 
 
@@ -75,8 +77,8 @@ def _embedded(file: Path) -> DatabaseLocation:
 
 
 PID_CHARACTERS_MAX = 20
-# Windows locks byte ranges, and other processes can't read a locked byte. So a byte far behind the
-# process id is locked.
+# On Windows, other processes can't read a locked byte, so a byte far behind the process id is
+# locked.
 LOCKED_BYTE = 1024
 
 
@@ -99,7 +101,8 @@ def _only_one(database: Path) -> Iterator[None]:
     with file:
         if not _locked(file):
             raise _held(database, file)
-        # The file isn't removed at exit. Otherwise two other processes could lock different files.
+        # The file isn't deleted at exit. Otherwise, two other processes could lock different files
+        # of the same name.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -111,8 +114,8 @@ def _held(database: Path, file: IO[str]) -> Refused:
     pid = file.read(PID_CHARACTERS_MAX).strip()
     holder = f"process {pid}" if pid.isdigit() else "another process"
     return Refused(
-        f"{holder} already serves {database}, and on SQLite there can be only one control plane",
-        hint="Stop that process, use another --data folder, or put the databases on PostgreSQL "
+        f"{holder} already serves {database}; a SQLite database supports only one control plane",
+        hint="Stop that process, use another --data folder, or use PostgreSQL databases "
         "(COMFYFLEET_CENTRAL_DATABASE_URL, COMFYFLEET_TENANT_DATABASE_URLS).",
         pid=int(pid) if pid.isdigit() else None,
     )

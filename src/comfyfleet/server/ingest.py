@@ -1,4 +1,4 @@
-"""Ingest of customers' files: uploaded and attached, or fetched from a URL."""
+"""Receives customers' files, which are uploaded or fetched from a URL, and creates media items."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,8 +42,8 @@ from comfyfleet.server.tenants.model import Caller
 from comfyfleet.transport.fetch import FetchedSource, Fetcher, FetchLimits
 from comfyfleet.transport.files import open_file
 
-# The media id is derived from the file id and this name, so that a caller who attaches a file again
-# after a lost response gets the same media.
+# A media item's id is derived from the file's id and this name. If a client repeats a request
+# because the response was lost, it gets the same media item.
 LINKED = "media"
 BUFFER_BYTES = 1024 * 1024
 
@@ -60,7 +60,7 @@ def kind_named(content_type: str) -> MediaKind:
     kind = kind_of(content_type)
     if kind is None:
         raise InvalidInput(
-            f"only images, videos and sounds can be uploaded, not {content_type!r:.100}",
+            f"only images, videos and audio can be uploaded, not {content_type!r:.100}",
             field="content_type",
         )
     return kind
@@ -70,7 +70,7 @@ def check_size(plane: ControlPlane, size: int) -> None:
     most = plane.settings.max_upload_bytes
     if size > most:
         raise LimitExceeded(
-            f"a file has at most {most:,} bytes, not {size:,}", field="size", max_bytes=most
+            f"a file can have at most {most:,} bytes, not {size:,}", field="size", max_bytes=most
         )
 
 
@@ -82,9 +82,9 @@ async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
     media_type = sniff_type(content[:SNIFF_BYTES])
     kind = kind_of(media_type or "")
     if media_type is None or kind not in ("image", "video"):
-        raise InvalidInput("an example is a picture or a video, sent as the body", field="body")
+        raise InvalidInput("the request body must be an image or a video", field="body")
     if len(content) > EXAMPLE_BYTES_MAX:
-        raise LimitExceeded(f"an example has at most {EXAMPLE_BYTES_MAX:,} bytes")
+        raise LimitExceeded(f"an example can have at most {EXAMPLE_BYTES_MAX:,} bytes")
     size = measure_picture(content) if kind == "image" else None
     require_pixels(size, plane.settings.max_picture_pixels)
     with system_scratch().opened() as folder:
@@ -100,7 +100,7 @@ async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
 async def create_upload(
     plane: ControlPlane, caller: Caller, announced: UploadRequest
 ) -> tuple[File, PresignedUrl]:
-    """Creates the row of an announced file and the URL for its PUT."""
+    """Stores the row of an announced file, and creates the URL for its upload with PUT."""
     file_id = plane.context.new_id()
     file = File(
         id=file_id,
@@ -137,7 +137,7 @@ HEADS_AT_ONCE_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class UploadedPart:
-    """A part of an upload. `put` is the URL to upload it, or None if it has arrived."""
+    """A part of an upload. `put` is the URL for uploading it, or None if it is already stored."""
 
     number: int  # from 1
     start: int
@@ -154,42 +154,43 @@ class UploadProgress:
     @property
     def received_bytes(self) -> int:
         size: int = self.file.metadata[ANNOUNCED_SIZE]
-        return size if self.is_whole else sum(each.size for each in self.parts if not each.put)
+        return size if self.is_whole else sum(part.size for part in self.parts if not part.put)
 
 
 def part_bytes_for(size: int) -> int:
-    """Returns the size of each part except the last.
+    """Returns the size of all parts except the last.
 
-    The number of parts is limited, so that checking all of them is cheap.
+    Large files have larger parts, because the number of parts is limited so that all of them can be
+    checked quickly.
     """
     return max(PART_BYTES_USUAL, -(-size // PARTS_MAX))
 
 
 async def upload_progress(plane: ControlPlane, caller: Caller, file_id: UUID) -> UploadProgress:
-    """Returns the parts of an announced file, with upload URLs for those that are missing."""
+    """Returns the parts of an announced file, with upload URLs for the missing parts."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         file = await media.get_file(tx, caller.tenant.id, file_id)
     if file.user_id != caller.user_id or ANNOUNCED_SIZE not in file.metadata:
-        raise NotFound(f"there is no file {file_id}", file_id=str(file_id))
+        raise NotFound(f"file {file_id} was not found", file_id=str(file_id))
     if not file.is_announced or await plane.store.head(file.path) is not None:
         return UploadProgress(file, is_whole=True)
     return UploadProgress(file, is_whole=False, parts=await upload_parts(plane, file))
 
 
 async def upload_parts(plane: ControlPlane, file: File) -> tuple[UploadedPart, ...]:
-    size, each_bytes = file.metadata[ANNOUNCED_SIZE], file.metadata.get(PART_BYTES)
-    if each_bytes is None:
+    size, part_bytes = file.metadata[ANNOUNCED_SIZE], file.metadata.get(PART_BYTES)
+    if part_bytes is None:
         return ()
-    starts = range(0, size, each_bytes)
+    starts = range(0, size, part_bytes)
     parts = [
-        UploadedPart(number, start, min(each_bytes, size - start))
+        UploadedPart(number, start, min(part_bytes, size - start))
         for number, start in enumerate(starts, 1)
     ]
-    found: list[UploadedPart] = []
+    parts_with_urls: list[UploadedPart] = []
     for first in range(0, len(parts), HEADS_AT_ONCE_MAX):
-        some = parts[first : first + HEADS_AT_ONCE_MAX]
-        found += await asyncio.gather(*(_with_url(plane, file, each) for each in some))
-    return tuple(found)
+        group = parts[first : first + HEADS_AT_ONCE_MAX]
+        parts_with_urls += await asyncio.gather(*(_with_url(plane, file, part) for part in group))
+    return tuple(parts_with_urls)
 
 
 async def _with_url(plane: ControlPlane, file: File, part: UploadedPart) -> UploadedPart:
@@ -207,19 +208,19 @@ async def _with_url(plane: ControlPlane, file: File, part: UploadedPart) -> Uplo
 
 
 async def _join_parts(plane: ControlPlane, file: File) -> None:
-    """Joins the uploaded parts into the file. Does nothing if the file is complete already.
+    """Joins the uploaded parts into the file. Does nothing if the file is already complete.
 
-    Raises Refused if parts are missing, unless another call has joined the file in the meantime.
+    Raises Refused if parts are missing, unless a concurrent call has joined the file.
     """
-    size, each_bytes = file.metadata.get(ANNOUNCED_SIZE, 0), file.metadata.get(PART_BYTES)
-    if each_bytes is None or await plane.store.head(file.path) is not None:
+    size, part_bytes = file.metadata.get(ANNOUNCED_SIZE, 0), file.metadata.get(PART_BYTES)
+    if part_bytes is None or await plane.store.head(file.path) is not None:
         return
-    keys = [part_key(file.path, number) for number in range(1, -(-size // each_bytes) + 1)]
+    keys = [part_key(file.path, number) for number in range(1, -(-size // part_bytes) + 1)]
     try:
         await plane.store.join(keys, file.path, file.mime_type)
     except NotFound:
         if await plane.store.head(file.path) is None:
-            raise Refused("parts of the file were not uploaded", field="file_id") from None
+            raise Refused("some parts of the file haven't been uploaded", field="file_id") from None
     else:
         plane.context.deferred.delete_objects(plane.store, keys)
 
@@ -230,31 +231,35 @@ def quota_of(plane: ControlPlane, caller: Caller) -> int:
 
 
 async def attach(plane: ControlPlane, caller: Caller, file_id: UUID) -> tuple[MediaItem, bool]:
-    """Returns a file's media and whether it is new. Raises NotFound for another user's file."""
+    """Creates the media item of an uploaded file. Returns it, and whether it is new.
+
+    Raises NotFound if the file belongs to another user.
+    """
     media_id = uuid5(file_id, LINKED)
     pool = plane.pools[caller.tenant.pool]
     async with pool.read() as tx:
-        known = await _known(tx, caller, media_id)
-        if known is not None:
-            return known, False
+        existing = await _find_media(tx, caller, media_id)
+        if existing is not None:
+            return existing, False
         file = await media.get_file(tx, caller.tenant.id, file_id)
     if file.user_id != caller.user_id:
-        raise NotFound(f"there is no file {file_id}", file_id=str(file_id))
+        raise NotFound(f"file {file_id} was not found", file_id=str(file_id))
     if file.is_announced:
         await _join_parts(plane, file)
     try:
-        kept = await files.confirm_upload(plane.context, pool, file)
+        confirmed = await files.confirm_upload(plane.context, pool, file)
     except NotFound:
-        # A concurrent call has attached it as media of an earlier file with the same content.
+        # A concurrent call has deleted the file, because the user has an earlier file with the same
+        # content. The media item then belongs to that file.
         async with pool.read() as tx:
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
-    linked, is_new = await _inspect(plane, caller, kept, media_id, is_fresh=file.is_announced)
-    if is_new and linked.original_file_id != file.id:
-        await plane.store.delete(kept.path)  # the user has the same content already
-    return linked, is_new
+    item, is_new = await _inspect(plane, caller, confirmed, media_id, is_fresh=file.is_announced)
+    if is_new and item.original_file_id != file.id:
+        await plane.store.delete(confirmed.path)  # the user already has the same content
+    return item, is_new
 
 
-async def _known(tx: Tx, caller: Caller, media_id: UUID) -> MediaItem | None:
+async def _find_media(tx: Tx, caller: Caller, media_id: UUID) -> MediaItem | None:
     try:
         return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id)
     except NotFound:
@@ -264,19 +269,20 @@ async def _known(tx: Tx, caller: Caller, media_id: UUID) -> MediaItem | None:
 async def _inspect(
     plane: ControlPlane, caller: Caller, file: File, media_id: UUID, *, is_fresh: bool
 ) -> tuple[MediaItem, bool]:
-    """Returns the media and whether it is new.
+    """Creates the media item of a file. Returns it, and whether it is new.
 
-    If the user has an earlier file with the same content, the media belongs to that file.
+    If the user has an earlier file with the same content, the media item belongs to that file.
     """
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         try:
-            # A concurrent call that attaches the same file waits here, and then finds the media.
+            # A concurrent call that attaches the same file waits here and then finds the media
+            # item.
             await media.lock_file(tx, file.tenant_id, file.id)
         except NotFound:
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
-        known = await _known(tx, caller, media_id)
-        if known is not None:
-            return known, False
+        existing = await _find_media(tx, caller, media_id)
+        if existing is not None:
+            return existing, False
         twin = await _find_duplicate(tx, file) if is_fresh else None
         if twin is not None:
             await media.delete_file(tx, file.tenant_id, file.id)
@@ -284,16 +290,16 @@ async def _inspect(
 
 
 async def _find_duplicate(tx: Tx, file: File) -> File | None:
-    """Returns an upload of the same user with the same content.
+    """Returns an earlier upload of the same user with the same content, or None.
 
-    Outputs are ignored, because they are deleted with their jobs.
+    Outputs of jobs are ignored, because they are deleted with their jobs.
     """
     if file.content_hash is None:
         return None
-    found = await media.file_by_hash(tx, file.tenant_id, file.user_id, file.content_hash)
-    if found is None or found.id == file.id or ANNOUNCED_SIZE not in found.metadata:
+    duplicate = await media.file_by_hash(tx, file.tenant_id, file.user_id, file.content_hash)
+    if duplicate is None or duplicate.id == file.id or ANNOUNCED_SIZE not in duplicate.metadata:
         return None
-    return found if found.mime_type == file.mime_type else None
+    return duplicate if duplicate.mime_type == file.mime_type else None
 
 
 async def _create(
@@ -311,9 +317,10 @@ async def _create(
 
 
 async def fetch_from_url(plane: ControlPlane, caller: Caller, url: str) -> MediaItem:
-    """Fetches a file into a scratch folder and stores it as media.
+    """Fetches a file from a URL and creates a media item from it.
 
-    Only the complete content shows whether the user already has the file.
+    The file is fetched into a scratch folder first, because only the complete content shows whether
+    the user already has the same file.
     """
     limits = FetchLimits(plane.settings.max_upload_bytes, plane.settings.fetch_seconds)
     fetcher = Fetcher(plane.outward, media_type_of=sniff_type)
@@ -371,14 +378,14 @@ def _fetched(
 
 
 async def _spooled(chunks: AsyncIterator[bytes], path: Path) -> tuple[int, str]:
-    hasher, size, held = blake3(), 0, bytearray()
+    hasher, size, buffer = blake3(), 0, bytearray()
     with await open_file(path, "wb") as file:
         async for chunk in chunks:
-            held += chunk
-            if len(held) >= BUFFER_BYTES:
-                size += await asyncio.to_thread(_write, file, hasher, bytes(held))
-                held.clear()
-        size += await asyncio.to_thread(_write, file, hasher, bytes(held))
+            buffer += chunk
+            if len(buffer) >= BUFFER_BYTES:
+                size += await asyncio.to_thread(_write, file, hasher, bytes(buffer))
+                buffer.clear()
+        size += await asyncio.to_thread(_write, file, hasher, bytes(buffer))
     return size, hasher.hexdigest()
 
 

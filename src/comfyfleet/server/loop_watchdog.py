@@ -1,9 +1,9 @@
-"""Records stalls of the event loop: while a task computes, all other requests wait.
+"""Reports stalls of the event loop, during which no request is processed.
 
-A loop stalls if one of its own turns takes too long, or if another thread holds the interpreter
-lock. The first kind is measured exactly, between two calls of the loop's selector. A thread that
-looks about ten times a second takes the stacks, and notices the second kind when it is itself woken
-too late.
+The loop stalls if one of its own iterations takes too long, or if another thread holds the global
+interpreter lock. The first kind is measured exactly, between two calls of the loop's selector. A
+watchdog thread samples the stack about ten times a second. It detects the second kind when it is
+woken too late itself.
 """
 
 import asyncio
@@ -20,16 +20,18 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
+# Minimum duration of a reported stall, and the interval between two samples, in seconds.
 STALL_SECONDS = 0.1
 LOOK_SECONDS = 0.1
-# Age in seconds at which a stall is logged before it has ended, because it may never end.
+# A stall that lasts longer than this is logged while it still lasts, because it may never end.
 LASTING_SECONDS = 10.0
-# Limit for logged stalls. Further ones are only counted, and the next line contains their number.
+# Limit for logged stalls. Further stalls are only counted, and the next log line contains their
+# number.
 LINES_PER_MINUTE_MAX = 10
 FRAMES_MAX = 30
 THREADS_MAX = 3
 STACKS_MAX = 100
-# Innermost functions of waiting threads, which hold no lock.
+# Innermost functions of threads that are waiting and therefore don't hold the lock.
 _WAITING = frozenset({"_worker", "accept", "get", "poll", "recv", "select", "wait"})
 
 Line: TypeAlias = tuple[CodeType, int]
@@ -40,7 +42,7 @@ class Stall(NamedTuple):
     """A stall of the event loop.
 
     `cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low,
-    the loop waited for a file or a lock, or the machine was busy with other processes.
+    the loop waited for a file or a lock, or other processes used the CPU.
     """
 
     seconds: float
@@ -49,7 +51,7 @@ class Stall(NamedTuple):
 
 
 class TurnClock:
-    """Records when the current turn of a loop began, by wrapping the `select` of its selector."""
+    """Records when the current iteration of an event loop started, by wrapping its selector."""
 
     def __init__(self, selector: Any) -> None:
         self.began = 0.0  # 0 while the loop waits for events
@@ -58,10 +60,10 @@ class TurnClock:
         selector.select = self._timed_select
 
     def _timed_select(self, timeout: float | None = None) -> Any:
-        began, self.began = self.began, 0.0
-        if began and (ended := monotonic()) - began > STALL_SECONDS:
+        started_at, self.began = self.began, 0.0
+        if started_at and (ended := monotonic()) - started_at > STALL_SECONDS:
             for note in (*self.users,):
-                note(began, ended)
+                note(started_at, ended)
         events = self._select(timeout)
         self.began = monotonic()
         return events
@@ -71,7 +73,7 @@ _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, TurnClock] = WeakKeyDictio
 
 
 def turn_clock_of(loop: asyncio.AbstractEventLoop) -> TurnClock | None:
-    """Returns the loop's clock, which all users share, or None if the loop has no `_selector`."""
+    """Returns the shared clock of an event loop, or None if the loop has no `_selector`."""
     clock = _clocks.get(loop)
     if clock is None:
         selector = getattr(loop, "_selector", None)
@@ -83,7 +85,7 @@ def turn_clock_of(loop: asyncio.AbstractEventLoop) -> TurnClock | None:
 
 @dataclass
 class _Turn:
-    """Samples of the loop turn that started at `began`."""
+    """The samples of the loop iteration that started at `began`."""
 
     began: float = 0.0
     cpu_before: float = 0.0
@@ -91,11 +93,11 @@ class _Turn:
     stacks: Counter[Stack] = field(default_factory=Counter)
 
     def stack(self) -> str:
-        return text_of(self.stacks.most_common(1)[0][0]) if self.stacks else "no stack was taken"
+        return text_of(self.stacks.most_common(1)[0][0]) if self.stacks else "no stack was sampled"
 
 
 class LoopWatchdog:
-    """Watches the running loop. `observe` gets the seconds of each stall."""
+    """Watches the running event loop, and calls `observe` with the seconds of each stall."""
 
     def __init__(self, observe: Callable[[float], object]) -> None:
         self._observe = observe
@@ -136,7 +138,8 @@ class LoopWatchdog:
             self.look(monotonic(), process_time())
 
     def look(self, now: float, cpu: float) -> None:
-        """Samples the current turn's stack, and reports stalls that ended since the last look."""
+        """Samples the stack of the current iteration, and reports stalls that have ended since the
+        last call."""
         began = self._clock.began if self._clock else 0.0
         is_reported = self._report_ended(cpu)
         if began:
@@ -164,17 +167,19 @@ class LoopWatchdog:
         return is_any
 
     def _report_held_lock(self, now: float, cpu: float) -> None:
-        """Reports a stall if this thread was woken late while another thread used the CPU."""
+        """Reports a stall if this thread was woken too late while another thread used the CPU."""
         late, used = now - self._looked - LOOK_SECONDS, cpu - self._cpu
         if late > STALL_SECONDS and used > STALL_SECONDS:
-            self._report(Stall(late, used, f"another thread held the lock: {self._busy_threads()}"))
+            busy = self._busy_threads()
+            self._report(Stall(late, used, f"another thread held the interpreter lock: {busy}"))
 
     def _busy_threads(self) -> str:
         own = (self._loop_thread, threading.get_ident())
         frames = [frame for ident, frame in sys._current_frames().items() if ident not in own]
         busy = [frame for frame in frames if _is_busy(frame)]
         return (
-            " | ".join(text_of(stack_of(frame)) for frame in busy[:THREADS_MAX]) or "it has ended"
+            " | ".join(text_of(stack_of(frame)) for frame in busy[:THREADS_MAX])
+            or "the thread has finished"
         )
 
     def _report(self, stall: Stall) -> None:
@@ -202,9 +207,9 @@ def _is_busy(frame: FrameType) -> bool:
 
 
 def stack_of(frame: FrameType) -> Stack:
-    """Returns the innermost calls, with the innermost one last.
+    """Returns the innermost calls of a stack, with the innermost call last.
 
-    A stack contains only code and line numbers, never values.
+    The result contains only code and line numbers, never values.
     """
     return tuple(_lines_from(frame))[::-1]
 
@@ -212,7 +217,7 @@ def stack_of(frame: FrameType) -> Stack:
 def _lines_from(frame: FrameType | None) -> Iterator[Line]:
     for _ in range(FRAMES_MAX):
         code = _code_of(frame)
-        # The frames of the loop itself are always the same, so they are left out.
+        # Stops at the event loop's own frames, which are always the same.
         if frame is None or code is None or code.co_name == "_run_once":
             return
         yield code, frame.f_lineno
@@ -220,17 +225,17 @@ def _lines_from(frame: FrameType | None) -> Iterator[Line]:
 
 
 def _code_of(frame: FrameType | None) -> CodeType | None:
-    """Returns the code of a frame, or None if it is no longer the frame of a function.
+    """Returns the code of a frame, or None if the frame is no longer valid.
 
-    The other thread may continue while its frames are read. On a busy machine, CPython 3.11 then
-    returned a dictionary as the code of a frame.
+    The other thread may continue while its frames are read. On a busy machine, CPython 3.11
+    sometimes returns a dictionary as the code of a frame.
     """
     code = getattr(frame, "f_code", None)
     return code if isinstance(code, CodeType) else None
 
 
 def text_of(stack: Stack) -> str:
-    """Returns a stack as one line."""
+    """Formats a stack on one line."""
     return " > ".join(
         f"{'/'.join(PurePath(code.co_filename).parts[-3:])}:{line} {code.co_name}"
         for code, line in stack

@@ -1,10 +1,10 @@
 """Metrics of fleets, lanes, graph runs and pipeline runs: current figures, counters and rollups.
 
-Counters add the jobs that ended since the last reading. Rollups are sums for each minute, quarter
-of an hour and two hours. They are stored in the central database, so that operators see the last
-week without any other service. A pass adds the minutes since the previous pass of any control
-plane. It locks the row that holds the end of the previous pass and compares it with the value that
-it started from, so that no minute is added twice.
+Counters add the jobs that finished since the last read. Rollups are sums per minute, per quarter of
+an hour and per two hours. They are stored in the central database, so that operators can see the
+last week without another service. A rollup pass adds the minutes since the previous pass of any
+control plane. It locks the row with the end of the previous pass and compares it with the value
+that it started from, so that no minute is added twice.
 """
 
 import math
@@ -32,8 +32,10 @@ from comfyfleet.server.db.metrics_queries import (
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
-# Jobs that end now may be committed a little later, so the last seconds are left for the next look.
+# Jobs that finish now may be committed a little later, so the last seconds are left to the next
+# read.
 SETTLE = timedelta(seconds=5)
+# Upper bounds of the histogram buckets for run times, in seconds.
 JOB_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600)
 GONE = "gone"
 REVOKED, OFFLINE, DRAINING, BUSY, IDLE = "revoked", "offline", "draining", "busy", "idle"
@@ -57,7 +59,8 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """The current figures of a fleet. A workflow of several fleets counts for each of them."""
+    """The current figures of a fleet. A workflow that several fleets run counts for each of
+    them."""
 
     slug: str
     stage: str
@@ -86,8 +89,8 @@ async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> 
         assigned[fleet_id].add(workflow_id)
     workers = defaultdict(list)
     offline_before = now - timedelta(seconds=offline_after_seconds)
-    for alike in await metrics_queries.workers_by_state(tx, offline_before=offline_before):
-        workers[alike.fleet_id].append(alike)
+    for group in await metrics_queries.workers_by_state(tx, offline_before=offline_before):
+        workers[group.fleet_id].append(group)
     return SystemFigures(
         lanes=[_lane(slugs, lane, depth, held.get(lane, 0), now) for lane, depth in depths.items()],
         fleets=[
@@ -103,14 +106,14 @@ async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> 
     )
 
 
-def state_of(alike: WorkersRow) -> str:
-    if not alike.is_approved:
+def state_of(group: WorkersRow) -> str:
+    if not group.is_approved:
         return REVOKED
-    if alike.is_offline:
+    if group.is_offline:
         return OFFLINE
-    if alike.is_draining:
+    if group.is_draining:
         return DRAINING
-    return BUSY if alike.is_busy else IDLE
+    return BUSY if group.is_busy else IDLE
 
 
 def _lane(
@@ -123,7 +126,7 @@ def _lane(
         queued=depth.queued,
         leased=depth.leased,
         oldest_seconds=_age(depth, now),
-        held=min(held, depth.leased),  # `held` was counted a moment later
+        held=min(held, depth.leased),  # `held` was counted a moment later and may be larger
     )
 
 
@@ -140,8 +143,8 @@ def _fleet(
         if lane.stage == fleet.stage and lane.workflow_id in workflow_ids
     ]
     by_state: Counter[str] = Counter()
-    for alike in workers:
-        by_state[state_of(alike)] += alike.workers
+    for group in workers:
+        by_state[state_of(group)] += group.workers
     return FleetFigures(
         slug=fleet.slug,
         stage=fleet.stage,
@@ -149,7 +152,7 @@ def _fleet(
         leased=sum(depth.leased for depth in mine),
         oldest_seconds=max((_age(depth, now) for depth in mine), default=0.0),
         workers=by_state,
-        slots=sum(each.slots for each in workers if state_of(each) in (IDLE, BUSY)),
+        slots=sum(group.slots for group in workers if state_of(group) in (IDLE, BUSY)),
         max_workers=fleet.max_workers,
         workflow_ids=workflow_ids,
         fleet_id=fleet.id,
@@ -164,7 +167,7 @@ def _age(depth: LaneDepth, now: datetime) -> float:
 
 @dataclass(slots=True)
 class EndedCounts:
-    """Sums since this process started, for the jobs of all control planes."""
+    """Sums of the jobs of all control planes that finished since this process started."""
 
     jobs: int = 0
     timed: int = 0
@@ -179,7 +182,7 @@ class EndedCounts:
 
 
 class OutcomeCounters:
-    """Counters read from the database. Each look adds the jobs that ended since the last one."""
+    """Counters of finished jobs. Each read of the database adds the jobs since the last read."""
 
     def __init__(self, since: datetime) -> None:
         self._until = since
@@ -197,7 +200,7 @@ class OutcomeCounters:
                     tx, after=after, until=until, buckets=JOB_SECONDS
                 )
         except BaseException:
-            self._until = after  # nothing was counted, so the next look starts from there
+            self._until = after  # nothing was counted, so the next read starts there again
             raise
         for row in rows:
             key = (slugs.get(row.workflow_id, GONE), row.stage, row.status)
@@ -214,12 +217,12 @@ JOBS = ("queued", "processing")
 class RunFigures:
     graph_runs: Mapping[str, int]  # active runs by status
     pipeline_runs: Mapping[str, int]
-    jobs: Mapping[tuple[str, str], int]  # in flight, by kind of run and status
+    jobs: Mapping[tuple[str, str], int]  # unfinished jobs by kind of run and status
 
 
 async def read_run_figures(pools: Pools) -> dict[str, RunFigures]:
-    """Returns the run figures of each pool, by its name. A pool that is down is left out."""
-    return await for_each_pool(pools, _read, "its runs are not counted")
+    """Returns the run figures of each pool by name. Pools that are down aren't included."""
+    return await for_each_pool(pools, _read, "its runs can't be counted")
 
 
 async def _read(pool: Database) -> RunFigures:
@@ -232,23 +235,25 @@ async def _read(pool: Database) -> RunFigures:
 
 
 STATE = "rollups"
-# Jobs that end now may be committed a little later, by a control plane whose clock differs.
+# Jobs that finish now may be committed a little later by a control plane with a different clock.
 ROLLUP_SETTLE = timedelta(seconds=10)
 ONE_MINUTE = timedelta(seconds=MINUTE)
-# Limit for one pass. After a longer outage of all control planes, earlier minutes are left out.
+# Limit for one pass. After a longer outage of all control planes, earlier minutes are skipped.
 MINUTES_PER_PASS_MAX = 60
-# Queued and running jobs are read once per pass, which usually covers one minute. The sample counts
-# for the minutes of this period.
+# Queued and running jobs are sampled once per pass, which usually covers one minute. The sample is
+# used for all minutes within this time.
 SAMPLED_FOR = timedelta(minutes=2)
 WORKFLOWS_PER_MINUTE_MAX = 20
-KEPT = {MINUTE: timedelta(hours=2), QUARTER: timedelta(hours=26), TWO_HOURS: timedelta(days=8)}
-# Upper bounds of histogram buckets in seconds, from 50 ms to about a day, each 1.5 times the last.
+# How long the sums of each step are stored.
+RETENTION = {MINUTE: timedelta(hours=2), QUARTER: timedelta(hours=26), TWO_HOURS: timedelta(days=8)}
+# Upper bounds of histogram buckets in seconds, from 50 ms to about a day. Each is 1.5 times the
+# previous one.
 BUCKETS = tuple(round(0.05 * 1.5**number, 4) for number in range(36))
 WAIT, RUN, OF_WORKFLOW = "wait:", "run:", "workflow:"
 
 
 class RollupRange(NamedTuple):
-    """The time range of a chart: its length and the length of a step."""
+    """The length of a chart's time range, and the length of its steps."""
 
     seconds: int
     step_seconds: int
@@ -262,7 +267,7 @@ RANGES: Mapping[str, RollupRange] = {
 
 
 class RollupMark(NamedTuple):
-    """The end of the last rollup pass, in the central database and in each pool."""
+    """The times up to which rollups have been added, for the central database and each pool."""
 
     until: datetime
     pools: Mapping[str, datetime]
@@ -287,7 +292,7 @@ class RollupPass:
     _idle_until: datetime | None = field(default=None, init=False)
 
     async def is_due(self, now: datetime) -> bool:
-        """Checks with up to three small reads whether a minute with any activity has passed."""
+        """Checks with at most three small reads whether there are new minutes with any activity."""
         until = step_start(now - ROLLUP_SETTLE, MINUTE)
         if self._idle_until is not None and self._idle_until >= until:
             return False
@@ -307,13 +312,13 @@ class RollupPass:
         async with self.central.transaction() as tx:
             locked = await lock_state(tx, STATE, mark.as_state())
             if RollupMark.from_state(locked) != mark:
-                return  # another control plane has added these minutes
+                return  # another control plane has already added these minutes
             await self._add_minutes(tx, mark, until, sum(tokens.values()))
             waiting = {name: mark.pools.get(name, mark.until) for name in self.pools}
             pools = {**waiting, **dict.fromkeys(tokens, until)}
             await write_state(tx, STATE, RollupMark(until, pools).as_state())
             for step in ROLLUP_STEPS:
-                await metrics_queries.delete_sums(tx, step, before=until - KEPT[step])
+                await metrics_queries.delete_sums(tx, step, before=until - RETENTION[step])
 
     async def _add_minutes(self, tx: Tx, mark: RollupMark, until: datetime, tokens: int) -> None:
         figures = await read_figures(
@@ -333,22 +338,25 @@ class RollupPass:
             minute = end
 
     async def _read_tokens(self, mark: RollupMark, until: datetime) -> dict[str, int]:
-        """Returns the tokens used per pool since its mark. Pools that are down are read later."""
+        """Returns the tokens used in each pool since its mark. Pools that are down are read in a
+        later pass."""
 
         async def read(pool: Database, *, after: datetime) -> int:
             async with pool.read() as tx:
                 return await metrics_queries.tokens_used(tx, after=after, until=until)
 
-        found: dict[str, int] = {}
+        tokens: dict[str, int] = {}
         for name in self.pools:
             after = mark.pools.get(name, mark.until)
-            one = Pools({name: self.pools[name]})
-            found |= await for_each_pool(one, partial(read, after=after), "its tokens wait")
-        return found
+            pool = Pools({name: self.pools[name]})
+            tokens |= await for_each_pool(
+                pool, partial(read, after=after), "its tokens are counted later"
+            )
+        return tokens
 
 
 async def _read_mark(tx: Tx, until: datetime) -> RollupMark:
-    """Reads the mark. Without one, rollups start as far back as a pass can go."""
+    """Reads the mark. If there is none yet, rollups start as far back as one pass can go."""
     state = await read_state(tx, STATE)
     first = until - MINUTES_PER_PASS_MAX * ONE_MINUTE
     return RollupMark.from_state(state) if state else RollupMark(first, {})
@@ -361,21 +369,22 @@ async def _is_anything_there(tx: Tx, mark: RollupMark, until: datetime) -> bool:
 
 
 async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
-    """Returns the first minute to add: one with ended jobs, or the first of the recent minutes.
+    """Returns the first minute to add.
 
-    Earlier minutes are skipped, because no job ended in them.
+    This is the first minute in which a job finished, or the first minute to which the sample
+    applies. Earlier minutes are skipped, because there is nothing to add.
     """
     least = max(mark.until, until - MINUTES_PER_PASS_MAX * ONE_MINUTE)
     first = await metrics_queries.first_ended(tx, after=least, until=until)
     recent = max(least, until - SAMPLED_FOR)
     if first is None:
         return recent
-    # A minute excludes its first moment, so a job that ended then belongs to the minute before.
+    # A minute excludes its first moment. A job that finished then belongs to the previous minute.
     return min(recent, step_start(first - timedelta(microseconds=1), MINUTE))
 
 
 def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
-    """Returns the sums of ended jobs, and separate sums of the workflows with the most jobs."""
+    """Returns the sums of finished jobs, and separate sums for the workflows with the most jobs."""
     sums: defaultdict[str, float] = defaultdict(float)
     of_workflows: defaultdict[int, defaultdict[str, float]] = defaultdict(
         lambda: defaultdict(float)
@@ -399,15 +408,15 @@ def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
 
 
 def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[str, float]:
-    """Returns queued and running jobs, multiplied by the seconds of a minute.
+    """Returns the numbers of queued and running jobs, multiplied by the seconds of a minute.
 
-    The mean over any period is then the sum divided by the length of the period.
+    The mean over a period is then the sum divided by the length of the period.
     """
-    online = [each for each in figures.fleets if each.slots]
+    online = [fleet for fleet in figures.fleets if fleet.slots]
     sums = {
         "queued_seconds": float(sum(lane.queued for lane in figures.lanes)) * MINUTE,
         "leased_seconds": float(sum(lane.leased for lane in figures.lanes)) * MINUTE,
-        "slot_seconds": float(sum(each.slots for each in online)) * MINUTE,
+        "slot_seconds": float(sum(fleet.slots for fleet in online)) * MINUTE,
     }
     if gpu_percent is not None:
         sums |= {"gpu_percent_seconds": gpu_percent * MINUTE, "gpu_seconds": float(MINUTE)}
@@ -416,7 +425,7 @@ def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class RollupPoint:
-    """The sums of one step or of a whole range. Values that can't be known are None."""
+    """The sums of a single step or of a complete range. Properties without data are None."""
 
     at: datetime
     seconds: float
@@ -426,7 +435,7 @@ class RollupPoint:
         return round(self.sums.get(name, 0))
 
     def mean(self, name: str) -> float:
-        """Returns the mean of a value that was summed over time."""
+        """Returns the mean of a value that was sampled over time."""
         return self.sums.get(name, 0.0) / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -436,7 +445,7 @@ class RollupPoint:
 
     @property
     def busy_percent(self) -> float | None:
-        """The used share of the workers' slots in percent."""
+        """The percentage of the workers' slots that was in use."""
         slots = self.sums.get("slot_seconds", 0.0)
         busy = min(self.sums.get("leased_seconds", 0.0), slots)
         return 100 * busy / slots if slots else None
@@ -448,7 +457,7 @@ class RollupPoint:
 
     @property
     def stayed(self) -> int:
-        """Number of runs that didn't have to load a model."""
+        """The number of runs whose model was already loaded."""
         return self.count(f"{MODEL_RUNS}same")
 
     @property
@@ -456,21 +465,22 @@ class RollupPoint:
         return self.count(f"{MODEL_RUNS}switched")
 
     def percentile(self, kind: str, share: float) -> float | None:
-        """Returns the seconds in which this share of jobs had waited (`WAIT`) or run (`RUN`)."""
+        """Returns the number of seconds within which this share of jobs had finished waiting
+        (`WAIT`) or running (`RUN`)."""
         return percentile_of(self.sums, kind, share)
 
     def workflows(self) -> dict[int, dict[str, float]]:
         """Returns the sums of each workflow by its id."""
-        found: dict[int, dict[str, float]] = {}
+        sums_by_id: dict[int, dict[str, float]] = {}
         for name, value in self.sums.items():
             if name.startswith(OF_WORKFLOW):
                 _, workflow_id, what = name.split(":", 2)
-                found.setdefault(int(workflow_id), {})[what] = value
-        return found
+                sums_by_id.setdefault(int(workflow_id), {})[what] = value
+        return sums_by_id
 
 
 def percentile_of(sums: Mapping[str, float], kind: str, share: float) -> float | None:
-    """Returns a percentile in seconds from the sums of all jobs or of one workflow."""
+    """Estimates a percentile in seconds from the sums of all jobs or of one workflow."""
     return percentile(
         [sums.get(f"{kind}{number}", 0.0) for number in range(len(BUCKETS) + 1)], share
     )
@@ -481,12 +491,12 @@ def percentile(counts: Sequence[float], share: float) -> float | None:
     total = sum(counts)
     if total <= 0:
         return None
-    wanted, passed = share * total, 0.0
+    target, passed = share * total, 0.0
     for number, count in enumerate(counts):
-        if count and passed + count >= wanted:
+        if count and passed + count >= target:
             low = BUCKETS[number - 1] if number else 0.0
             high = BUCKETS[min(number, len(BUCKETS) - 1)]
-            return low + (high - low) * (wanted - passed) / count
+            return low + (high - low) * (target - passed) / count
         passed += count
     return BUCKETS[-1]
 
@@ -497,16 +507,18 @@ class Rollup(NamedTuple):
 
 
 async def read_rollup(tx: Tx, span: RollupRange, *, now: datetime) -> Rollup:
-    """Reads the steps of a range. The last step is the current one, so it is incomplete."""
+    """Reads the steps of a range. The last step is the current one and therefore incomplete."""
     last = step_start(now, span.step_seconds)
     first = last - timedelta(seconds=span.seconds - span.step_seconds)
-    found = await metrics_queries.read_sums(tx, span.step_seconds, since=first)
+    sums_by_start = await metrics_queries.read_sums(tx, span.step_seconds, since=first)
     steps = [
         first + timedelta(seconds=number * span.step_seconds)
         for number in range(math.ceil(span.seconds / span.step_seconds))
     ]
     points = [
-        RollupPoint(at, min(span.step_seconds, (now - at).total_seconds()), found.get(at, {}))
+        RollupPoint(
+            at, min(span.step_seconds, (now - at).total_seconds()), sums_by_start.get(at, {})
+        )
         for at in steps
     ]
     total: defaultdict[str, float] = defaultdict(float)

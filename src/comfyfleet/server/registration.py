@@ -54,8 +54,8 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
             tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
         )
         assigned = await fleets.workflows_of(tx, worker)
-    # If an earlier worker with this id lost its key, it may still hold leases. The new worker doesn't
-    # know about them, so they are requeued.
+    # If an earlier worker with this id lost its key, it may still hold leases. The new worker
+    # doesn't know about them, so they are requeued.
     await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
     request_wake(plane.context)
     return Registered(

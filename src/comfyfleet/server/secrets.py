@@ -1,6 +1,6 @@
-"""Random keys, and secrets that all control planes of an installation share.
+"""Random keys, and the secrets that all control planes of an installation share.
 
-Keys are shown once and stored as SHA-256 hashes.
+Keys are shown only once, and only their SHA-256 hashes are stored.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ def hash_key(key: str) -> str:
 
 
 def is_key_of_hash(key: str, key_hash: str) -> bool:
-    """Compares a key with a hash in constant time."""
+    """Checks in constant time whether a key has this hash."""
     return hmac.compare_digest(hash_key(key), key_hash)
 
 
 ADMIN_KEY_HASH = "admin_key_hash"
 WEBHOOK_KEY = "webhook_key"
-URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is stored
+URL_SECRET = "url_secret"  # noqa: S105 - the name of the stored value, not a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,23 @@ class AdminKey:
 
 
 async def admin_key(central: Database, settings: Settings) -> AdminKey:
-    """Returns the admin key from the environment, or else the one created at the first start."""
+    """Returns the admin key from the settings or, if there is none, the one created at the first
+    start."""
     if settings.admin_key:
         return AdminKey(hash_key(settings.admin_key))
     async with central.read() as tx:
-        kept = await read_state(tx, ADMIN_KEY_HASH)
-    if kept is not None:
-        return AdminKey(kept)
+        stored_hash = await read_state(tx, ADMIN_KEY_HASH)
+    if stored_hash is not None:
+        return AdminKey(stored_hash)
     key = new_key()
     async with central.transaction() as tx:
-        standing = await write_state_if_new(tx, ADMIN_KEY_HASH, hash_key(key))
-    return AdminKey(standing, just_made=key if standing == hash_key(key) else None)
+        current_hash = await write_state_if_new(tx, ADMIN_KEY_HASH, hash_key(key))
+    return AdminKey(current_hash, just_made=key if current_hash == hash_key(key) else None)
 
 
 async def replace_admin_key(central: Database, now: datetime) -> str:
-    """Replaces the created admin key. Running control planes use the new key after a restart."""
+    """Replaces the generated admin key, and returns the new one. Running control planes use it
+    after a restart."""
     key = new_key()
     async with central.transaction() as tx:
         await write_state(tx, ADMIN_KEY_HASH, hash_key(key))
@@ -65,16 +67,16 @@ async def replace_admin_key(central: Database, now: datetime) -> str:
 
 
 async def replace_url_secret(central: Database, now: datetime) -> None:
-    """Replaces the secret that signs URLs. After a restart, all URLs issued before are invalid."""
+    """Replaces the secret that signs URLs. After a restart, all earlier URLs are invalid."""
     async with central.transaction() as tx:
         await write_state(tx, URL_SECRET, new_key())
         await record_audit(tx, "system", "url_secret_replaced", "storage", now)
 
 
 async def replace_webhook_key(central: Database, now: datetime) -> None:
-    """Replaces the key from which webhooks' secrets are derived.
+    """Replaces the key from which the secrets of webhooks are derived.
 
-    After a restart of the control planes, webhooks without a stored secret have a new one.
+    After a restart of the control planes, all webhooks without a stored secret have new secrets.
     """
     async with central.transaction() as tx:
         await write_state(tx, WEBHOOK_KEY, new_key())
@@ -82,14 +84,15 @@ async def replace_webhook_key(central: Database, now: datetime) -> None:
 
 
 async def url_secret(central: Database) -> str:
-    """Returns the secret that signs URLs. Control planes share it to accept each other's URLs."""
+    """Returns the secret that signs URLs. All control planes share it, so that they accept each
+    other's URLs."""
     return await _read_or_create(central, URL_SECRET)
 
 
 async def webhook_key(central: Database) -> str:
-    """Returns the key from which webhooks' secrets are derived.
+    """Returns the key from which the secrets of webhooks are derived.
 
-    It isn't stored in the tenants' databases, so access to those isn't enough to sign anything.
+    It isn't stored in the tenant databases, so access to those isn't enough to sign deliveries.
     """
     return await _read_or_create(central, WEBHOOK_KEY)
 

@@ -1,7 +1,7 @@
-"""One-time secrets that make a browser the owner of `comfyfleet up`.
+"""One-time sign-in links for the owner of `comfyfleet up`.
 
-Each secret is stored as a file in the data folder, named after the secret's hash. So only a user
-with write access there can create one. The file is deleted when the first browser sends the secret.
+For each link's secret, the data folder contains a file named after the secret's hash. Only users
+with write access to the folder can create such files. The file is deleted when the link is used.
 """
 
 from pathlib import Path
@@ -16,12 +16,14 @@ FRAGMENT = "secret="
 
 
 class SignInLinks:
+    """The sign-in links that are stored in a data folder."""
+
     def __init__(self, data: Path) -> None:
         self._data = data
         self._folder = data / FOLDER
 
     def start(self, url: str) -> str:
-        """Deletes links of earlier starts, stores the web app's address and returns a new link."""
+        """Deletes the links of earlier starts, stores the web app's URL, and returns a new link."""
         if self._folder.is_dir():
             for file in self._folder.iterdir():
                 file.unlink(missing_ok=True)
@@ -29,21 +31,21 @@ class SignInLinks:
         return self.new_link(url)
 
     def address(self) -> str | None:
-        """Returns the web app's address at the last start, or None if it isn't known."""
+        """Returns the web app's URL at the last start, or None if it is unknown."""
         try:
             return (self._data / ADDRESS_FILE).read_text(encoding="ascii").strip() or None
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             return None
 
     def new_link(self, url: str) -> str:
-        """Returns a sign-in link that works once."""
+        """Creates a sign-in link that works only once."""
         secret = new_key()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         (self._folder / hash_key(secret)).touch(mode=0o600)
         return f"{url}{SIGN_IN_PATH}#{FRAGMENT}{secret}"
 
     def use(self, secret: str) -> bool:
-        """Consumes a secret. Returns False if it is unknown or was used before."""
+        """Uses up a secret. Returns False if it is unknown or was already used."""
         try:
             (self._folder / hash_key(secret)).unlink()
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,5 @@
-"""Inputs of triggers: fixed values, and paths in a webhook's body. This module does no I/O."""
+"""The inputs of triggers, which are fixed values or paths in a webhook's body. This module does no
+I/O."""
 
 import re
 from collections.abc import Mapping
@@ -19,22 +20,25 @@ def check_paths(inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         if isinstance(value, str) and _TEMPLATE_PATH.search(value):
             raise InvalidInput(
-                f"{name}: {value!r:.80} is a fixed text; a value from the body is written as a plain "
-                "path, such as body.rows",
+                f"{name}: {value!r:.80} would be used as a fixed string; to use a value from the"
+                " body, write a plain path such as body.rows",
                 field=name,
             )
         if not is_path(value):
             continue
         parts = value.removesuffix(IF_THERE).split(".")
         if len(value) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX or not all(parts):
-            raise InvalidInput(f"{name}: {value!r:.80} is not a path like body.photo", field=name)
+            raise InvalidInput(
+                f"{name}: {value!r:.80} is not a valid path; use a path such as body.photo",
+                field=name,
+            )
 
 
 def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
-    """Returns inputs with their paths replaced by values from the body.
+    """Returns the inputs with all paths replaced by values from the body.
 
-    A string such as `body.order.photo` or `body.rows.0` is a path. A path that ends in `?` is
-    optional. Any other value is used unchanged.
+    Strings such as `body.order.photo` or `body.rows.0` are paths. A path that ends with `?` is
+    optional. All other values are used unchanged.
     """
     mapped = {}
     for name, value in inputs.items():
@@ -42,11 +46,11 @@ def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
             mapped[name] = value
             continue
         path = value.removesuffix(IF_THERE)
-        found, is_there = _follow(body, path.split(".")[1:])
-        if is_there:
-            mapped[name] = found
+        body_value, exists = _follow(body, path.split(".")[1:])
+        if exists:
+            mapped[name] = body_value
         elif path == value:
-            raise InvalidInput(f"{name}: there is no {path} in what was sent", field=name)
+            raise InvalidInput(f"{name}: the request body has no value at {path}", field=name)
     check_size(mapped)
     return mapped
 
@@ -75,5 +79,5 @@ def _is_index(part: str) -> bool:
 def with_hint(problem: DocumentProblem) -> DocumentProblem:
     if problem.code in INPUT_NAME_PROBLEMS:
         return problem
-    hint = "; a value from the body is written as a plain path, such as body.rows"
+    hint = "; to use a value from the body, write a plain path such as body.rows"
     return problem._replace(message=problem.message + hint)

@@ -1,8 +1,9 @@
-"""Triggers: schedules and incoming webhooks that start runs within a daily token limit.
+"""Triggers, which are schedules and incoming webhooks that start runs within a daily token limit.
 
-The runs are of graphs or pipelines. A firing is a row whose id is derived from the trigger and the
-scheduled time or delivery. The run's idempotency key is derived from that id, so a process that
-continues another process's firing gets the same run."""
+A trigger starts runs of a graph or a pipeline. A firing is a row whose id is derived from the
+trigger and the scheduled time or delivery. The run's idempotency key is derived from that id, so a
+process that continues another process's firing gets the same run.
+"""
 
 import asyncio
 import hashlib
@@ -59,18 +60,19 @@ TRIGGERS_PER_USER_MAX = 100
 MOMENTS_SHOWN = 5  # times shown in the preview of a schedule
 SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
-# Delay after which a scheduled time is missed. Passes run every second, unless one takes long.
+# Delay in seconds after which a scheduled time counts as missed. Passes usually run every second.
 LATE_SECONDS = 60
-# Limit for due times that are enumerated in one pass. Of any others, only the newest two count.
+# Limit for the due times that are enumerated in one pass. If there are more, only the two newest of
+# the others are counted.
 MOMENTS_COUNTED_MAX = 1000
-# Seconds for which a firing is reserved for its process. This is longer than a start takes, so that
-# no other process does the same work. It would only get the same run.
+# Seconds for which a firing is reserved for its process. Starting a run takes less time, so no
+# other process does the same work. If one did, it would get the same run.
 TAKEN_SECONDS = 30
 TRIES_MAX = 120
-# How often, and at which interval, a repeated delivery checks for the first one's run before it
-# starts the run itself.
+# How often a repeated delivery checks for the run of the first one before it starts the run itself,
+# and the interval in seconds.
 LOOKS_MAX, LOOK_SECONDS = 20, 0.1
-# Limits per trigger and day. Further firings start nothing, and further refusals are not stored.
+# Limits per trigger and day. Further firings are refused, and further refusals aren't stored.
 FIRINGS_PER_DAY_MAX, REFUSALS_PER_DAY_MAX = 10_000, 200
 PER_PASS_MAX = 50
 PAGE_MAX = 200
@@ -84,18 +86,18 @@ SECRET_PREFIX = "hook_"  # noqa: S105 - the prefix of all webhook secrets
 def moments_after(
     cron: str, timezone: str, after: datetime, *, backwards: bool = False
 ) -> Iterator[datetime]:
-    """Yields the times of a schedule after `after` in UTC, or with `backwards` those before it.
+    """Yields the times of a schedule in UTC that come after `after`, or before it with `backwards`.
 
     Daylight saving time is handled as in cron. When clocks go forward, times in the skipped hour
-    come right after it. When clocks go back, times with a fixed hour come once, and times that
-    repeat every hour or minute continue.
+    come right after it. When clocks go back, times with a fixed hour occur only once, and times
+    that repeat every hour or minute continue.
     """
     from cronsim import CronSim  # imported here, because few processes need it
 
     last = after.astimezone(UTC)
-    for each in CronSim(cron, after.astimezone(ZoneInfo(timezone)), reverse=backwards):
-        moment = each.astimezone(UTC)
-        # The library uses local time, in which some hours occur twice.
+    for local in CronSim(cron, after.astimezone(ZoneInfo(timezone)), reverse=backwards):
+        moment = local.astimezone(UTC)
+        # Skips repeated times. The library uses local time, in which some hours occur twice.
         if moment < last if backwards else moment > last:
             last = moment
             yield moment
@@ -106,16 +108,16 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
     check_timezone(timezone)
     if len(cron) > SCHEDULE_CHARACTERS_MAX or len(cron.split()) != 5:
         raise InvalidInput(
-            "a schedule has five fields: minute, hour, day of the month, month, day of the week",
+            "cron must have five fields: minute, hour, day of month, month, day of week",
             field="cron",
         )
     try:
         first = next(moments_after(cron, timezone, now), None)
-    # Besides its own errors, the library raises others for unusual strings.
+    # For unusual strings, the library raises other errors than its own.
     except Exception as error:  # noqa: BLE001
         raise InvalidInput(_schedule_problem(cron, str(error)), field="cron") from None
     if first is None:
-        raise InvalidInput("the schedule has no moment in the next 50 years", field="cron")
+        raise InvalidInput("the schedule doesn't fire within the next 50 years", field="cron")
     return first
 
 
@@ -130,10 +132,10 @@ _SCHEDULE_FIELDS = {
 
 
 def _schedule_problem(cron: str, error: str) -> str:
-    for (name, allowed), given in zip(_SCHEDULE_FIELDS.items(), cron.split(), strict=True):
+    for (name, allowed), value in zip(_SCHEDULE_FIELDS.items(), cron.split(), strict=True):
         if error == f"Bad {name}":
-            return f"the {name.replace('-', ' ')} of a schedule is {allowed}; not {given!r}"
-    return f"the schedule can't be read: {error}"[:200]
+            return f"the {name.replace('-', ' ')} of a schedule must be {allowed}, not {value!r}"
+    return f"the schedule is invalid: {error}"[:200]
 
 
 def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...]:
@@ -145,7 +147,7 @@ def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...
 def check_timezone(name: str) -> None:
     if name not in _timezones():
         raise InvalidInput(
-            f"there is no time zone {name!r:.80}; names are like Europe/Berlin", field="timezone"
+            f"unknown time zone {name!r:.80}; use a name such as Europe/Berlin", field="timezone"
         )
 
 
@@ -168,26 +170,26 @@ class DueMoments(NamedTuple):
 
 
 def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
-    """Decides which of a schedule's past times is fired, and which are missed.
+    """Decides which of a schedule's due times is fired and which are missed.
 
-    The newest is fired unless it is late, and earlier ones are missed. A late one is missed, but is
-    fired to catch up if the trigger's `catch_up` is set.
+    The newest one is fired, and earlier ones are missed. If the newest one is late, it is missed as
+    well, but fired anyway if the trigger's `catch_up` is set.
     """
     if trigger.cron is None or trigger.next_at is None:
         raise ValueError("the trigger has no schedule")
     where = trigger.cron, trigger.timezone
-    come = [trigger.next_at]
+    due = [trigger.next_at]
     for moment in islice(moments_after(*where, trigger.next_at), MOMENTS_COUNTED_MAX):
         if moment > now:
             break
-        come.append(moment)
+        due.append(moment)
     else:
         newest = islice(moments_after(*where, now + timedelta(seconds=1), backwards=True), 2)
-        come += [each for each in reversed(list(newest)) if each > come[-1]]
-    is_late = (now - come[-1]).total_seconds() > LATE_SECONDS
-    missed = come if is_late else come[:-1]
+        due += [moment for moment in reversed(list(newest)) if moment > due[-1]]
+    is_late = (now - due[-1]).total_seconds() > LATE_SECONDS
+    missed = due if is_late else due[:-1]
     return DueMoments(
-        come[-1] if trigger.catch_up or not is_late else None,
+        due[-1] if trigger.catch_up or not is_late else None,
         FiringCause.CATCH_UP if is_late else FiringCause.SCHEDULE,
         len(missed),
         missed[-1] if missed else None,
@@ -199,9 +201,9 @@ def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
 
 
 def secret_of(trigger: StoredTrigger, key: str) -> str:
-    """Returns a webhook's secret. It is derived from the installation's key, so it isn't stored."""
-    said = f"trigger/{trigger.id}/{trigger.secret_number}".encode()
-    return SECRET_PREFIX + hmac.new(key.encode(), said, hashlib.sha256).hexdigest()
+    """Returns a webhook's secret, which is derived from the installation's key and isn't stored."""
+    name = f"trigger/{trigger.id}/{trigger.secret_number}".encode()
+    return SECRET_PREFIX + hmac.new(key.encode(), name, hashlib.sha256).hexdigest()
 
 
 # User actions
@@ -248,29 +250,32 @@ async def create_trigger(graphs: GraphContext, owner: Owner, new: NewTrigger) ->
     await _check_target(graphs, owner, trigger)
     async with context.tenant_transaction(owner.tenant_id) as tx:
         if await store.count_triggers(tx, *_whose(owner)) >= TRIGGERS_PER_USER_MAX:
-            raise LimitExceeded(f"a user has at most {TRIGGERS_PER_USER_MAX} triggers")
+            raise LimitExceeded(f"a user can have at most {TRIGGERS_PER_USER_MAX} triggers")
         await store.add_trigger(tx, trigger)
     return trigger
 
 
 async def _check_target(graphs: GraphContext, owner: Owner, trigger: StoredTrigger) -> None:
-    """Raises if the target could never be started, so that users notice before the first firing."""
+    """Raises an error if the target can't be started, so that users notice before the first
+    firing."""
     if (trigger.graph_id is None) == (trigger.pipeline_id is None):
-        raise InvalidInput("a trigger starts either a graph or a pipeline", field="graph_id")
+        raise InvalidInput("send either a graph or a pipeline", field="graph_id")
     if len(trigger.inputs) > INPUTS_MAX:
-        raise LimitExceeded(f"a trigger has at most {INPUTS_MAX} inputs", field="inputs")
+        raise LimitExceeded(f"a trigger can have at most {INPUTS_MAX} inputs", field="inputs")
     check_size(trigger.inputs)
     if trigger.kind == TriggerKind.WEBHOOK:
         check_paths(trigger.inputs)
     if trigger.pipeline_id is not None:
         if trigger.graph_version is not None:
-            raise InvalidInput("a pipeline has no versions", field="version")
+            raise InvalidInput("pipelines don't have versions", field="version")
         if trigger.base_candidates is None:
-            raise InvalidInput("a pipeline needs base_candidates", field="base_candidates")
+            raise InvalidInput(
+                "base_candidates is required for a pipeline", field="base_candidates"
+            )
         await pipelines.get_pipeline(graphs.context, *_whose(owner), trigger.pipeline_id)
         return
     if trigger.base_candidates is not None:
-        raise InvalidInput("only a pipeline has base_candidates", field="base_candidates")
+        raise InvalidInput("base_candidates is only valid for a pipeline", field="base_candidates")
     await _check_graph(graphs, owner, trigger)
 
 
@@ -278,15 +283,15 @@ async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigge
     if trigger.graph_id is None:
         return
     stored = await actions.get_graph(graphs, owner, trigger.graph_id, trigger.graph_version)
-    found = (await actions.check_document(graphs, owner, dict(stored.document))).check
-    problems = check_inputs(found.graph, trigger.inputs)
+    check = (await actions.check_document(graphs, owner, dict(stored.document))).check
+    problems = check_inputs(check.graph, trigger.inputs)
     if trigger.kind == TriggerKind.WEBHOOK:
-        # The values of paths are only known with a delivery. Other values can be checked now.
+        # The values of paths are unknown until a delivery arrives. Other values can be checked now.
         paths = {name for name, value in trigger.inputs.items() if is_path(value)}
         problems = tuple(
-            with_hint(each)
-            for each in problems
-            if each.code in INPUT_NAME_PROBLEMS or each.node not in paths
+            with_hint(problem)
+            for problem in problems
+            if problem.code in INPUT_NAME_PROBLEMS or problem.node not in paths
         )
     raise_problems(list(problems))
 
@@ -304,10 +309,10 @@ async def _own(tx: Tx, owner: Owner, trigger_id: UUID) -> StoredTrigger:
     return _require(await store.get_trigger(tx, trigger_id, owner=_whose(owner)), trigger_id)
 
 
-def _require(found: StoredTrigger | None, trigger_id: UUID) -> StoredTrigger:
-    if found is None:
-        raise NotFound(f"there is no trigger {trigger_id}")
-    return found
+def _require(trigger: StoredTrigger | None, trigger_id: UUID) -> StoredTrigger:
+    if trigger is None:
+        raise NotFound(f"trigger {trigger_id} was not found")
+    return trigger
 
 
 async def list_triggers(
@@ -334,18 +339,18 @@ async def list_firings(
         await _own(tx, owner, trigger_id)
         last = await store.get_firing(tx, trigger_id, before) if before else None
         if before and last is None:
-            raise NotFound(f"there is no firing {before}")
+            raise NotFound(f"firing {before} was not found")
         return await store.list_firings(tx, trigger_id, before=last, limit=min(limit, PAGE_MAX))
 
 
-async def day_uses(graphs: GraphContext, *found: StoredTrigger) -> list[DayUse]:
-    """Returns today's usage of each of these triggers, which must belong to one tenant."""
-    if not found:
+async def day_uses(graphs: GraphContext, *triggers: StoredTrigger) -> list[DayUse]:
+    """Returns today's usage of each trigger. All triggers must belong to the same tenant."""
+    if not triggers:
         return []
-    days = {each.id: day_of(each, graphs.context.clock()) for each in found}
-    async with graphs.context.tenant(found[0].tenant_id) as tx:
+    days = {trigger.id: day_of(trigger, graphs.context.clock()) for trigger in triggers}
+    async with graphs.context.tenant(triggers[0].tenant_id) as tx:
         uses = await store.day_uses(tx, days)
-    return [uses.get(each.id, DayUse()) for each in found]
+    return [uses.get(trigger.id, DayUse()) for trigger in triggers]
 
 
 async def pause_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
@@ -355,22 +360,22 @@ async def pause_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) ->
 
 async def resume_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
     """Resumes a trigger. Scheduled times during the pause don't count as missed."""
-    found = await get_trigger(graphs, owner, trigger_id)
-    if not found.is_paused:
-        return found
+    trigger = await get_trigger(graphs, owner, trigger_id)
+    if not trigger.is_paused:
+        return trigger
     values: dict[str, Any] = {"is_paused": False}
-    if found.cron is not None:
+    if trigger.cron is not None:
         now = graphs.context.clock()
-        values["next_at"] = check_schedule(found.cron, found.timezone, now)
+        values["next_at"] = check_schedule(trigger.cron, trigger.timezone, now)
     return await _change(graphs, owner, trigger_id, values)
 
 
 async def renew_secret(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> StoredTrigger:
-    """Gives a webhook a new secret. The previous one is no longer accepted."""
-    found = await get_trigger(graphs, owner, trigger_id)
-    if found.kind != TriggerKind.WEBHOOK:
-        raise Conflict("only a webhook has a secret")
-    return await _change(graphs, owner, trigger_id, {"secret_number": found.secret_number + 1})
+    """Replaces a webhook's secret. The previous one is no longer accepted."""
+    trigger = await get_trigger(graphs, owner, trigger_id)
+    if trigger.kind != TriggerKind.WEBHOOK:
+        raise Conflict("only webhooks have a secret")
+    return await _change(graphs, owner, trigger_id, {"secret_number": trigger.secret_number + 1})
 
 
 async def _change(
@@ -382,26 +387,26 @@ async def _change(
 
 
 async def delete_trigger(graphs: GraphContext, owner: Owner, trigger_id: UUID) -> None:
-    """Deletes a trigger and its firings. Runs that it has started are kept."""
+    """Deletes a trigger and its firings, but not its runs."""
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         if not await store.delete_trigger(tx, _whose(owner), trigger_id):
-            raise NotFound(f"there is no trigger {trigger_id}")
+            raise NotFound(f"trigger {trigger_id} was not found")
 
 
 async def find_webhook(graphs: GraphContext, trigger_id: UUID) -> StoredTrigger | None:
     """Finds a webhook of any tenant. The caller must check the secret."""
-    away: Unavailable | None = None
+    outage: Unavailable | None = None
     for _, pool in graphs.context.pools.items():
         try:
             async with pool.read() as tx:
-                found = await store.get_trigger(tx, trigger_id)
+                trigger = await store.get_trigger(tx, trigger_id)
         except Unavailable as error:  # the webhook may be in this pool
-            away = error
+            outage = error
             continue
-        if found is not None:
-            return found if found.kind == TriggerKind.WEBHOOK else None
-    if away is not None:
-        raise away
+        if trigger is not None:
+            return trigger if trigger.kind == TriggerKind.WEBHOOK else None
+    if outage is not None:
+        raise outage
     return None
 
 
@@ -420,33 +425,35 @@ Granted: TypeAlias = int | FleetError
 
 
 def grant(trigger: StoredTrigger, cost: RunCost, use: DayUse, day: str) -> Granted:
-    """Returns the tokens that a run may spend, or the error if it must not be started.
+    """Returns the tokens that a run may spend, or an error if the run must not be started.
 
-    The run gets the rest of the day's tokens, but no more than its own maximum.
+    The run may spend the rest of the day's tokens, but no more than its own maximum.
     """
     if cost.refusal is not None:
         return cost.refusal
     if use.started >= FIRINGS_PER_DAY_MAX:
-        return LimitSpent(f"it has fired {use.started:,} times on {day}{_what_now(trigger)}")
-    left = trigger.tokens_per_day - use.tokens
+        return LimitSpent(
+            f"the trigger has already fired {use.started:,} times on {day}{_consequence(trigger)}"
+        )
+    remaining = trigger.tokens_per_day - use.tokens
     if trigger.max_tokens is not None and cost.tokens_min > trigger.max_tokens:
         return LimitSpent(
-            f"a run costs at least {cost.tokens_min:,} tokens, and this trigger's limit for one run "
-            f"is {trigger.max_tokens:,}; nothing was started"
+            f"a run costs at least {cost.tokens_min:,} tokens, but this trigger's limit per run "
+            f"is {trigger.max_tokens:,}; no run was started"
         )
-    if cost.tokens_min > left or (left <= 0 and cost.tokens_max != 0):
+    if cost.tokens_min > remaining or (remaining <= 0 and cost.tokens_max != 0):
         return LimitSpent(
-            f"{use.tokens:,} of {trigger.tokens_per_day:,} tokens of {day} are used or held by open runs, "
-            f"and a run costs at least {cost.tokens_min:,}{_what_now(trigger)}"
+            f"{use.tokens:,} of {trigger.tokens_per_day:,} tokens for {day} are used or reserved by"
+            f" active runs, and a run costs at least {cost.tokens_min:,}{_consequence(trigger)}"
         )
-    bounds = (left, trigger.max_tokens, cost.tokens_max)
-    return max(0, min(each for each in bounds if each is not None))
+    bounds = (remaining, trigger.max_tokens, cost.tokens_max)
+    return max(0, min(bound for bound in bounds if bound is not None))
 
 
-def _what_now(trigger: StoredTrigger) -> str:
+def _consequence(trigger: StoredTrigger) -> str:
     if trigger.kind == TriggerKind.SCHEDULE:
         return "; this run is skipped"
-    return "; nothing was started or stored: send it again on the next day, as a new delivery"
+    return "; nothing was started or stored; send it again the next day as a new delivery"
 
 
 async def _cost(graphs: GraphContext, trigger: StoredTrigger, inputs: Mapping[str, Any]) -> RunCost:
@@ -478,24 +485,22 @@ def _owner(trigger: StoredTrigger) -> Owner:
 
 
 async def _require_active(graphs: GraphContext, trigger: StoredTrigger) -> None:
-    """Raises if the trigger's tenant or user is no longer active.
+    """Raises an error if the trigger's tenant or user is no longer active.
 
-    The key that created the trigger may have been revoked since.
+    The key with which the trigger was created isn't checked, because it may have been revoked.
     """
     async with graphs.context.central.read() as tx:
         await tenants.require_kept(tx, trigger.tenant_id)
     async with graphs.context.tenant(trigger.tenant_id) as tx:
         user = await tenants.get_user(tx, trigger.tenant_id, trigger.user_id)
     if not user.is_active:
-        raise Forbidden("the user of this trigger is deactivated")
+        raise Forbidden("the owner of this trigger is deactivated")
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Identifies a call that fires a trigger, by the sender's id or by its signature if it has one.
-
-    A repeated call is recognized by these.
-    """
+    """Identifies a delivery by the sender's id and by its signature, so that a repeated delivery
+    can be recognized. Both are optional."""
 
     id: str | None = None
     signature: Signature | None = None
@@ -524,9 +529,10 @@ async def fire(
     delivery: Delivery,
     body: Any,
 ) -> tuple[TriggerFiring, bool]:
-    """Fires a trigger for a webhook call or manually. Returns the firing and whether it is new.
+    """Fires a trigger manually or for a webhook delivery.
 
-    A repeated delivery returns the firing of the first one.
+    Returns the firing and whether it is new. A repeated delivery returns the firing of the first
+    one.
     """
     pool = await graphs.context.pool_of(trigger.tenant_id)
     new = _new_firing(graphs, trigger, delivery.firing_id(trigger, cause), cause)
@@ -538,14 +544,14 @@ async def fire(
     async with pool.transaction() as tx:
         _require(await store.lock_trigger(tx, trigger.id), trigger.id)
         before, _ = await _find_repeated(tx, new, delivery)
-        firing, is_kept = before, True
+        firing, is_stored = before, True
         if firing is None:
-            firing, is_kept = await _granted(tx, trigger, replace(new, inputs=inputs), cost)
-        if not is_kept:
+            firing, is_stored = await _granted(tx, trigger, replace(new, inputs=inputs), cost)
+        if not is_stored:
             return firing, True
         if before is None:
             await store.add_firing(tx, firing)
-        # A repeat may have an additional key, which must not count as new later.
+        # A repeated delivery may have an additional key, which must be recognized later as well.
         await store.add_delivery_keys(tx, firing, delivery.key_hashes(cause), now=new.created_at)
     if before is not None:
         return await _result_of(graphs, pool, trigger, before), False
@@ -557,12 +563,13 @@ async def fire(
 async def _find_repeated(
     tx: Tx, new: TriggerFiring, delivery: Delivery
 ) -> tuple[TriggerFiring | None, bool]:
-    """Returns an earlier delivery's firing with one of the keys, and whether all keys are known."""
+    """Returns the firing of an earlier delivery with one of the same keys, and whether all keys are
+    already stored."""
     hashes = delivery.key_hashes(new.cause)
-    found, known = await store.firing_of_keys(tx, new.trigger_id, hashes)
-    # Firings that were stored before deliveries had keys are found by their id.
-    found = found or await store.get_firing(tx, new.trigger_id, new.id)
-    return found, known.issuperset(hashes)
+    firing, stored_hashes = await store.firing_of_keys(tx, new.trigger_id, hashes)
+    # Firings that were stored by versions without delivery keys are found by their id.
+    firing = firing or await store.get_firing(tx, new.trigger_id, new.id)
+    return firing, stored_hashes.issuperset(hashes)
 
 
 async def _inputs_and_cost(
@@ -578,19 +585,19 @@ async def _inputs_and_cost(
 
 async def _get_firing(pool: Database, firing: TriggerFiring) -> TriggerFiring:
     async with pool.read() as tx:
-        found = await store.get_firing(tx, firing.trigger_id, firing.id)
-    if found is None:
-        raise NotFound(f"there is no trigger {firing.trigger_id}")
-    return found
+        current = await store.get_firing(tx, firing.trigger_id, firing.id)
+    if current is None:
+        raise NotFound(f"trigger {firing.trigger_id} was not found")
+    return current
 
 
 async def _result_of(
     graphs: GraphContext, pool: Database, trigger: StoredTrigger, firing: TriggerFiring
 ) -> TriggerFiring:
-    """Returns a firing that another call started, with its run or refusal.
+    """Waits for the result of a firing that another call has started.
 
-    If that call takes too long, its process may have died. In that case the run is started here.
-    The idempotency key ensures that it is the same run.
+    If that call takes too long, its process may have died, so the run is started here. The
+    idempotency key ensures that it is the same run.
     """
     for _ in range(LOOKS_MAX):
         if firing.status != FiringStatus.STARTING:
@@ -624,7 +631,7 @@ async def _granted(
 ) -> tuple[TriggerFiring, bool]:
     """Returns the firing with its granted tokens or its refusal, and whether to store it.
 
-    The caller has locked the trigger's row.
+    The caller must have locked the trigger's row.
     """
     use = (await store.day_uses(tx, {trigger.id: firing.day})).get(trigger.id, DayUse())
     granted = grant(trigger, cost, use, firing.day)
@@ -656,7 +663,7 @@ async def _start(
         result: dict[str, Any] = {"status": FiringStatus.STARTED, "run_id": run_id}
     except (Unavailable, QueueFull) as error:
         if firing.tries < TRIES_MAX:
-            log.log(log_level_of(error), "trigger %s waits: %s", trigger.id, error.message)
+            log.log(log_level_of(error), "trigger %s is delayed: %s", trigger.id, error.message)
             return
         result = _refusal(error)
     except FleetError as error:
@@ -666,14 +673,14 @@ async def _start(
 
 
 async def _start_run(graphs: GraphContext, trigger: StoredTrigger, firing: TriggerFiring) -> UUID:
-    """Returns the run of a firing, and starts it if needed. The key makes repeated calls safe."""
+    """Starts the run of a firing and returns its id. Repeated calls return the same run."""
     key, inputs = f"trigger/{firing.id}", firing.inputs or {}
     if trigger.graph_id is not None:
-        wanted = NewGraphRun(inputs, trigger.graph_version, firing.granted_tokens, key)
-        loaded, _ = await actions.start_run(graphs, _owner(trigger), trigger.graph_id, wanted)
+        new_run = NewGraphRun(inputs, trigger.graph_version, firing.granted_tokens, key)
+        loaded, _ = await actions.start_run(graphs, _owner(trigger), trigger.graph_id, new_run)
         return loaded.head.id
     if trigger.pipeline_id is None:
-        raise NotFound("the trigger has nothing to start")
+        raise NotFound("the trigger has neither a graph nor a pipeline")
     new = NewPipelineRun(
         trigger.base_candidates or 1,
         inputs,
@@ -694,72 +701,74 @@ async def is_any_due(graphs: GraphContext, pool: Database) -> bool:
 
 
 async def fire_due(graphs: GraphContext, pool: Database) -> bool:
-    """Fires due schedules and continues abandoned firings. Returns True if there may be more."""
+    """Fires due schedules and continues abandoned firings. Returns True if there may be more
+    work."""
     now = graphs.context.clock()
     async with pool.read() as tx:
         due = await store.due_triggers(tx, now, limit=PER_PASS_MAX)
         stuck = await store.stuck_firings(tx, now, limit=PER_PASS_MAX)
-    done = [await _fire_moment(graphs, pool, each) for each in due]
-    done += [await _take_up(graphs, pool, each) for each in stuck]
+    done = [await _fire_moment(graphs, pool, trigger) for trigger in due]
+    done += [await _take_up(graphs, pool, firing) for firing in stuck]
     return all(done) and PER_PASS_MAX in (len(due), len(stuck))
 
 
 async def _fire_moment(graphs: GraphContext, pool: Database, trigger: StoredTrigger) -> bool:
-    """Claims a schedule's due times and fires at most one. Returns False if it must be retried."""
+    """Claims a schedule's due times and fires at most one of them. Returns False if this must be
+    retried later."""
     try:
-        found = due_moments(trigger, graphs.context.clock())
-        cost = await _cost(graphs, trigger, trigger.inputs) if found.fire_at else RunCost()
+        due = due_moments(trigger, graphs.context.clock())
+        cost = await _cost(graphs, trigger, trigger.inputs) if due.fire_at else RunCost()
     except FleetError as error:
-        log.log(log_level_of(error), "trigger %s waits: %s", trigger.id, error.message)
+        log.log(log_level_of(error), "trigger %s is delayed: %s", trigger.id, error.message)
         return False
     except ZoneInfoNotFoundError:
-        # Time zones are occasionally renamed. Pause the trigger so that it doesn't delay others.
-        log.warning("trigger %s is paused: there is no time zone %s", trigger.id, trigger.timezone)
+        # Time zones are occasionally renamed. The trigger is paused, so that it doesn't delay
+        # others.
+        log.warning("trigger %s is paused: unknown time zone %s", trigger.id, trigger.timezone)
         async with pool.transaction() as tx:
             await store.claim_moment(tx, trigger, {"is_paused": True})
         return True
     async with pool.transaction() as tx:
-        missed = {"missed": trigger.missed + found.missed, "missed_at": found.missed_at}
-        values = {"next_at": found.next_at, **(missed if found.missed else {})}
+        missed = {"missed": trigger.missed + due.missed, "missed_at": due.missed_at}
+        values = {"next_at": due.next_at, **(missed if due.missed else {})}
         if not await store.claim_moment(tx, trigger, values):
             return True  # another control plane has claimed it
-        if found.missed:
-            await store.add_firing(tx, _missed_firing(graphs, trigger, found))
-        firing = await _moment_firing(graphs, tx, trigger, found, cost)
+        if due.missed:
+            await store.add_firing(tx, _missed_firing(graphs, trigger, due))
+        firing = await _moment_firing(graphs, tx, trigger, due, cost)
     if firing is not None and firing.status == FiringStatus.STARTING:
         await _start(graphs, pool, trigger, firing)
     return True
 
 
 async def _moment_firing(
-    graphs: GraphContext, tx: Tx, trigger: StoredTrigger, found: DueMoments, cost: RunCost
+    graphs: GraphContext, tx: Tx, trigger: StoredTrigger, due: DueMoments, cost: RunCost
 ) -> TriggerFiring | None:
-    """Adds the firing of a claimed time. Returns None if there is nothing to fire or it exists."""
-    if found.fire_at is None:
+    """Adds the firing for a claimed time. Returns None if there is nothing to fire, or if the
+    firing already exists."""
+    if due.fire_at is None:
         return None
-    firing_id = uuid5(trigger.id, f"moment/{found.fire_at.isoformat()}")
-    new = _new_firing(graphs, trigger, firing_id, found.cause)
-    planned = replace(new, planned_at=found.fire_at, inputs=dict(trigger.inputs))
+    firing_id = uuid5(trigger.id, f"moment/{due.fire_at.isoformat()}")
+    new = _new_firing(graphs, trigger, firing_id, due.cause)
+    planned = replace(new, planned_at=due.fire_at, inputs=dict(trigger.inputs))
     firing, _ = await _granted(tx, trigger, planned, cost)
     return firing if await store.add_firing(tx, firing) else None
 
 
-def _missed_firing(
-    graphs: GraphContext, trigger: StoredTrigger, found: DueMoments
-) -> TriggerFiring:
-    at = found.missed_at.isoformat() if found.missed_at else ""
+def _missed_firing(graphs: GraphContext, trigger: StoredTrigger, due: DueMoments) -> TriggerFiring:
+    at = due.missed_at.isoformat() if due.missed_at else ""
     new = _new_firing(graphs, trigger, uuid5(trigger.id, f"missed/{at}"), FiringCause.SCHEDULE)
     return replace(
         new,
         status=FiringStatus.MISSED,
-        planned_at=found.missed_at,
-        missed=found.missed,
+        planned_at=due.missed_at,
+        missed=due.missed,
         ended_at=new.created_at,
     )
 
 
 async def _take_up(graphs: GraphContext, pool: Database, firing: TriggerFiring) -> bool:
-    """Continues a firing whose process has died or that could not be started."""
+    """Continues a firing that couldn't be started or whose process has died."""
     until = graphs.context.clock() + timedelta(seconds=TAKEN_SECONDS)
     async with pool.transaction() as tx:
         if not await store.take_firing(tx, firing, until=until):

@@ -1,4 +1,4 @@
-"""Limits concurrent long work, and shares the slots fairly between callers."""
+"""Limits long-running concurrent work, and distributes the slots fairly among callers."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -14,7 +14,8 @@ RETRY_SECONDS = 5
 
 
 class FairTurns:
-    """Grants slots to waiting callers in turn, so that none waits for another's whole backlog."""
+    """Grants slots to waiting callers in rotation, so that no caller has to wait for another
+    caller's whole backlog."""
 
     def __init__(self, at_once_max: int, *, waiting_each_max: int) -> None:
         self._free = at_once_max
@@ -23,7 +24,8 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, who: Hashable) -> AsyncIterator[None]:
-        """Waits for a turn. Raises TooManyCalls if the caller has too many calls waiting."""
+        """Waits for a slot. Raises TooManyCalls if the caller already has too many waiting
+        calls."""
         if self._free:
             self._free -= 1
         else:
@@ -37,7 +39,8 @@ class FairTurns:
         line = self._waiting.setdefault(who, deque())
         if len(line) >= self._waiting_each_max:
             raise TooManyCalls(
-                f"{len(line)} such calls wait already", retry_after_seconds=RETRY_SECONDS
+                f"{len(line)} of your requests are already waiting (the limit)",
+                retry_after_seconds=RETRY_SECONDS,
             )
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.append(mine)
@@ -53,7 +56,7 @@ class FairTurns:
             who, line = self._waiting.popitem(last=False)
             first = line.popleft()
             if line:
-                self._waiting[who] = line  # behind all other callers
+                self._waiting[who] = line  # moves the caller behind all others
             if not first.done():
                 first.set_result(None)
                 return
@@ -61,13 +64,15 @@ class FairTurns:
 
 
 class FairThreads:
-    """Dedicated threads for long computations, because the shared pool does all file access."""
+    """A thread pool for long computations. The shared pool isn't used, because all file access runs
+    there."""
 
     def __init__(self, name: str, at_once_max: int, *, waiting_each_max: int) -> None:
         self._threads = ThreadPoolExecutor(at_once_max, thread_name_prefix=name)
         self._turns = FairTurns(at_once_max, waiting_each_max=waiting_each_max)
 
     async def run(self, who: Hashable, work: Callable[[], T]) -> T:
-        """Runs work in a thread. Raises TooManyCalls if the caller has too many calls waiting."""
+        """Runs work in a thread. Raises TooManyCalls if the caller already has too many waiting
+        calls."""
         async with self._turns.turn(who):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -198,13 +198,13 @@ async def test_a_run_that_costs_more_than_is_left_or_allowed_is_refused_with_the
         assert refused.error_code == "limit_spent"
         assert refused.error is not None
         assert f"a run costs at least {3 * PRICE}" in refused.error
-        assert "nothing was started or stored: send it again on the next day" in refused.error
+        assert "nothing was started or stored; send it again the next day" in refused.error
         tight = await setup.create(
             FAN_OUT, cron=None, inputs=inputs, tokens_per_day=100, max_tokens=3 * PRICE - 1
         )
         refused = await setup.fire(tight, "1", [1, 2, 3])
         assert refused.error is not None
-        assert f"limit for one run is {3 * PRICE - 1}" in refused.error
+        assert f"limit per run is {3 * PRICE - 1}" in refused.error
         assert await setup.count() == 0
         assert (await setup.fire(tight, "2", [1, 2])).status == "started"
 

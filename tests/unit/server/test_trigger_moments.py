@@ -182,7 +182,7 @@ def test_inputs_are_made_from_a_body() -> None:
 
 def test_a_template_is_no_path() -> None:
     """It would be a fixed text, which an input for texts takes."""
-    with pytest.raises(InvalidInput, match="written as a plain path"):
+    with pytest.raises(InvalidInput, match="write a plain path"):
         check_paths({"name": "{{ body.photo }}"})
 
 
