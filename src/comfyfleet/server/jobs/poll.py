@@ -142,7 +142,7 @@ class PollSession:
         request: Poll,
         read: ReadWithKey | None = None,
     ) -> Polled | PollWait:
-        """Starts the poll. Uses the worker and, if set, the state that were read when the key was
+        """Starts the poll with the worker and, if set, the state that were read when the key was
         checked.
         """
         result = await self._look(context, worker, request, read)
@@ -164,7 +164,7 @@ class PollSession:
         self._is_counted = True
 
     def end(self, context: JobContext) -> None:
-        """Releases the session's place among the worker's waiting polls. Must be called after
+        """Ends the session, which then no longer counts as a waiting poll. Must be called after
         `begin`, even if the poll has failed.
         """
         if not self._is_counted:

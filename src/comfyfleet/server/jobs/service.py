@@ -86,8 +86,8 @@ async def after_end(
     prevent a second settlement.
 
     All inserts are sent together. `files` are the job's outputs, which now belong to the user.
-    `run_seconds` is the duration of a metered run that must be paid for. None means that nothing
-    must be paid for the run.
+    `run_seconds` is the duration of a metered run that must be paid for. None means that no seconds
+    must be paid for.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED

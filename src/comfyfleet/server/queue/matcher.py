@@ -215,7 +215,7 @@ class Matcher:
             matches.held_seconds = step.held_seconds
             self._fair_share.given(lease.lane for lease in leases)
             # Chosen jobs that were not leased have been leased by other processes. They are
-            # excluded from the next probe.
+            # excluded from the next round.
             claimed_elsewhere |= step.chosen.keys()
             is_short = len(leases) + len(refused) < len(remaining)
             matches.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
