@@ -240,4 +240,4 @@ async def test_a_body_of_very_many_values_is_refused_unparsed(plane: ControlPlan
         headers = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/json"}
         answer = await client.post("/api/admin/workflows", content=body, headers=headers)
     assert answer.status_code == 413
-    assert answer.json()["error"]["message"] == "a request has at most 200,000 values"
+    assert answer.json()["error"]["message"] == "a request can have at most 200,000 values"

@@ -64,7 +64,7 @@ class ControlPlane:
     arriving: ScratchFolder  # the folder for uploads that are being received
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # None unless several processes serve one port
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when all waits must end
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when the process stops
 
     def __post_init__(self) -> None:
         self.store.outage.on_change = self._meter_store

@@ -186,7 +186,7 @@ class OutcomeCounters:
 
     def __init__(self, since: datetime) -> None:
         self._until = since
-        self.sums: dict[tuple[str, str, str], EndedCounts] = {}  # workflow, stage, outcome
+        self.sums: dict[tuple[str, str, str], EndedCounts] = {}  # by (workflow, stage, outcome)
 
     async def look(self, central: Database, now: datetime) -> None:
         until = now - SETTLE
@@ -371,8 +371,8 @@ async def _is_anything_there(tx: Tx, mark: RollupMark, until: datetime) -> bool:
 async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
     """Returns the first minute to add.
 
-    This is the first minute in which a job finished, or the first minute to which the sample
-    applies. Earlier minutes are skipped, because there is nothing to add.
+    This is the first minute in which a job finished or the first minute to which the sample
+    applies, whichever is earlier. Earlier minutes are skipped, because there is nothing to add.
     """
     least = max(mark.until, until - MINUTES_PER_PASS_MAX * ONE_MINUTE)
     first = await metrics_queries.first_ended(tx, after=least, until=until)

@@ -400,7 +400,7 @@ async def find_webhook(graphs: GraphContext, trigger_id: UUID) -> StoredTrigger 
         try:
             async with pool.read() as tx:
                 trigger = await store.get_trigger(tx, trigger_id)
-        except Unavailable as error:  # the webhook may be in this pool
+        except Unavailable as error:  # the webhook may be stored in this pool
             outage = error
             continue
         if trigger is not None:

@@ -149,14 +149,14 @@ class _TimedFile(_TimedBody):
                 message = await self._receive()
         except TimeoutError:
             raise self._too_slow(
-                f"no byte of the file arrived for {self._seconds_max:g} seconds"
+                f"no data was received for {self._seconds_max:g} seconds"
             ) from None
         self._waited += self._clock() - started
         self._bytes += len(message.get("body", b""))
         if self._waited >= self._seconds_max:
             if self._bytes < self._waited * FILE_BYTES_PER_SECOND_MIN:
                 raise self._too_slow(
-                    f"the file arrived at less than {FILE_BYTES_PER_SECOND_MIN} bytes a second"
+                    f"the file arrived at less than {FILE_BYTES_PER_SECOND_MIN} bytes per second"
                 )
             self._waited, self._bytes = 0.0, 0
         return message
@@ -172,7 +172,7 @@ class CountedSocket(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """A client's progress in reading while data waits for it, with byte counts and their times."""
+    """The number of bytes that a client has read, and when, while data is waiting for it."""
 
     since: float
     start_bytes: int

@@ -124,7 +124,7 @@ class ParkedConnection(asyncio.Protocol):
         # Shared by all connections of a server.
         self._arguments = connection.arguments
         self._early = early
-        self.closes = closes  # after the response
+        self.closes = closes  # whether the connection closes after the response
         self.is_stopping = False
         self.is_lost = False
         self.is_write_paused = False
@@ -199,7 +199,7 @@ class ParkedConnection(asyncio.Protocol):
 
 
 def note_valid_key(scope: Scope, *holders: Holder) -> None:
-    """Counts a request and its connection toward its callers' limits, not the address's limit.
+    """Counts a request and its connection toward the limits of its callers, not of its address.
 
     Raises TooManyCalls if a caller has too many connections, and then closes this connection. A
     proxy shares its connections among callers, so each forwarded request counts individually.

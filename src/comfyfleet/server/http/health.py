@@ -62,7 +62,7 @@ READY_SECONDS = 0.5
 # Number of calls in a row that each compute a new result.
 AT_ONCE = 20
 FINE = "ok"
-STORE, CENTRAL = NEEDED = ("store", "central")  # required for every request
+STORE, CENTRAL = NEEDED = ("store", "central")  # the parts that every request needs
 NOT_WRITABLE = "store_not_writable"
 # Results of the store's check with which downloads and the API still work.
 _READABLE = (StoreFull.code, NOT_WRITABLE)
@@ -111,7 +111,7 @@ async def _check_all(plane: ControlPlane, log: "_ReadinessLog") -> dict[str, str
 
 class _CheckResult(NamedTuple):
     code: str
-    reason: str = ""  # for the log only
+    reason: str = ""  # the cause, which is only logged
     is_logged: bool = False  # whether the failure was already logged as an outage
 
 

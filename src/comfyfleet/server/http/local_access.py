@@ -51,7 +51,7 @@ class LocalAccess:
         return self.trusts_local_users or await _peer_user(connection) == own_user()
 
     async def admits_program(self, connection: HTTPConnection) -> bool:
-        """Like `admits`, but for our own API, where browsers must sign in.
+        """Checks the same as `admits`, but rejects browsers, which must sign in to use our API.
 
         Otherwise, any web page could send requests in the user's name.
         """
@@ -70,7 +70,9 @@ def own_user() -> int | None:
 
 
 def is_from_here(connection: HTTPConnection) -> bool:
-    """Checks whether a program on this machine called one of its local names without a proxy.
+    """Checks whether a request comes directly from a program on this machine.
+
+    The request must use one of the machine's local names and must not pass through a proxy.
 
     An HTTP/1.0 request counts as proxied, because some proxies use HTTP/1.0 by default and send our
     own address as `Host`.

@@ -133,7 +133,7 @@ class AccessLog:
 
     @contextmanager
     def _cancelled_at_stop(self) -> Iterator[None]:
-        """Ends a request quietly if it was cancelled because the server is stopping."""
+        """Suppresses the cancellation of a request if the server is stopping."""
         try:
             yield
         except asyncio.CancelledError:
@@ -256,17 +256,17 @@ def _path(scope: Scope) -> str:
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     path = _KEY.sub(HIDDEN_KEY, raw.partition(b"?")[0].decode("ascii", "backslashreplace"))
     if HIDDEN_KEY not in path and _KEY.search(scope["path"]):
-        return HIDDEN_KEY  # the key is recognizable only after decoding, for example of %6b
+        return HIDDEN_KEY  # part of the path is percent-encoded, such as %6b for k
     hidden = _SHARED.sub(r"\1/hidden", path)
     if hidden == path and _SHARED.search(scope["path"]):
-        return f"{SHARED_PATH}/hidden"  # recognizable only after decoding, as in %73hared
+        return f"{SHARED_PATH}/hidden"  # part of the path is percent-encoded, such as %73hared
     return hidden
 
 
 V = TypeVar("V")
-# Wrong keys per address that are answered without a delay.
+# Number of wrong keys from an address that are answered without a delay.
 FREE_TRIES = 20
-# The first delay, which doubles with each further wrong key, and the longest delay.
+# The shortest and the longest delay in seconds. The delay doubles with each further wrong key.
 FIRST_SECONDS, SECONDS_MAX = 0.05, 5.0
 # Seconds without a wrong key after which an address starts again at zero.
 FORGET_SECONDS = 600.0

@@ -31,9 +31,9 @@ DEPTH_MAX = 100
 # blocks the event loop, for about half a second per million. Workflows have a few thousand values.
 VALUES_MAX = 200_000
 DIGITS_MAX = 400
-# Status for a client that disconnected before its body was received completely, as used by nginx.
+# The status that is logged if a client disconnects before its body is complete. nginx uses it, too.
 CALLER_GONE = 499
-# Bodies that are larger are parsed in a thread, because parsing would delay other requests.
+# Bodies larger than this are parsed in a thread, because parsing would delay other requests.
 SMALL_BYTES = 256 * 1024
 # A separate thread pool, because the shared pool may be busy with file operations.
 _parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
@@ -117,7 +117,7 @@ def parse(body: bytes) -> Any:
 
 
 def parse_leniently(body: bytes) -> Any:
-    """Like `parse`, but if an object has a name twice, the last value is used."""
+    """Parses JSON like `parse`, but if an object has a name twice, the last value is used."""
     return _parse(body, _LENIENT, _LENIENT_IN_STEPS)
 
 
@@ -263,7 +263,7 @@ _TOLERANT_IN_STEPS = _decoder(in_steps=True, **_OF_TOLERANT)
 
 INTEGER_MAX = 2**31 - 1
 VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-# The index of an item of a fan-out.
+# The index of an item in a fan-out.
 ItemIndex: TypeAlias = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 # An amount of tokens. It is strict, so that `true` or "5" isn't accepted as a number.
 Tokens: TypeAlias = Annotated[int, Field(strict=True)]

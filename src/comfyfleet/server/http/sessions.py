@@ -69,7 +69,8 @@ async def session_of(plane: ControlPlane, connection: HTTPConnection) -> Browser
 
 
 async def trusted_session(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
-    """Like `session_of`, but raises Forbidden if a page of another site sent the request."""
+    """Returns the browser's session like `session_of`, but raises Forbidden if a page of another
+    site sent the request."""
     public_url = plane.settings.public_url
     secret = secret_in(connection, public_url)
     if secret is None:

@@ -27,13 +27,13 @@ from comfyfleet.server.http.tallies import StrangerSlot
 logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("!cI")
 NUMBERS = 2**32
-READY, TAKEN, VALID, KEYLESS, CLOSED = b"r", b"t", b"v", b"k", b"c"  # from the child
-SOCKET, MOVE = b"s", b"m"  # from the parent
+READY, TAKEN, VALID, KEYLESS, CLOSED = b"r", b"t", b"v", b"k", b"c"  # records sent by children
+SOCKET, MOVE = b"s", b"m"  # records sent by the parent
 READ_BYTES = 64 * 1024
 FILES_PER_READ = 16
 RECORDS_AT_ONCE = 64
 # If a child doesn't receive a socket within this many seconds, its event loop is blocked. It then
-# gets new connections only if all other children are blocked as well.
+# gets new connections only if no other child can receive them.
 STUCK_SECONDS = 1.0
 RETRY_SECONDS = 0.05
 BALANCE_SECONDS = 1.0

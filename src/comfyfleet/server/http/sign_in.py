@@ -74,8 +74,8 @@ class LocalSignIn(Body):
 
 @router.get("")
 async def show(plane: PlaneDep, request: Request, response: Response) -> SessionAnswer:
-    """Returns the user or operator who is signed in in this browser, and the available sign-in
-    methods. The status is 200 even if the browser isn't signed in."""
+    """Returns the browser's current session and the available sign-in methods. The status is 200
+    even if the browser isn't signed in."""
     response.headers.update(NOT_KEPT)
     session = await session_of(plane, request)
     secret = secret_in(request, plane.settings.public_url)

@@ -73,8 +73,8 @@ class RateLimiter:
 
 
 class FetchLimiter:
-    """Limits the concurrent fetches of URLs from customers, so that a slow server affects only the
-    user who named it."""
+    """Limits concurrent fetches of customers' URLs, so that a slow server affects only the user who
+    requested the fetch."""
 
     def __init__(self) -> None:
         self._open: Counter[UUID] = Counter()
@@ -195,7 +195,7 @@ def _require_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     return allowed
 
 
-# Annotations for an endpoint's `caller` parameter, which define the scope that the key must have.
+# Annotations for an endpoint's `caller` parameter. They define the scope that the key requires.
 Reader: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.READ))]
 Writer: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.WRITE))]
 KeyHolder: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.KEYS))]

@@ -123,7 +123,7 @@ async def _find(plane: ControlPlane, id_or_slug: str) -> ResolvedEffect:
         except ValueError:
             offer = await catalog.find_published(tx, id_or_slug)
     if offer is None:
-        raise NotFound(f"there is no effect {id_or_slug}")
+        raise NotFound(f"effect {id_or_slug} was not found")
     return offer
 
 

@@ -1,5 +1,4 @@
-"""Routes with which pages follow the progress of a job, of a media item's jobs, or of all of a
-user's jobs."""
+"""Routes that report the progress of a job, of a media item's jobs, or of all jobs of a user."""
 
 import asyncio
 import json
