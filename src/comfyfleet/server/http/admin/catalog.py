@@ -638,7 +638,7 @@ async def create_effect(
 @router.get("/effects")
 async def list_effects(
     plane: PlaneDep,
-    workflow: Annotated[str | None, Query(description="Only effects of it.")] = None,
+    workflow: Annotated[str | None, Query(description="Only effects of this workflow.")] = None,
 ) -> AdminEffects:
     """Lists all effects by slug, including unpublished ones."""
     async with plane.central.read() as tx:
@@ -691,7 +691,7 @@ ExamplePosition = Annotated[
 async def set_example(
     slug: EffectSlug,
     position: ExamplePosition,
-    side: Annotated[ExampleSide, Path(description="The input or the result.")],
+    side: Annotated[ExampleSide, Path(description="Which file to set: the input or the result.")],
     request: Request,
     plane: PlaneDep,
     now: NowDep,

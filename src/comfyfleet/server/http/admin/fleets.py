@@ -271,7 +271,7 @@ async def readings(
         Query(
             ge=1,
             le=READINGS_MAX,
-            description="Maximum number of readings. They are picked at equal distances.",
+            description="Maximum number of readings, which are picked at equal intervals.",
         ),
     ] = READINGS_MAX,
 ) -> Readings:

@@ -492,7 +492,9 @@ def _key_answer(key: ApiKey) -> AdminKeyAnswer:
 
 
 WALLET = "/tenants/{tenant_id}/wallets/{user_id}"
-Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older transactions.")]
+Before = Annotated[
+    int | None, Query(ge=1, le=2**63 - 1, description="Only transactions with a lower id.")
+]
 
 
 REASON_CHARACTERS_MAX = 500
@@ -505,7 +507,9 @@ class Payment(Body):
         examples=["pi_3PqK2x"],
     )
     reason: Annotated[str, Field(max_length=REASON_CHARACTERS_MAX)] | None = Field(
-        default=None, description="For the audit log.", examples=["refund of a wrong picture"]
+        default=None,
+        description="The reason, for the audit log.",
+        examples=["refund of a wrong picture"],
     )
 
 

@@ -226,7 +226,7 @@ async def wallet_summary(
     now: NowDep,
     caller: Reader,
     days: Annotated[
-        int, Query(ge=1, le=366, description="Number of days to sum up.")
+        int, Query(ge=1, le=366, description="The number of days that the sums cover.")
     ] = SUMMARY_DAYS,
 ) -> WalletSummaryAnswer:
     """Returns the balance, the reserved tokens, and the tokens added, spent and refunded in the

@@ -17,7 +17,9 @@ router = public_router("graphs")
 @router.get("/graph-runs/compare", responses=problems(404))
 async def compare(
     a: Annotated[UUID, Query(description="One of your runs.")],
-    b: Annotated[UUID, Query(description="Another one, of any graph.")],
+    b: Annotated[
+        UUID, Query(description="The run to compare it with, of the same or another graph.")
+    ],
     plane: PlaneDep,
     caller: Reader,
     all: Annotated[bool, Query(description="Whether to list equal values as well.")] = False,

@@ -68,7 +68,9 @@ class NewUpload(Body):
         validation_alias=AliasChoices("content_type", "mime_type"),
         examples=["image/png"],
     )
-    size: int = Field(ge=1, le=ROW_ID_MAX, description="In bytes.", examples=[204_800])
+    size: int = Field(
+        ge=1, le=ROW_ID_MAX, description="The file size in bytes.", examples=[204_800]
+    )
     effect_id: UUID | None = Field(
         default=None, description="Checks the type and size against the limits of this effect."
     )

@@ -543,7 +543,8 @@ async def approve(
 async def reject(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Rejects a candidate. It gets no more children, and its queued children are canceled."""
+    """Rejects a candidate. Neither it nor its descendants get more children, and queued ones are
+    canceled."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.REJECTED)
 
 
