@@ -112,7 +112,7 @@ Take = Callable[[socket.socket, str], object]
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket.
+    """Accepts the connections of a listening socket.
 
     If the process is out of files, asyncio's own accept loop retries up to `backlog` times in a row
     and logs every failure. This class pauses for a second and logs once a minute.

@@ -514,7 +514,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         """Hands the connection to the WebSocket protocol. It still counts toward the connection
         limit."""
         self._cancel_deadline()
-        # The WebSocket now counts as a request instead of a connection. See strangers.py.
+        # From here on, strangers.py counts the WebSocket as a request instead of a connection.
         self.tally.close()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 

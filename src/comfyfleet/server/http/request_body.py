@@ -31,7 +31,7 @@ DEPTH_MAX = 100
 # blocks the event loop, for about half a second per million. Workflows have a few thousand values.
 VALUES_MAX = 200_000
 DIGITS_MAX = 400
-# The status that is logged if a client disconnects before its body is complete. nginx uses it, too.
+# The status that is logged if a client disconnects before its body is complete, as in nginx.
 CALLER_GONE = 499
 # Bodies larger than this are parsed in a thread, because parsing would delay other requests.
 SMALL_BYTES = 256 * 1024
@@ -319,8 +319,7 @@ def _without_repeats(body: dict[str, Any], names: Iterable[tuple[str, ...]]) -> 
 
 
 def _unknown_fields_message(unknown: Iterable[object], names: list[tuple[str, ...]]) -> str:
-    """Returns one message about all unknown fields, starting with those that resemble a known
-    field."""
+    """Returns one message about all unknown fields. Fields that resemble a known one come first."""
     ours = {name: same[0] for same in names for name in same}
     hints, others = list[str](), list[str]()
     for name in [str(name)[:100] for name in unknown][:UNKNOWN_FIELDS_SHOWN_MAX]:
@@ -408,7 +407,7 @@ def content_length(scope: Scope) -> int:
 
 
 class _LimitedBody:
-    """Limits the size and the time of one body while it is received."""
+    """Limits the size and time of a request body while it is received."""
 
     def __init__(self, receive: Receive, most: int, seconds_max: float) -> None:
         self._receive = receive

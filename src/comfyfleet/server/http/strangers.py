@@ -82,7 +82,8 @@ class AddressSlot:
     def __init__(
         self, counts: Counter[str] | None = None, network: str = "", limit: int = 0
     ) -> None:
-        """Without `counts`, the address is exempt from the limit."""
+        """Starts counting for the address. Without `counts`, the address is exempt from the
+        limit."""
         self._counts = counts
         self._network = network
         self._limit = limit

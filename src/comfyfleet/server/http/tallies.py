@@ -70,7 +70,7 @@ def shares_of(connections_max: int) -> dict[str, int]:
     connections."""
     return {
         "user": max(1, min(USER_CONNECTIONS_MAX, connections_max // 4)),
-        # Signed URLs of one tenant's files. People without a key of the tenant use them as well.
+        # Signed URLs of a tenant's files. People without a key of the tenant use them as well.
         "files": max(1, connections_max // 4),
         "tenant": max(1, connections_max // 2),
         "fleet": max(1, connections_max * 3 // 4),

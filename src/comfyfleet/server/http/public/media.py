@@ -113,7 +113,7 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
 
 @router.get("/videos/uploads/{file_id}", responses=problems(404))
 async def show_upload(file_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> UploadState:
-    """Returns the parts of an upload, with new URLs for those that are missing. Use it to resume an
+    """Returns the parts of an upload, with new URLs for the missing parts. Use it to resume an
     interrupted upload."""
     progress = await ingest.upload_progress(plane, caller, file_id)
     return UploadState(

@@ -299,8 +299,8 @@ def _file(file: File, url: str, name: str | None = None) -> SharedFile:
 
 
 def _shown_name(file: File) -> str:
-    """Returns the file's name with a suffix that matches its content type, because its owner may
-    have chosen another one."""
+    """Returns the file's name with a suffix that matches its content type. The name itself was
+    chosen by the owner and may have any suffix."""
     return replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
 
 

@@ -74,7 +74,7 @@ SAFE_HEADERS = {
 
 @dataclass(frozen=True)
 class WebFiles:
-    """The files of one build. Compressed versions are stored next to the files."""
+    """The files of a build. Compressed versions are stored next to the files."""
 
     folder: Path
 
