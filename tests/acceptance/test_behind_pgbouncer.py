@@ -55,7 +55,7 @@ async def test_a_graph_ends_with_the_right_pictures(
             check_the_end(customer, customer.finished(run_id, seconds=END_SECONDS_MAX))
             log = deployment.control.said()
             assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:4000]
-            assert "is away" not in log
+            assert "is unavailable" not in log
             deployment.control.terminate()
             assert deployment.control.wait() == 0
 

@@ -115,7 +115,7 @@ async def test_a_database_of_another_version_is_refused(
         versions = table(version_table(history), column("version_num"))
         await tx.execute(update(versions).values(version_num="0099"))
     for refused_by in (upgrade_schema, require_newest_schema):
-        with pytest.raises(Refused, match=f"the {history} database was made by another version"):
+        with pytest.raises(Refused, match=f"the {history} database was created by another version"):
             await refused_by(database, history)
     async with database.read() as tx:
         assert await schema(tx) == before

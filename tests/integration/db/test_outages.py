@@ -49,8 +49,8 @@ async def test_an_outage_is_told_once_and_its_end_once(
             await tx.exec_driver_sql("SELECT 1")
     await database.close()  # it would else be logged a moment later
     told = warnings(caplog)
-    assert ["is away" in each for each in told] == [True, False]
-    assert told[1].endswith("is back")
+    assert ["is unavailable" in each for each in told] == [True, False]
+    assert told[1].endswith("is available again")
 
 
 async def test_a_late_loss_does_not_begin_another_outage(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,7 +64,10 @@ async def test_a_late_loss_does_not_begin_another_outage(caplog: pytest.LogCaptu
     assert not outage.has_ended
     outage.close()
     assert outage.has_ended
-    assert warnings(caplog) == ["database x is away: one connection", "database x is back"]
+    assert warnings(caplog) == [
+        "database x is unavailable: one connection",
+        "database x is available again",
+    ]
 
 
 async def test_an_outage_names_its_part_and_customers_no_host(
@@ -120,7 +123,7 @@ async def test_many_who_can_not_reach_it_are_one_line(
     await away.close()
     assert all(isinstance(each, Unavailable) and is_logged(each) for each in found)
     (line,) = warnings(caplog)
-    assert "is away" in line
+    assert "is unavailable" in line
     assert "secret" not in line
 
 
@@ -133,7 +136,7 @@ async def test_the_outage_of_one_is_not_anothers(
             pass
     await away.close()
     (line,) = warnings(caplog)
-    assert "/none is away" in line
+    assert "/none is unavailable" in line
 
 
 async def test_a_full_disk_of_a_database_is_no_bug(
@@ -150,4 +153,4 @@ async def test_a_full_disk_of_a_database_is_no_bug(
         await fill(database)
     await database.close()
     assert response_to_error(caught.value, "/userdata/x").status_code == 507
-    assert warnings(caplog)[0].endswith("is away: its disk is full")
+    assert warnings(caplog)[0].endswith("is unavailable: its disk is full")

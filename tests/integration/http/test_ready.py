@@ -219,7 +219,7 @@ async def test_an_outage_that_is_logged_already_adds_no_line(
         for _ in range(3):
             assert (await client.get("/readyz")).status_code == 503
         (line,) = told(caplog, outage_logger)
-    assert "is away" in line
+    assert "is unavailable" in line
     assert told(caplog, health.logger) == []
 
 

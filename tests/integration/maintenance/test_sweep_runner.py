@@ -200,8 +200,8 @@ async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
         await turns.close()
         await database.close()
     told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert ["is away" in each for each in told] == [True, False]
-    assert told[1].endswith("is back")
+    assert ["is unavailable" in each for each in told] == [True, False]
+    assert told[1].endswith("is available again")
     assert "Traceback" not in caplog.text
     passes = meters.registry.get_sample_value
     assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "done"}) == 2

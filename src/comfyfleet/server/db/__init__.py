@@ -1,4 +1,4 @@
-"""Databases: one central, any number of tenant pools; SQLite or PostgreSQL, by URL.
+"""The central database and the tenant pools, which are either SQLite or PostgreSQL databases.
 
 Internal: may change without notice.
 """

@@ -1,4 +1,4 @@
-"""Tables of the central database: tenants, keys, fleets, workers, workflows, effects, the queue."""
+"""Tables of the central database: tenants, keys, fleets, workers, workflows, effects and queue."""
 
 from typing import Any
 
@@ -45,9 +45,9 @@ tenants = Table(
     Column("created_at", Moment, nullable=False),
     Column("retention_days", Integer),  # null means the default in the settings
     Column("max_storage_bytes", BigInteger),  # null means the default in the settings
-    Column("gateway", Json),  # its prompts' fleets and node types; null means the fleets' rules
+    Column("gateway", Json),  # rules for the tenant's prompts; null means the fleets' rules
     Column("show_backends", Boolean),  # whether users see machines; null means the default
-    Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
+    Column("erasing_at", Moment),  # start of the erasure; the tenant accepts no new data since then
     Column("erased_at", Moment),
 )
 
@@ -64,9 +64,10 @@ workflows = Table(
     Column("is_paused", Boolean, nullable=False, server_default=text("false")),
     Column("is_open", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Moment, nullable=False),
-    # In graphs and pipelines, at its price; an effect of it is offered by itself.
+    # Whether customers may use the workflow in graphs and pipelines at its price. This doesn't
+    # affect its effects.
     Column("is_offered", Boolean, nullable=False, server_default=text("false")),
-    # Whether a result needs a file or a value: required or optional.
+    # Whether a result must contain a file or a value: required or optional.
     Column("output", String(10), nullable=False, server_default="required"),
     # How delivered files are marked as made by AI: auto, generated, edited or none.
     Column("ai_mark", String(10), nullable=False, server_default="auto"),
@@ -78,7 +79,7 @@ workflow_versions = Table(
     Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("kind", String(20), nullable=False),  # workflow or prompt
-    Column("document_key", Text, nullable=False),  # in object storage
+    Column("document_key", Text, nullable=False),  # key in object storage
     Column("document_hash", String(64), nullable=False),
     Column("properties", Json, nullable=False),
     Column("output_node_id", String(200)),
@@ -101,7 +102,7 @@ fleets = Table(
     Column("created_at", Moment, nullable=False),
     Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
     Column("gateway", Json),  # rules for prompts; null means no prompts
-    Column("starts_within_seconds", Integer),  # for machines that start on demand
+    Column("starts_within_seconds", Integer),  # start time of machines that start on demand
     UniqueConstraint("slug", "stage"),
 )
 
@@ -128,9 +129,9 @@ workers = Table(
     Column("current_load", Integer, nullable=False, server_default="0"),
     Column("is_approved", Boolean, nullable=False),
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
-    # The backend problem that the worker reported; null if it takes jobs.
+    # The backend problem that the worker reported. Null means that the worker accepts jobs.
     Column("backend_problem", String(20)),
-    Column("facts", Json),  # GPU, memory, node types, model files; none until reported
+    Column("facts", Json),  # GPU, memory, node types and model files; null until reported
     Column("facts_hash", String(64)),  # hash of the node types and model files
     Column("object_info_hash", String(64)),  # hash of the backend's object_info
     Column("refusals", Json),  # the backend's refusals since the last facts
@@ -138,13 +139,13 @@ workers = Table(
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment),  # never reset, because it blocks the id
-    # A new key for the worker. Its text is stored until it is used for the first time.
+    # A new key for the worker. The key itself is stored until it is used for the first time.
     Column("next_key", String(100)),
     Column("next_key_hash", String(64)),
     Index(None, "next_key_hash", unique=True),
     Index(None, "fleet_id"),
     Index(None, "last_seen_at"),
-    # Without this, the next worker would get the row id of the last removed one.
+    # Otherwise, a new worker could get the row id of a removed one.
     sqlite_autoincrement=True,
 )
 
@@ -195,7 +196,8 @@ dispatches = Table(
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("max_attempts", Integer, nullable=False, server_default="3"),
     Column("requeues", Integer, nullable=False, server_default="0"),
-    # Counts every lease and never goes back, unlike attempts: it fences the tenant's row.
+    # The number of leases so far. Unlike attempts, it never decreases, so the tenant's row can
+    # refuse reports under older leases.
     Column("lease_number", Integer, nullable=False, server_default="0"),
     Column("lease_token", Uuid),
     Column("lease_expires_at", Moment),
@@ -203,10 +205,10 @@ dispatches = Table(
     Column("not_before", Moment),
     Column("avoid_worker_id", String(200)),
     Column("avoid_until", Moment),
-    Column("model_key", String(300)),  # the heavy model: checkpoint or unet
-    Column("model_set", String(64)),  # all models of the prompt, hashed
+    Column("model_key", String(300)),  # the largest model: a checkpoint or unet
+    Column("model_set", String(64)),  # hash of all models in the prompt
     Column("backend_affinity", String(300)),  # worker:ID or fleet:SLUG/STAGE
-    # The worker of the client's previous prompt. Others leave a new job to it for a moment.
+    # The worker of the client's previous prompt. It can lease a new job before other workers.
     Column("preferred_worker_id", String(200)),
     Column("is_poisoned", Boolean, nullable=False, server_default=text("false")),
     Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
@@ -217,10 +219,11 @@ dispatches = Table(
     Column("created_at", Moment, nullable=False),
     Column("queued_at", Moment, nullable=False),
     Column("leased_at", Moment),
-    Column("started_at", Moment),  # the worker reported that the prompt runs
-    Column("heard_at", Moment),  # the last heartbeat under this lease
+    Column("started_at", Moment),  # when the worker reported that the prompt runs
+    Column("heard_at", Moment),  # time of the last heartbeat under this lease
     Column("ended_at", Moment),
-    # Leases that ran out before the job had started: it may be what takes the workers down.
+    # The number of leases that expired before the job started. A job with many of them may be
+    # crashing the workers.
     Column("lost_leases", Integer, nullable=False, server_default="0"),
     UniqueConstraint("tenant_id", "tenant_job_id"),
     CheckConstraint("attempts <= max_attempts", name="attempts"),
@@ -238,7 +241,7 @@ dispatches = Table(
     partial_index("ai_job_dispatches_prefetched", "leased_at", where=PREFETCHED),
     partial_index("ai_job_dispatches_share", *_share, where=QUEUED),
     partial_index("ai_job_dispatches_ended", "ended_at", where=IS_ENDED),
-    # For lists, and only of what no longer changes: each of them is written once for each job.
+    # Indexes for lists. They only contain ended jobs, so each index is written once per job.
     partial_index("ai_job_dispatches_ended_of_tenant", "tenant_id", "id", where=IS_ENDED),
     partial_index("ai_job_dispatches_ended_of_worker", "worker_id", "id", where=IS_ENDED),
     partial_index("ai_job_dispatches_ended_of_workflow", "workflow_id", "id", where=IS_ENDED),
@@ -251,7 +254,7 @@ dispatches = Table(
     },
 )
 
-# Run times of recent runs in seconds, from which the cost of switching models is estimated.
+# Durations of recent runs in seconds, which are used to estimate the cost of switching models.
 model_switches = Table(
     "model_switches",
     central_metadata,
@@ -259,28 +262,28 @@ model_switches = Table(
     Column("model_key", String(300), primary_key=True),
     Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
     Column("stayed", Json, nullable=False),  # runs with the same model as the previous run
-    Column("switched", Json, nullable=False),  # runs before which another model ran
+    Column("switched", Json, nullable=False),  # runs after a run with another model
     Column("updated_at", Moment, nullable=False),
     Index(None, "updated_at"),
 )
 
-# Calls of custom nodes' routes, passed from the control plane that was called to the one where a
-# worker waits. A row exists while the caller waits for the response.
+# Calls to routes of custom nodes. The control plane that received a call passes it on to the one to
+# which a worker is connected. A row exists while the caller waits for the response.
 route_calls = Table(
     "route_calls",
     central_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("fleet_ids", Json, nullable=False),  # any worker of these fleets may take it
+    Column("fleet_ids", Json, nullable=False),  # fleets whose workers may take the call
     Column("status", String(20), nullable=False),
     Column("method", String(10), nullable=False),
     Column("path", Text, nullable=False),
     Column("target", Text, nullable=False),  # the path as sent, with the query
     Column("headers", Json, nullable=False),
     Column("body", LargeBinary, nullable=False),
-    Column("for_worker_id", String(200)),  # the only worker that may take it; null means any
+    Column("for_worker_id", String(200)),  # the only worker that may take the call; null means any
     Column("is_copy", Boolean, nullable=False, server_default=text("false")),
-    Column("worker_id", String(200)),  # the worker that took it
+    Column("worker_id", String(200)),  # the worker that took the call
     Column("answer", Json),  # status and headers, or the failure
     Column("answer_body", LargeBinary),
     Column("created_at", Moment, nullable=False),
@@ -301,12 +304,12 @@ backend_uploads = Table(
     Index(None, "accepted_at"),
 )
 
-# Sums of what happened in each minute, quarter of an hour and two hours, for operators' plots.
+# Sums for operators' charts: for each minute, each quarter of an hour and each two hours.
 rollups = Table(
     "rollups",
     central_metadata,
     Column("step_seconds", Integer, primary_key=True),
-    Column("at", Moment, primary_key=True),  # when the step begins
+    Column("at", Moment, primary_key=True),  # start of the time step
     Column("name", String(50), primary_key=True),
     Column("value", Float, nullable=False),
 )
@@ -321,13 +324,13 @@ audit_log = Table(
     Column("subject", String(300), nullable=False),  # dispatch:12, worker:gpu-7, fleet:a/production
     Column("tenant_id", Uuid),
     Column("details", Json, nullable=False),
-    Column("source", String(200)),  # the row of a tenant's database that it was copied from
+    Column("source", String(200)),  # the row in a tenant's database, if it was copied from there
     partial_index("audit_log_source", "source", where="source IS NOT NULL", unique=True),
     Index(None, "subject", "id"),
     Index(None, "action", "id"),
     Index(None, "actor", "id"),
     Index(None, "tenant_id", "id"),
-    # Rows are in the order of time, so a small index locates them.
+    # A small BRIN index is enough, because the rows are in chronological order.
     Index("audit_log_at", "at", postgresql_using="brin"),
 )
 
@@ -353,8 +356,8 @@ control_state = Table(
     Column("value", Json, nullable=False),
 )
 
-# A payment counts once in the whole installation. The claim comes before the credit in the tenant's
-# database, so that a credit that was interrupted can only be repeated, never made elsewhere.
+# Payments are credited once in the whole installation. A payment is claimed here before the
+# tenant's wallet is credited. If that is interrupted, only the same wallet can be credited later.
 payments = Table(
     "payments",
     central_metadata,
@@ -370,7 +373,7 @@ api_keys = Table(
     central_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
-    Column("user_id", Uuid, nullable=False),  # of the tenant's pool
+    Column("user_id", Uuid, nullable=False),  # a user in the tenant's pool
     Column("name", String(200), nullable=False),
     Column("key_hash", String(64), nullable=False, unique=True),
     Column("prefix", String(20), nullable=False),  # enough to tell it from others
@@ -382,18 +385,19 @@ api_keys = Table(
     Index(None, "tenant_id", "user_id"),
 )
 
-# Browser sessions of customers, of operators, or of users who are both.
+# Browser sessions of customers, operators, and users who are both.
 sessions = Table(
     "sessions",
     central_metadata,
     Column("id", Uuid, primary_key=True),
     Column("secret_hash", String(64), nullable=False, unique=True),
     Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),  # the later of the two below
+    Column("expires_at", Moment, nullable=False),  # later of customer_until and operator_until
     Column("api_key_id", Uuid, ForeignKey("api_keys.id", ondelete="CASCADE")),
     Column("customer_until", Moment),
     Column("operator_id", Uuid, ForeignKey("operators.id", ondelete="CASCADE")),
-    Column("admin_proof", String(64)),  # of the first owner: by the secret and the admin key
+    # Proves a sign-in with the admin key. It is derived from the session's secret and the key.
+    Column("admin_proof", String(64)),
     Column("operator_until", Moment),
     Index(None, "api_key_id"),
     Index(None, "operator_id"),
@@ -415,16 +419,16 @@ effects = Table(
     Column("provider", String(20), nullable=False),
     Column("is_published", Boolean, nullable=False),
     Column("max_upload_bytes", BigInteger),
-    Column("media_types", Json, nullable=False),  # none named: all of the kind that it takes
+    Column("media_types", Json, nullable=False),  # accepted types; empty means all of its kind
     Column("last_processing_time_seconds", Float),
-    Column("typical_seconds", Float),  # the median: one slow job doesn't frighten everybody
+    Column("typical_seconds", Float),  # median, so that one slow job doesn't affect it
     Column("created_at", Moment, nullable=False),
-    Column("locked", Json, nullable=False, server_default="[]"),  # properties not for customers
+    Column("locked", Json, nullable=False, server_default="[]"),  # names that customers can't set
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     Column("tags", Json, nullable=False, server_default="[]"),
-    Column("examples", Json, nullable=False, server_default="[]"),  # objects, before and after
-    Column("recent_seconds", Json, nullable=False, server_default="[]"),  # run times
-    # Whether a result that its customer has already is taken, instead of a job.
+    Column("examples", Json, nullable=False, server_default="[]"),  # files before and after
+    Column("recent_seconds", Json, nullable=False, server_default="[]"),  # durations of recent runs
+    # Whether a job may reuse an equal result of the same user.
     Column("reuse", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("price_tokens >= 0", name="price_tokens"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),

@@ -1,6 +1,6 @@
-"""State values, advisory locks and NOTIFY hints that control planes share.
+"""Coordinates several control planes by shared state values, advisory locks and NOTIFY hints.
 
-A lost hint only costs latency.
+If a hint is lost, the only effect is a delay.
 """
 
 import asyncio
@@ -19,18 +19,21 @@ from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.errors import is_disconnect
 from comfyfleet.server.db.outages import lost_as_unavailable
 
-# While this value is true, no job is leased. The claim statement checks it as well.
+# The name of the value for maintenance mode. While it is true, no jobs are leased. The claim
+# statement checks it as well.
 MAINTENANCE = "maintenance"
 
 
 async def read_state(tx: Tx, name: str) -> Any:
-    """Returns the value, or None if it was never written."""
+    """Returns a state value, or None if it was never written."""
     query = select(control_state.c.value).where(control_state.c.name == name)
     return (await tx.execute(query)).scalar_one_or_none()
 
 
 async def lock_state(tx: Tx, name: str, value: Any) -> Any:
-    """Locks the value until the transaction ends, and returns it. Writes `value` if it is missing."""
+    """Locks a state value until the transaction ends, and returns it. Writes `value` first if there
+    is no value yet.
+    """
     await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
     query = select(control_state.c.value).where(control_state.c.name == name)
     return (await tx.execute(for_update(tx, query))).scalar_one()
@@ -42,21 +45,24 @@ async def write_state(tx: Tx, name: str, value: Any) -> None:
 
 
 async def write_state_if_new(tx: Tx, name: str, value: Any) -> Any:
-    """Writes the value unless there is one, and returns the one that stands: of several processes
-    that start together, one sets it.
+    """Writes a state value unless it already exists, and returns the stored value. If several
+    processes call this concurrently, all of them get the same value.
     """
     await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
     return await read_state(tx, name)
 
 
-ADVISORY_LOCK_CLASS = 0x7475726E  # keeps our locks apart from those of others on the same server
-# Sent by the driver: there are two for each pass, also while there is nothing to do.
+# Separates these locks from the locks of other applications on the same server.
+ADVISORY_LOCK_CLASS = 0x7475726E
+# These statements bypass SQLAlchemy for speed, because each pass of a sweep executes both of them.
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::int, $2::int)"
 _UNLOCK = "SELECT pg_advisory_unlock($1::int, $2::int)"
 
 
 class AdvisoryLocks:
-    """Advisory locks of one connection. They end with it, so a dead process blocks nothing."""
+    """Advisory locks that belong to a connection. If the process dies, its connection closes, and
+    the locks are released.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,7 +70,9 @@ class AdvisoryLocks:
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self, name: str) -> bool:
-        """Tries to take the lock; always True on SQLite, which has one process."""
+        """Tries to acquire the lock, and returns whether that succeeded. Always succeeds on SQLite,
+        because only one process uses it.
+        """
         return self._database.is_sqlite or await self._call(_TRY_LOCK, name)
 
     async def give(self, name: str) -> None:
@@ -74,7 +82,7 @@ class AdvisoryLocks:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.terminate()  # the locks belong to the session, which must end
+            connection.terminate()  # This ends the session, which releases its locks.
 
     async def _call(self, statement: str, name: str) -> bool:
         async with self._one_at_a_time:
@@ -92,7 +100,7 @@ class AdvisoryLocks:
                 )
             )
         except Exception as error:
-            # The connection may hold locks that were never recorded, so it is closed.
+            # The connection is closed, because it may hold locks that were never recorded.
             await self.close()
             if is_disconnect(error):
                 raise Unavailable("the connection to the database was lost") from error
@@ -105,14 +113,17 @@ def _lock_number(name: str) -> int:
 
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
-# Without traffic, a connection whose other end has silently gone is noticed by nothing else.
+# Seconds between two checks of an idle connection. Without traffic, a lost connection would remain
+# undetected.
 CHECK_SECONDS = 15.0
-PAYLOAD_BYTES_MAX = 7_900  # PostgreSQL takes 8,000
+PAYLOAD_BYTES_MAX = 7_900  # PostgreSQL's limit is 8,000 bytes.
 logger = logging.getLogger(__name__)
 
 
 class NotifyChannel:
-    """LISTEN/NOTIFY on PostgreSQL. Does nothing on SQLite, which has one process."""
+    """Sends and receives hints by LISTEN/NOTIFY on PostgreSQL. Does nothing on SQLite, because only
+    one process uses it.
+    """
 
     def __init__(self, database: Database, channel: str) -> None:
         self.reach_others = not database.is_sqlite
@@ -141,8 +152,8 @@ class NotifyChannel:
     async def listen(
         self, on_hint: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """Listens for ever. Calls `on_reconnect` whenever hints may have been missed: at first, and
-        after a loss.
+        """Listens until it is cancelled. Calls `on_reconnect` whenever hints may have been missed,
+        which is after the first connection and after each reconnection.
         """
         delay = RETRY_SECONDS_MIN
         while self._dsn is not None:
@@ -153,7 +164,7 @@ class NotifyChannel:
                 with lost_as_unavailable():
                     await self._listen_on(connection, on_hint, on_reconnect)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.debug("LISTEN failed, will be retried: %s", error)
+                logger.debug("LISTEN failed and will be retried: %s", error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
 

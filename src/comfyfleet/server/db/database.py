@@ -1,4 +1,4 @@
-"""A database by its URL: connections, transactions, group commit on SQLite, and the pools of tenant databases by name."""
+"""Opens databases, and manages their connections, transactions, group commits and tenant pools."""
 
 import asyncio
 import functools
@@ -46,12 +46,12 @@ from comfyfleet.server.db.wal import BUSY_MS, WalSync, open_sqlite
 
 Tx: TypeAlias = AsyncConnection
 T = TypeVar("T")
-# More than about eight connections make the queue slower, not faster.
+# Maximum number of idle connections. More than about eight make the queue slower, not faster.
 KEPT_MAX = 8
 OVERFLOW_MAX = 4
-# Prepared statements of one PostgreSQL connection. SQLAlchemy keeps up to half as many more.
+# Prepared statements per PostgreSQL connection. SQLAlchemy may cache up to 50% more.
 STATEMENTS_MAX = 50
-# The rest is for connections held for long: advisory locks, and the writer on SQLite.
+# The remaining two connections are for long-term use: advisory locks, and the writer on SQLite.
 LENT_MAX = KEPT_MAX + OVERFLOW_MAX - 2
 WAIT_SECONDS_MAX = 30
 CONNECT_SECONDS_MAX = 10
@@ -105,7 +105,7 @@ class ConnectionPool:
             elif self._is_sqlite:
                 await asyncio.shield(self._close_in_background(tx))
             else:
-                # Closing sends nothing to the server, so it can't be cancelled half-way.
+                # Closing sends nothing to the server, so it can't be interrupted.
                 await self._close_one(tx)
         finally:
             self._room.release()
@@ -137,25 +137,24 @@ class ConnectionPool:
 
     async def _close_one(self, tx: Tx) -> None:
         if self._is_closed:
-            # SQLAlchemy's own pool was emptied already, and would keep it open for ever.
+            # SQLAlchemy's own pool is already closed, and would keep the connection open forever.
             await tx.invalidate()
         await tx.close()
 
 
 def dsn(url: str) -> str:
-    """Converts a URL of SQLAlchemy to one of asyncpg."""
+    """Converts a URL from SQLAlchemy's format to asyncpg's format."""
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def driver_of(tx: Tx) -> Any:
-    """Returns the driver's own connection, which is inside of the same transaction."""
+    """Returns the driver's connection, which is in the same transaction."""
     connection = tx.sync_connection
     return None if connection is None else connection.connection.driver_connection
 
 
 def is_usable(tx: Tx) -> bool:
-    """Whether the connection is open and in no transaction. The driver knows both without asking
-    the server."""
+    """Checks whether the connection is open and in no transaction. This takes no round trip."""
     if tx.closed or tx.invalidated:
         return False
     driver = driver_of(tx)
@@ -165,37 +164,37 @@ def is_usable(tx: Tx) -> bool:
 
 
 async def reset_transaction(tx: Tx) -> None:
-    """Ends the transaction that SQLAlchemy believes in after a statement in Core. The database has none."""
+    """Ends the transaction that SQLAlchemy assumes after a Core statement. There is no real one."""
     if tx.in_transaction():
         await tx.rollback()
 
 
 async def open_connection(engine: AsyncEngine) -> Tx:
-    """Opens a connection; raises Unavailable if the database can't be reached or refuses us."""
+    """Opens a connection. Raises Unavailable if the database can't be reached or refuses it."""
     try:
         return await engine.connect()
     except TimeoutError as error:
         raise Unavailable(SILENT) from error
-    except OSError as error:  # no socket, or an unknown host
+    except OSError as error:  # The socket can't be opened, or the host is unknown.
         raise Unavailable(f"the database can't be reached: {error}") from error
-    except DBAPIError as error:  # it refuses the connection
+    except DBAPIError as error:  # The database refuses the connection.
         raise Unavailable(f"the database can't be opened: {error.orig}") from error
     except PoolTimeout as error:
         raise Unavailable(ALL_IN_USE) from error
     except Exception as error:
-        # Lost while the connection was being set up: the driver's own error, not wrapped yet.
+        # If the connection is lost during its setup, the driver's error isn't wrapped yet.
         if not is_caused_by_disconnect(error):
             raise
         raise Unavailable(f"the database can't be reached: {error}") from error
 
 
-# A read that takes longer is repeated in the thread, as it would block the event loop.
+# A read that takes longer than this many seconds on the event loop is repeated in the thread.
 READ_SECONDS_MAX = 0.003
 INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
 SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
-# IMMEDIATE: a transaction that reads first and then writes would fail if another one wrote meanwhile.
+# Without IMMEDIATE, a transaction that reads before it writes could fail because of other writers.
 BEGIN = "BEGIN IMMEDIATE"
 
 
@@ -208,8 +207,8 @@ async def connect(path: str) -> "SqliteConnection":
 
 
 async def _open_to_end(connection: "SqliteConnection") -> None:
-    """A caller that is cancelled waits until the thread has opened the file, and closes it: nobody
-    else would, and the thread would live on."""
+    """Opens the file. If the caller is cancelled, waits until the thread has opened the file, and
+    closes it. Otherwise, the thread would never end."""
     opening = asyncio.ensure_future(connection)
     try:
         await asyncio.shield(opening)
@@ -222,15 +221,15 @@ async def _open_to_end(connection: "SqliteConnection") -> None:
 class SqliteConnection(aiosqlite.Connection):
     """A connection that runs short statements on the event loop and long ones in its thread.
 
-    SQLAlchemy makes one call after another on it."""
+    SQLAlchemy never makes concurrent calls on it."""
 
-    _submitted = 0  # calls handed to the thread; counted on the event loop
-    _finished = 0  # counted in the thread
+    _submitted = 0  # Number of calls submitted to the thread. The event loop counts them.
+    _finished = 0  # Number of calls that the thread has finished. The thread counts them.
     _read_deadline: float | None = None
     _is_writing = False
 
     def is_late(self) -> bool:
-        """Checks whether the current read has taken too long. SQLite calls this while it works, and stops if true."""
+        """Checks whether the current read takes too long. If it does, SQLite interrupts it."""
         return self._read_deadline is not None and time.perf_counter() > self._read_deadline
 
     def cursor(self) -> "SqliteCursor":  # type: ignore[override]
@@ -249,7 +248,7 @@ class SqliteConnection(aiosqlite.Connection):
         self._is_writing = False
 
     def _require_transaction(self) -> None:
-        """Raises if SQLite has rolled back the whole transaction, as it does on a full disk."""
+        """Raises OperationalError if SQLite has rolled back the transaction, as on a full disk."""
         if self._is_writing and not self._conn.in_transaction:
             raise sqlite3.OperationalError("the transaction was rolled back by SQLite")
 
@@ -271,7 +270,7 @@ class SqliteConnection(aiosqlite.Connection):
         return self._conn.in_transaction
 
     async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """Executes a statement without SQLAlchemy, inside of the same transaction."""
+        """Executes a statement without SQLAlchemy in the same transaction."""
         act = functools.partial(_fetch_all, self._conn, sql, parameters)
         rows: list[Any] = await self.run(act, sql, parameters)
         return rows
@@ -303,7 +302,7 @@ class SqliteConnection(aiosqlite.Connection):
         return await self.in_thread(act)
 
     async def at_once(self, act: Callable[[], Any]) -> Any:
-        """Runs on the event loop, unless the thread is still busy with a call whose caller was cancelled."""
+        """Runs on the event loop, or in the thread if that still runs a cancelled caller's call."""
         return act() if self.is_free else await self.in_thread(act)
 
     @property
@@ -326,7 +325,7 @@ def _fetch_all(connection: sqlite3.Connection, sql: str, parameters: Sequence[An
 
 
 class SqliteCursor:
-    """A cursor that fetches all rows together with its statement."""
+    """A cursor that executes a statement and fetches all of its rows in a single call."""
 
     def __init__(self, connection: SqliteConnection, cursor: sqlite3.Cursor) -> None:
         self._connection = connection
@@ -387,7 +386,7 @@ async def _savepoint(tx: AsyncConnection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        # SQLite may have rolled back the whole transaction, and then there is no savepoint.
+        # SQLite may have rolled back the whole transaction, including the savepoint.
         if driver_of(tx).in_transaction:
             await _execute(tx, "ROLLBACK TO mine")
             await _execute(tx, "RELEASE mine")
@@ -409,7 +408,7 @@ async def _execute(tx: AsyncConnection, sql: str, *, waits_for_disk: bool = Fals
 
 
 class GroupCommit:
-    """Commits concurrent transactions together. Holds `turn` while a group is open: other writers take it too."""
+    """Commits concurrent transactions together. The write lock is held while a group is open."""
 
     def __init__(self, engine: AsyncEngine, turn: asyncio.Lock, wal: WalSync) -> None:
         self._engine = engine
@@ -449,7 +448,7 @@ class GroupCommit:
 
     @asynccontextmanager
     async def _run_first(self, group: _Group) -> AsyncIterator[AsyncConnection]:
-        """Runs the first transaction of a group, which is alone in it so far and needs no savepoint."""
+        """Runs the first transaction of a group, which is still alone and needs no savepoint."""
         try:
             yield group.tx
         except BaseException:
@@ -457,7 +456,7 @@ class GroupCommit:
             raise
         if self._waiting:
             self._open = group
-            # The close queues behind all who wait now, so a group does not grow forever.
+            # The group closes after all transactions that wait now, so it can't grow forever.
             self._run_in_background(self._close(group))
         elif self._ends_at_once(group):
             await self._end(group)
@@ -465,7 +464,7 @@ class GroupCommit:
             await self._run_to_end(self._end(group))
 
     def _ends_at_once(self, group: _Group) -> bool:
-        """Checks whether the end of a group waits for nothing, so that it can't be cancelled half-way."""
+        """Checks whether a group can end without waiting, so that its end can't be interrupted."""
         waits = self._wal.starts_anew or self._kept is not None or self._is_closed
         return driver_of(group.tx).is_free and not waits
 
@@ -500,14 +499,14 @@ class GroupCommit:
                 await self._give_back(group.tx, is_well=is_well)
         except Exception as error:  # noqa: BLE001 — raised in every transaction of the group
             group.ended.set_exception(error)
-            group.ended.exception()  # marks it as retrieved: a cancelled caller never does
+            group.ended.exception()  # Retrieves it, because a cancelled caller never would.
         else:
             group.ended.set_result(None)
         finally:
             self._turn.release()
 
     async def _give_back(self, tx: AsyncConnection, *, is_well: bool) -> None:
-        """Keeps the connection for the next group, unless something has gone wrong with it."""
+        """Keeps the connection for the next group, unless it failed."""
         if is_well and not self._is_closed and self._kept is None and is_usable(tx):
             await reset_transaction(tx)
             self._kept = tx
@@ -523,7 +522,7 @@ class GroupCommit:
             await tx.close()
 
     async def _run_to_end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work to its end, even if the caller is cancelled."""
+        """Finishes the work even if the caller is cancelled."""
         await asyncio.shield(self._run_in_background(work))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -533,14 +532,14 @@ class GroupCommit:
         return task
 
 
-BAD_VALUE = "a number is larger, or a text holds other characters, than a database can keep"
+BAD_VALUE = "a number is too large or a text has characters that the database can't store"
 DISCONNECTED = "the connection to the database was lost"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 logger = logging.getLogger(__name__)
 
 
 class Database:
-    """One database. `transaction` writes, `read` only reads, `execute_one` writes by one statement."""
+    """A database. Use `transaction` to write, `read` to read, `execute_one` for a single write."""
 
     def __init__(
         self,
@@ -551,27 +550,27 @@ class Database:
         direct_url: str | None = None,
     ) -> None:
         self.url = url
-        # Where LISTEN and session locks go, which a transaction pooler can't carry.
+        # For LISTEN and session locks, which a transaction pooler doesn't support.
         self.direct_url = direct_url or url
         self.is_pooled = direct_url is not None
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
-        # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
+        # The lock for SQLite's only writer. Waiting writers queue here instead of polling the file.
         self.turn = asyncio.Lock()
-        self.name = engine.url.render_as_string(hide_password=True)  # as the log calls it
+        self.name = engine.url.render_as_string(hide_password=True)  # The name in the log.
         self.outages = OutageLog(self.name)
         self.wal = WalSync((engine.url.database or "") if self.is_sqlite else "", self.turn)
         self._writing = GroupCommit(engine, self.turn, self.wal)
         self._connections = ConnectionPool(engine, limits)
 
     def persist_soon(self, within_seconds: float = 0.0) -> None:
-        """Begins to write commits to the disk without waiting for it, see `persist`."""
+        """Starts `persist` in the background, or after `within_seconds`."""
         self.wal.begin(within_seconds)
 
     async def persist(self) -> None:
-        """Returns once everything that was committed here before this call is on the disk.
+        """Waits until all commits before this call are on the disk.
 
-        On PostgreSQL, a commit has waited for that itself."""
+        On PostgreSQL, each commit has already waited for this."""
         with self.outages.watched():
             await self.wal.sync()
 
@@ -579,7 +578,7 @@ class Database:
     async def transaction(self, *, persists: bool = True) -> AsyncIterator[Tx]:
         """Opens a writing transaction.
 
-        With `persists=False`, the caller awaits `persist` itself before anyone relies on the commit.
+        With `persists=False`, the caller must await `persist` before anything relies on the commit.
         """
         if self.is_sqlite:
             with self.outages.watched(), _translate_errors():
@@ -593,10 +592,10 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Tx]:
-        """Opens a connection for reading, without a transaction on PostgreSQL.
+        """Opens a connection for reading. On PostgreSQL, this doesn't begin a transaction.
 
-        Each statement there sees what is committed by then, as in any transaction of ours, so
-        beginning one would only add two round trips. Behind a pooler, it keeps a statement whole.
+        In our transactions, each statement sees the latest commits anyway, so a transaction would
+        only add two round trips. Behind a pooler, a transaction is required for each statement.
         """
         if self.is_pooled:
             async with self.transaction() as tx:
@@ -618,8 +617,8 @@ class Database:
 
     @asynccontextmanager
     async def execute_one(self, *, persists: bool = True) -> AsyncIterator[Tx]:
-        """Opens a connection for one writing statement, which on PostgreSQL is a transaction by
-        itself. `persists` is as in `transaction`."""
+        """Opens a connection for a single writing statement, which needs no explicit transaction on
+        PostgreSQL. See `transaction` for `persists`."""
         async with self.transaction(persists=persists) if self.is_sqlite else self.read() as tx:
             yield tx
 
@@ -637,20 +636,20 @@ async def _transaction(driver: Any) -> AsyncIterator[None]:
     try:
         await transaction.start()
     except BaseException:
-        # Cancelled in BEGIN: the driver would take the next transaction for a nested one.
+        # After a cancelled BEGIN, the driver would treat the next transaction as a nested one.
         driver.terminate()
         raise
     try:
         try:
             yield
         except BaseException:
-            # Cancelling a statement closes the connection: that is no outage.
+            # A cancelled statement closes the connection. That doesn't mean an outage.
             if not driver.is_closed():
                 await transaction.rollback()
             raise
         await transaction.commit()
     finally:
-        # Cancelled in COMMIT: the connection must not go back with a transaction open.
+        # After a cancelled COMMIT, the connection must not be reused with an open transaction.
         if not driver.is_closed() and driver.is_in_transaction():
             driver.terminate()
 
@@ -662,7 +661,7 @@ def _translate_errors() -> Iterator[None]:
     except (ConnectionError, TimeoutError) as error:
         raise Unavailable(f"the database can't be reached: {error}") from error
     except OverflowError as error:
-        if "SQLite INTEGER" in str(error):  # the driver's, for a number beyond 64 bits
+        if "SQLite INTEGER" in str(error):  # The driver's message for a number beyond 64 bits.
             raise InvalidInput(BAD_VALUE) from error
         raise
     except Exception as error:
@@ -678,9 +677,9 @@ def _translate_errors() -> Iterator[None]:
 def open_database(
     url: str, limits: LivenessLimits | None = None, *, direct_url: str | None = None
 ) -> Database:
-    """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use.
+    """Opens a database by its URL. It connects when it is used for the first time.
 
-    With `direct_url`, `url` is that of a transaction pooler."""
+    If `direct_url` is set, `url` must be the address of a transaction pooler."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -689,13 +688,13 @@ def open_database(
         ) from None
     kind = parsed.get_backend_name()
     if kind == "postgres" or kind not in DRIVERS:
-        raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
+        raise InvalidInput(f"{kind} isn't supported; use sqlite:///file or postgresql://…")
     target = parsed.set(drivername=DRIVERS[kind])
     options: dict[str, Any] = {"pool_size": KEPT_MAX, "max_overflow": OVERFLOW_MAX}
     if kind == "sqlite":
         options["async_creator"] = partial(connect, parsed.database or ":memory:")
     else:
-        # Transactions are begun by us; SQLAlchemy must not begin its own around a read.
+        # Prevents SQLAlchemy from beginning its own transactions around reads.
         options["isolation_level"] = "AUTOCOMMIT"
         pooled = pooled_arguments() if direct_url else {}
         options["connect_args"] = {
@@ -717,15 +716,14 @@ def open_database(
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Makes the pool open another connection if this one is closed, which the driver knows without
-    a round trip."""
+    """Makes the pool open another connection if this one is closed, without a round trip."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError("the server has closed the connection")
 
 
 def _forget_statements(connection: Any, _record: Any) -> None:
-    """Frees the prepared statements of a connection that is closed. The connection itself is in a reference
-    cycle, so they would stay until the next collection of exempted objects, which may be an hour away."""
+    """Frees a closed connection's prepared statements. The connection is in a reference cycle, so
+    they could otherwise stay for up to an hour, until frozen objects are collected."""
     statements = connection._prepared_statement_cache
     if statements is not None:
         statements.clear()
@@ -742,7 +740,7 @@ class Pools:
             return self._databases[name]
         except KeyError:
             raise NotFound(
-                f"there is no pool {name!r}; COMFYFLEET_TENANT_DATABASE_URLS names them"
+                f"pool {name!r} was not found; COMFYFLEET_TENANT_DATABASE_URLS lists all pools"
             ) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -761,7 +759,7 @@ _failed_pools: ContextVar[set[str] | None] = ContextVar("failed_pools", default=
 
 @contextmanager
 def count_failed_pools() -> Iterator[set[str]]:
-    """The names of pools for which `for_each_pool` failed inside of the block."""
+    """Yields a set to which failures of `for_each_pool` in this block add the pools' names."""
     failures: set[str] = set()
     token = _failed_pools.set(failures)
     try:
@@ -773,15 +771,15 @@ def count_failed_pools() -> Iterator[set[str]]:
 async def for_each_pool(
     pools: Pools, act: Callable[[Database], Awaitable[T]], failed: str, *, at_once: bool = False
 ) -> dict[str, T]:
-    """Calls `act` for each pool and returns the results by pool; a failing pool is logged and left out.
+    """Calls `act` for each pool and returns the results by pool name. Leaves out failed pools.
 
-    `failed` is the log text for what was not done. A sweep learns of it by `count_failed_pools`."""
+    `failed` is the log message for a failure. A sweep counts failures by `count_failed_pools`."""
     done: dict[str, T] = {}
 
     async def act_on(name: str, pool: Database) -> None:
         try:
             done[name] = await act(pool)
-        except Exception as error:  # noqa: BLE001 — one pool must not hold up the others
+        except Exception as error:  # noqa: BLE001 — one pool must not block the others
             log_failure(logger, error, "pool %s: %s", name, failed)
         else:
             return
@@ -789,10 +787,10 @@ async def for_each_pool(
             failures.add(name)
 
     if at_once:
-        await asyncio.gather(*(act_on(*each) for each in pools.items()))
+        await asyncio.gather(*(act_on(name, pool) for name, pool in pools.items()))
     else:
-        for each in pools.items():
-            await act_on(*each)
+        for name, pool in pools.items():
+            await act_on(name, pool)
     return done
 
 

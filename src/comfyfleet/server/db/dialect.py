@@ -1,4 +1,6 @@
-"""Column types and statements that differ between SQLite and PostgreSQL, except the hot path of the queue."""
+"""Column types and statements that differ between SQLite and PostgreSQL. The queue has its own
+statements for its hot path.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -41,7 +43,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(moment: datetime) -> int:
-    """Converts a moment to what SQLite stores: an integer sorts and compares without any parsing."""
+    """Converts a time to the integer that SQLite stores, which can be compared without parsing."""
     return (moment - EPOCH) // MICROSECOND
 
 
@@ -50,7 +52,7 @@ def from_micros(micros_since_epoch: int) -> datetime:
 
 
 class Moment(TypeDecorator[datetime]):
-    """A point in time, always UTC and aware."""
+    """A column type for times, which are always timezone-aware and in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -67,15 +69,15 @@ class Moment(TypeDecorator[datetime]):
         return from_micros(value) if value is not None and dialect.name == "sqlite" else value
 
 
-# SQLite numbers rows automatically only in a column of exactly this type.
+# SQLite numbers rows automatically only in a column with exactly the type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
-# Keeps the order of keys, which JSONB does not: a prompt is sent as it was made.
+# Unlike JSONB, this type keeps the order of keys, so that a prompt is sent in its original order.
 Document = JSON(none_as_null=True)
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> Index:
-    """An index of the rows for which `where` is true."""
+    """Returns an index of only those rows for which the condition `where` is true."""
     condition = text(where)
     return Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
 
@@ -87,20 +89,20 @@ def is_sqlite(tx: AsyncConnection | Connection) -> bool:
 def insert_if_new(
     tx: AsyncConnection | Connection, table: Table, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Any:
-    """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new.
+    """Builds `INSERT … ON CONFLICT DO NOTHING`. Add `.returning(…)` to get only the new rows.
 
-    Without rows, for values that are bound when it is executed.
+    If `rows` is None, the values are bound when the statement is executed.
     """
     dialect = sqlite if is_sqlite(tx) else postgresql
     if rows is None:
         return dialect.insert(table).on_conflict_do_nothing()
     # SQLAlchemy caches the compiled statement for one row, but compiles a list every time.
-    given = dict(rows[0]) if len(rows) == 1 else list(rows)
-    return dialect.insert(table).values(given).on_conflict_do_nothing()
+    inserted = dict(rows[0]) if len(rows) == 1 else list(rows)
+    return dialect.insert(table).values(inserted).on_conflict_do_nothing()
 
 
 def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]) -> Any:
-    """`INSERT … ON CONFLICT (key) DO UPDATE` of all other columns."""
+    """Builds `INSERT … ON CONFLICT (key) DO UPDATE` for all columns outside the key."""
     dialect = sqlite if is_sqlite(tx) else postgresql
     insert = dialect.insert(table).values(dict(row))
     changed = {name: insert.excluded[name] for name in row if name not in key}
@@ -118,13 +120,14 @@ def upsert_sum(
 
 
 def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
-    """Builds an upsert to be executed with a list of rows that have all columns.
+    """Builds an upsert that is executed with a list of complete rows.
 
-    Its text is always the same: that of a list of values would be compiled anew each time.
+    Its SQL text is constant. SQLAlchemy would compile an insert of a list of values each time.
     """
     dialect = sqlite if is_sqlite(tx) else postgresql
     insert = dialect.insert(table)
-    changed = {each.name: insert.excluded[each.name] for each in table.c if each.name not in key}
+    names = [column.name for column in table.c if column.name not in key]
+    changed = {name: insert.excluded[name] for name in names}
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 
@@ -132,16 +135,15 @@ def upsert_sum_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) ->
     """Builds an upsert like `upsert_each` that adds each row's values to the other columns."""
     dialect = sqlite if is_sqlite(tx) else postgresql
     insert = dialect.insert(table)
-    grown = {
-        each.name: each + insert.excluded[each.name] for each in table.c if each.name not in key
-    }
+    names = [column.name for column in table.c if column.name not in key]
+    grown = {name: table.c[name] + insert.excluded[name] for name in names}
     return insert.on_conflict_do_update(index_elements=list(key), set_=grown)
 
 
 def seconds_between(
     tx: AsyncConnection, begin: ColumnElement[Any], end: ColumnElement[Any]
 ) -> ColumnElement[float]:
-    """Returns the seconds from one moment to another, both of the database."""
+    """Returns an expression for the seconds between two times in the database."""
     if is_sqlite(tx):
         micros = type_coerce(end, BigInteger) - type_coerce(begin, BigInteger)
         return type_coerce(micros / 1_000_000.0, Float)
@@ -150,16 +152,19 @@ def seconds_between(
 
 
 def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
-    """Returns the database's clock on PostgreSQL, which several control planes share; else `now`."""
+    """Returns the current time as an expression. On PostgreSQL, this is the database's clock, which
+    all control planes share. On SQLite, it is `now`.
+    """
     return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
 
 
 def for_update(
     tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False, of: Table | None = None
 ) -> Select[Any]:
-    """Locks the rows of a query; `of` locks those of one table only.
+    """Makes a query lock its rows. With `of`, only the rows of this table are locked.
 
-    SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer.
+    SQLite has no row locks. They aren't needed there, because `BEGIN IMMEDIATE` excludes other
+    writers.
     """
     if is_sqlite(tx):
         return query
@@ -167,10 +172,10 @@ def for_update(
 
 
 def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any]:
-    """Wraps a column for conditions and orders so that SQLite does not use its index.
+    """Wraps a column in a condition or an order, so that SQLite doesn't use the column's index.
 
-    SQLite, which doesn't count rows, would rather walk the whole table along this index than read
-    the few rows of a smaller one.
+    SQLite doesn't know the number of rows. It would read the whole table along this index instead
+    of the few rows in a smaller one.
     """
     if not is_sqlite(tx):
         return column
@@ -180,15 +185,15 @@ def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any
 def is_one_of(
     tx: AsyncConnection, column: Column[Any], values: Iterable[Any]
 ) -> ColumnElement[bool]:
-    """`column IN values`, by a text that is the same for any number of them.
+    """Builds `column IN values` with the same SQL text for any number of values.
 
-    On PostgreSQL each connection keeps the statements that it has prepared: with `IN`, those of 1 to 100
-    values would be a hundred statements for each connection, on both sides.
+    On PostgreSQL, each connection caches its prepared statements. With `IN`, 1 to 100 values would
+    need a hundred different statements per connection.
     """
     if is_sqlite(tx):
         return column.in_(list(values))
-    wanted = bindparam(None, list(values), postgresql.ARRAY(column.type), unique=True)
-    return column == any_(wanted)
+    array = bindparam(None, list(values), postgresql.ARRAY(column.type), unique=True)
+    return column == any_(array)
 
 
 def pairs_in(
@@ -196,16 +201,17 @@ def pairs_in(
     columns: tuple[ColumnElement[UUID], ColumnElement[UUID]],
     pairs: Sequence[tuple[UUID, UUID]],
 ) -> ColumnElement[bool]:
-    """`(a, b) IN pairs`. PostgreSQL would plan each pair on its own, so it gets two arrays.
+    """Builds `(a, b) IN pairs`. On PostgreSQL, the pairs are sent as two arrays, because it would
+    plan each pair separately.
 
-    SQLite uses the index of both columns only for pairs out of a SELECT.
+    On SQLite, the pairs come from a SELECT. Otherwise, it wouldn't use the index of both columns.
     """
     names = column("a", Uuid), column("b", Uuid)
     if is_sqlite(tx):
         listed = values(*names, name="wanted").data(pairs).cte("wanted")
         return tuple_(*columns).in_(select(listed.c.a, listed.c.b))
     firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
-    wanted = (
+    unnested = (
         func.unnest(
             bindparam(None, firsts, postgresql.ARRAY(Uuid), unique=True),
             bindparam(None, seconds, postgresql.ARRAY(Uuid), unique=True),
@@ -213,4 +219,4 @@ def pairs_in(
         .table_valued(*names, name="wanted")
         .render_derived()
     )
-    return tuple_(*columns).in_(select(wanted.c.a, wanted.c.b))
+    return tuple_(*columns).in_(select(unnested.c.a, unnested.c.b))

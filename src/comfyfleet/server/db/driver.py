@@ -1,4 +1,6 @@
-"""Prepared statements of the hot path, compiled once for each database and sent by its driver without SQLAlchemy."""
+"""Prepared statements for the hot path. They are compiled once per database, and the driver sends
+them without SQLAlchemy.
+"""
 
 import asyncio
 import math
@@ -33,8 +35,8 @@ from comfyfleet.server.db.wal import BUSY_MS
 
 T = TypeVar("T")
 STATEMENT_SECONDS_MAX = 60
-# Every statement has its index. Statistics that are old (or none, after a bulk load) would make the
-# planner believe that reading the table is cheaper, and with a million rows it never is.
+# Forces the planner to use indexes, because each of these statements has a suitable one. With
+# missing or outdated statistics, for example after a bulk load, it might read the whole table.
 PLANNING = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -50,7 +52,7 @@ _LOCAL_PLANNING = [f"SET LOCAL {name} = {value}" for name, value in PLANNING.ite
 
 
 class PostgresDriver:
-    """A few asyncpg connections; each statement is a transaction."""
+    """Executes statements on a few asyncpg connections. Each statement is its own transaction."""
 
     def __init__(self, database: Database) -> None:
         self._dsn = dsn(database.url)
@@ -59,7 +61,7 @@ class PostgresDriver:
         self._idle: list[Any] = []
 
     async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
-        """Executes a statement. `locks` are taken before it, in the same transaction."""
+        """Executes a statement. Advisory `locks` are acquired before it in the same transaction."""
         with self._outages.watched():
             return await self._fetch(sql, values, locks)
 
@@ -90,12 +92,11 @@ class PostgresDriver:
         return await connect(self._dsn, PLANNING, is_pooled=self._is_pooled)
 
     def _begin(self, locks: Sequence[int]) -> str:
-        """Returns the SQL that begins a transaction and takes the locks, or an empty string if
+        """Returns the SQL that begins a transaction and acquires the locks, or an empty string if
         neither is needed.
 
-        Without parameters, it takes one round trip. The locks are not part of the statement that
-        follows, because a statement that waited for a lock itself would not see what was committed
-        in the meantime.
+        The SQL has no parameters, so that it takes a single round trip. The locks aren't acquired
+        in the statement itself, because it wouldn't see commits from the time of the wait.
         """
         if not locks and not self._is_pooled:
             return ""
@@ -111,16 +112,18 @@ class PostgresDriver:
             await self._idle.pop().close()
 
 
-# A batch that takes longer on the event loop is rolled back and repeated in the thread.
+# A batch that takes longer than this many seconds on the event loop is rolled back and repeated in
+# the thread.
 LOOP_SECONDS_MAX = 0.01
+# A batch with more calls than this runs in the thread from the start.
 LOOP_CALLS_MAX = 16
 
 
 class SqliteDriver:
-    """A single connection. Each batch is one transaction and one commit. A small batch runs on the
-    event loop, a large one in the connection's thread.
+    """Executes batches on a single connection, each in its own transaction. Small batches run on
+    the event loop, and large ones in the connection's thread.
 
-    A caller that relies on the commit awaits the database's `persist`.
+    Callers that rely on a commit must await the database's `persist`.
     """
 
     def __init__(self, database: Database) -> None:
@@ -128,12 +131,12 @@ class SqliteDriver:
         self._path = make_url(database.url).database or ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-queue")
         self._connection: sqlite3.Connection | None = None
-        self._in_thread: Future[Any] | None = None  # continues when its caller is cancelled
-        self._deadline = math.inf  # of the batch on the event loop
+        self._in_thread: Future[Any] | None = None  # Continues if its caller is cancelled.
+        self._deadline = math.inf  # The deadline of the batch on the event loop.
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, calls: int) -> T:
-        """Runs a batch that answers this many calls. `act` may be called twice: the first time is rolled back
-        if it takes too long.
+        """Runs a batch for this number of calls. `act` may be called twice, because the first
+        attempt is rolled back if it takes too long.
         """
         async with self._database.turn:
             result = await self._run(act, is_small=calls <= LOOP_CALLS_MAX)
@@ -147,7 +150,8 @@ class SqliteDriver:
             try:
                 return self._in_transaction(act, self._connection)
             except sqlite3.OperationalError as error:
-                is_busy = error.sqlite_errorcode == sqlite3.SQLITE_BUSY  # another process writes
+                # SQLITE_BUSY means that another process is writing.
+                is_busy = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
                 if not is_busy and not self._is_late():
                     raise
             finally:
@@ -159,7 +163,7 @@ class SqliteDriver:
         return time.perf_counter() > self._deadline
 
     def _run_patiently(self, act: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs in the thread, where it can wait for another process that writes."""
+        """Runs a batch in the thread, where it can wait while another process is writing."""
         if self._connection is None:
             self._connection = open_sqlite(self._path)
             self._connection.set_progress_handler(self._is_late, INSTRUCTIONS_BETWEEN_LOOKS)
@@ -176,7 +180,7 @@ class SqliteDriver:
         try:
             result = act(connection)
         except BaseException:
-            if connection.in_transaction:  # SQLite itself rolls back an interrupted write
+            if connection.in_transaction:  # SQLite has rolled back an interrupted write itself.
                 connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
@@ -194,13 +198,13 @@ class SqliteDriver:
 async def connect(
     dsn: str, session_settings: Mapping[str, str] = NOTHING, *, is_pooled: bool = False
 ) -> Any:
-    """Connects without SQLAlchemy. Settings are sent with SET, because poolers refuse most startup
-    parameters.
+    """Connects without SQLAlchemy. The settings are sent with SET, because poolers refuse most
+    startup parameters.
 
-    With `is_pooled`, no settings are sent at all, because the next transaction may get another
+    If `is_pooled` is set, no settings are sent, because the next transaction may use a different
     server connection.
     """
-    import asyncpg  # optional: only whoever uses PostgreSQL has it
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
     try:
         options = {"statement_cache_size": 0} if is_pooled else {}
@@ -214,8 +218,8 @@ async def connect(
 
 
 async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) -> None:
-    """Prepares a new connection. Closes it if that fails or is cancelled, because no caller has it
-    yet.
+    """Configures a new connection. If this fails or is cancelled, closes the connection, because no
+    caller has received it yet.
     """
     try:
         keep_alive(connection)
@@ -232,7 +236,7 @@ async def require_own_connections(database: Database, history: str) -> None:
     """Raises Refused if the database is behind a transaction pooler and no direct URL is set."""
     if database.is_sqlite or database.is_pooled:
         return
-    import asyncpg  # optional: only a control plane on PostgreSQL needs it
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
     with database.outages.watched():
         try:
@@ -242,17 +246,22 @@ async def require_own_connections(database: Database, history: str) -> None:
     if is_shared:
         setting = DIRECT_SETTINGS[history]
         raise Refused(
-            f"the {history} database is behind a pooler in transaction mode, and {setting} is not set",
-            hint=f"Set {setting} to the address of PostgreSQL itself: LISTEN and locks need it",
+            f"the {history} database is behind a pooler in transaction mode, "
+            f"but {setting} is not set",
+            hint=f"Set {setting} to the direct address of PostgreSQL for LISTEN and locks",
         )
 
 
-# On SQLite a statement costs no round trip.
+# Maximum number of rows that are inserted one by one on SQLite, where statements have no round
+# trip.
 ONE_BY_ONE_MAX = 64
+# Inserts of up to 16 rows use a statement of exactly this size. Larger ones are split, see
+# `_split_by_usual_sizes`.
 ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
-# Few, because each kind of request always sends the same statements together.
+# Maximum number of cached combinations of statements. A few are enough, because each kind of
+# request always combines the same statements.
 JOINED_KEPT_MAX = 200
-# Characters of a JSON value. Larger values take milliseconds to convert.
+# Size in characters above which the conversion of a JSON value takes milliseconds.
 PIECE_CHARACTERS_MAX = 64 * 1024
 Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile(r"\$(\d+)")
@@ -261,20 +270,20 @@ Convert = Callable[[Any], Any]
 
 class _Compiled(NamedTuple):
     text: str
-    names: Sequence[str]  # in the order of the placeholders in the text
-    constants: Mapping[str, Any]  # values that the builder has set
-    binds: Sequence[tuple[str, Convert]]  # conversions for values that the driver doesn't accept
+    names: Sequence[str]  # Parameter names in the order of the placeholders.
+    constants: Mapping[str, Any]  # Values that are part of the statement.
+    binds: Sequence[tuple[str, Convert]]  # Conversions for values that the driver doesn't accept.
     columns: Sequence[str]
-    # conversions for values that the driver returns in another type
+    # Conversions for values that the driver returns with another type.
     reads: Sequence[tuple[int, Convert]]
 
     async def bound(self, values: Values) -> list[Any]:
-        given = {**self.constants, **values}
+        parameters = {**self.constants, **values}
         for name, convert in self.binds:
-            given[name] = convert(given[name])
-            if is_large_text(given[name]):
+            parameters[name] = convert(parameters[name])
+            if is_large_text(parameters[name]):
                 await asyncio.sleep(0)
-        return [given[name] for name in self.names]
+        return [parameters[name] for name in self.names]
 
     async def read(self, rows: list[Any]) -> list[Sequence[Any]]:
         if not self.reads:
@@ -292,14 +301,12 @@ class _Compiled(NamedTuple):
 
 
 def is_large_text(value: Any) -> bool:
-    """Whether converting this JSON text takes so long that other tasks should run before the next
-    one.
-    """
+    """Checks whether a JSON text is so large that other tasks should run after its conversion."""
     return isinstance(value, str) and len(value) > PIECE_CHARACTERS_MAX
 
 
 class PreparedStatement:
-    """A statement with a fixed text, compiled once for each database."""
+    """A statement with a constant text, which is compiled once per kind of database."""
 
     def __init__(self, build: Callable[[Tx], Any], *, columns: Iterable[str] | None = None) -> None:
         self._build = build
@@ -307,13 +314,13 @@ class PreparedStatement:
         self._compiled: dict[str, _Compiled] = {}
 
     async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
-        """Returns all rows, with values in the order of the columns."""
+        """Executes the statement and returns all rows as sequences in the order of the columns."""
         compiled = self.compiled(tx)
         rows = await _send(tx, compiled.text, await compiled.bound(values))
         return await compiled.read(rows)
 
     async def rows(self, tx: Tx, values: Values = NOTHING) -> list[dict[str, Any]]:
-        """Returns all rows as dicts by column name."""
+        """Executes the statement and returns all rows as dicts by column name."""
         columns = self.compiled(tx).columns
         return [dict(zip(columns, row, strict=True)) for row in await self.tuples(tx, values)]
 
@@ -323,14 +330,14 @@ class PreparedStatement:
 
     def compiled(self, tx: Tx) -> _Compiled:
         name = tx.dialect.name
-        found = self._compiled.get(name)
-        if found is None:
-            found = self._compiled[name] = _compile(self._build(tx), tx.dialect, self._columns)
-        return found
+        compiled = self._compiled.get(name)
+        if compiled is None:
+            compiled = self._compiled[name] = _compile(self._build(tx), tx.dialect, self._columns)
+        return compiled
 
 
 class PreparedInsert(PreparedStatement):
-    """`INSERT … ON CONFLICT DO NOTHING RETURNING`, of one row or several."""
+    """A statement `INSERT … ON CONFLICT DO NOTHING RETURNING …` for any number of rows."""
 
     def __init__(
         self, table: Table, columns: Iterable[str], *, returning: Sequence[Column[Any]]
@@ -338,44 +345,43 @@ class PreparedInsert(PreparedStatement):
         super().__init__(lambda tx: insert_if_new(tx, table).returning(*returning), columns=columns)
 
     async def add(self, tx: Tx, new: Sequence[Values]) -> list[dict[str, Any]]:
-        """Inserts the rows and returns the chosen columns of those that are new."""
+        """Inserts rows. Returns the columns in `returning` of the rows that are new."""
         if len(new) == 1 or (is_sqlite(tx) and len(new) <= ONE_BY_ONE_MAX):
-            return [row for each in new for row in await self.rows(tx, each)]
-        found: list[dict[str, Any]] = []
+            return [row for values in new for row in await self.rows(tx, values)]
+        inserted: list[dict[str, Any]] = []
         for part in _split_by_usual_sizes(new):
-            added = await tx.execute(self._build(tx), [dict(each) for each in part])
-            found += [dict(row._mapping) for row in added]
-        return found
+            added = await tx.execute(self._build(tx), [dict(values) for values in part])
+            inserted += [dict(row._mapping) for row in added]
+        return inserted
 
 
 def _split_by_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
-    """Splits rows into parts of up to 16, or of 32, 64 or 128 rows.
+    """Splits rows into parts of 128, 64, 32 or 16 rows, and a last part of up to 16 rows.
 
-    Each size is another text, and connections keep what they have prepared. That of 900 rows has
-    30,000 parameters.
+    Each size needs its own statement, and connections cache their prepared statements. A statement
+    for 900 rows would have 30,000 parameters.
     """
     start = 0
-    while left := len(new) - start:
-        size = left if left <= ANY_SIZE_MAX else min(1 << left.bit_length() - 1, ROWS_AT_ONCE_MAX)
+    while rest := len(new) - start:
+        size = rest if rest <= ANY_SIZE_MAX else min(1 << rest.bit_length() - 1, ROWS_AT_ONCE_MAX)
         yield new[start : start + size]
         start += size
 
 
 class PreparedForIds(PreparedStatement):
-    """A statement for rows by several ids: `build` gets the condition that a column has one of
-    them.
+    """A statement for rows with one of several ids. `build` receives the condition for the ids.
 
-    One round trip on PostgreSQL. On SQLite, where there is none, it is sent for each id, because a
-    list has no fixed text.
+    On PostgreSQL, it takes a single round trip. On SQLite, it is executed for each id, because a
+    statement for a list would have no constant text.
     """
 
     def __init__(self, column: Column[Any], build: Callable[[Tx, Any], Any]) -> None:
         super().__init__(lambda tx: build(tx, _is_one_of(tx, column)))
 
     async def of(self, tx: Tx, ids: Iterable[Any], values: Values = NOTHING) -> list[Any]:
-        """Returns the rows as dicts by column name, in no order."""
+        """Returns the rows as dicts by column name, in no particular order."""
         if is_sqlite(tx):
-            return [row for each in ids for row in await self.rows(tx, {**values, _IDS: each})]
+            return [row for row_id in ids for row in await self.rows(tx, {**values, _IDS: row_id})]
         return await self.rows(tx, {**values, _IDS: list(ids)})
 
 
@@ -383,7 +389,9 @@ _IDS = "of_ids"
 
 
 def in_parts(row: Sequence[Any], *columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Splits a row of several tables into a dict for each, by the names of their columns."""
+    """Splits a row of a join into one dict per table. `columns` contains each table's column
+    names.
+    """
     cells = iter(row)
     return [dict(zip(names, cells, strict=False)) for names in columns]
 
@@ -398,9 +406,10 @@ StatementCall: TypeAlias = tuple[PreparedStatement, Values]
 
 
 async def execute_together(tx: Tx, *calls: StatementCall) -> list[Sequence[Any]]:
-    """Executes writes that don't depend on each other; returns the rows of the last one.
+    """Executes independent writes, and returns the rows of the last one.
 
-    On PostgreSQL they are parts of one statement, and so none sees what another has written.
+    On PostgreSQL, they are combined into a single statement, so none of them sees the changes of
+    another.
     """
     if is_sqlite(tx):
         for statement, values in calls[:-1]:
@@ -425,34 +434,36 @@ def _renumber(text: str, offset: int) -> str:
 
 @lru_cache(maxsize=JOINED_KEPT_MAX)
 def _join_texts(*texts_and_offsets: tuple[str, int]) -> str:
-    """Joins texts to one statement; each comes with the number of placeholders before its own."""
+    """Joins SQL texts into a single statement. An offset is the number of placeholders in the
+    preceding texts.
+    """
     texts = [_renumber(text, offset) for text, offset in texts_and_offsets]
     if len(texts) == 1:
         return texts[0]
     parts = ", ".join(f"part{number} AS ({text})" for number, text in enumerate(texts))
-    return f"WITH {parts} SELECT * FROM part{len(texts) - 1}"  # noqa: S608 — texts of ours
+    return f"WITH {parts} SELECT * FROM part{len(texts) - 1}"  # noqa: S608 — only our own SQL
 
 
 def _compile(built: Any, dialect: Any, columns: list[str] | None) -> _Compiled:
     compiled = built.compile(dialect=dialect, column_keys=columns)
     if compiled.post_compile_params or compiled.insert_prefetch or compiled.update_prefetch:
-        raise TypeError(f"the text or the values of this are not fixed: {compiled}")
+        raise TypeError(f"this statement's text or values aren't constant: {compiled}")
     binds = compiled.binds
     returned = list(getattr(built, "exported_columns", ()))
     return _Compiled(
         text=str(compiled),
         names=list(compiled.positiontup),
-        constants={name: each.value for name, each in binds.items() if not each.required},
+        constants={name: bind.value for name, bind in binds.items() if not bind.required},
         binds=[
             (name, convert)
-            for name, each in binds.items()
-            if (convert := _bind(each.type, dialect)) is not None
+            for name, bind in binds.items()
+            if (convert := _bind(bind.type, dialect)) is not None
         ],
-        columns=[each.name for each in returned],
+        columns=[column.name for column in returned],
         reads=[
             (index, convert)
-            for index, each in enumerate(returned)
-            if (convert := _result(each.type, dialect)) is not None
+            for index, column in enumerate(returned)
+            if (convert := _result(column.type, dialect)) is not None
         ],
     )
 
@@ -472,8 +483,8 @@ def _result(kind: Any, dialect: Any) -> Convert | None:
 
 
 def _is_native(kind: Any, dialect: Any) -> bool:
-    """Whether the driver converts the type itself: PostgreSQL's does so for moments and floats, and
-    faster.
+    """Checks whether the driver converts the type itself. PostgreSQL's driver does this for times
+    and floats, and is faster.
     """
     return isinstance(kind, Moment | Float) and dialect.name != "sqlite"
 
@@ -488,7 +499,7 @@ async def _send(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
     except sqlite3.Error as error:
         raise to_sqlalchemy_error(error, text) from error
     except Exception as error:
-        # Class 23 of SQLSTATE: a constraint. Its callers know it by SQLAlchemy's name.
+        # SQLSTATE class 23 is a violated constraint. Callers expect SQLAlchemy's error.
         if str(getattr(error, "sqlstate", "")).startswith("23"):
             raise IntegrityError(text, None, error) from error
         raise

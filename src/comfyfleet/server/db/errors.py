@@ -1,5 +1,5 @@
-"""Classifies database errors (unreachable, value out of range, faulty statement), and determines
-their log level.
+"""Classifies database errors, for example as a lost connection or a value out of range, and
+determines their log level.
 """
 
 import logging
@@ -11,18 +11,19 @@ from comfyfleet.errors import FleetError, is_logged
 
 
 def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
-    """Wraps an error of sqlite3 as SQLAlchemy's Core does, because callers catch it by those names."""
+    """Wraps an error of sqlite3 in SQLAlchemy's error class, which callers catch."""
     return DBAPIError.instance(sql, None, error, sqlite3.Error)
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Whether the server is lost or shutting down, so that the statement itself is not at fault."""
-    import asyncpg  # optional: only whoever uses PostgreSQL has it
+    """Checks whether the error comes from a lost or closing server and not from the statement."""
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
-    away = (
+    lost = (
         asyncpg.PostgresConnectionError,
         asyncpg.InterfaceError,
-        # a statement that was sent after the server closed, before the driver noticed
+        # The statement was sent after the server had closed the connection, but before the driver
+        # noticed it.
         asyncpg.InternalClientError,
         asyncpg.AdminShutdownError,
         asyncpg.CannotConnectNowError,
@@ -30,22 +31,22 @@ def is_disconnect(error: BaseException) -> bool:
         asyncpg.TooManyConnectionsError,
     )
     # asyncpg also reports a value that doesn't fit its column as an interface error.
-    return isinstance(error, (*away, OSError)) and not isinstance(error, asyncpg.DataError)
+    return isinstance(error, (*lost, OSError)) and not isinstance(error, asyncpg.DataError)
 
 
 def is_caused_by_disconnect(error: Exception) -> bool:
-    """Whether the error comes from a lost connection. SQLAlchemy wraps such errors twice and
-    recognizes few of them.
+    """Checks whether the error comes from a lost connection. SQLAlchemy wraps such errors twice,
+    and recognizes only a few of them.
     """
     driver = _postgres_error(error)
     is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
     is_lost = driver is not None and is_disconnect(driver)
-    return is_invalid or is_lost or _is_of_a_closed_driver(error)
+    return is_invalid or is_lost or _comes_from_closed_driver(error)
 
 
-def _is_of_a_closed_driver(error: Exception) -> bool:
-    """Whether asyncpg was interrupted in a call. Its connection then has no protocol any more,
-    which it doesn't check.
+def _comes_from_closed_driver(error: Exception) -> bool:
+    """Checks for an AttributeError that asyncpg raises if its connection was closed during a call.
+    It then uses its missing protocol object without a check.
     """
     if not isinstance(error, AttributeError) or error.obj is not None:
         return False
@@ -57,8 +58,8 @@ def _is_of_a_closed_driver(error: Exception) -> bool:
 
 
 def is_caused_by_bad_value(error: Exception) -> bool:
-    """Whether a value doesn't fit its column, such as a number that is too large or a string with a
-    NUL character.
+    """Checks whether a value doesn't fit its column, for example because a number is too large or a
+    string contains a NUL character.
     """
     driver = _postgres_error(error)
     if driver is None:
@@ -71,8 +72,8 @@ def is_caused_by_bad_value(error: Exception) -> bool:
         asyncpg.UntranslatableCharacterError,
         asyncpg.StringDataRightTruncationError,
     )
-    # The error was raised before sending. A value of the wrong type is our own bug, and is not
-    # hidden.
+    # The driver refused the value before sending it. A value of the wrong type is a bug, so it
+    # isn't reported as a bad value.
     is_refused = isinstance(driver.__cause__, OverflowError | UnicodeEncodeError)
     return isinstance(driver, misfits) or (isinstance(driver, asyncpg.DataError) and is_refused)
 
@@ -88,8 +89,8 @@ def is_caused_by_full_disk(error: Exception) -> bool:
 
 
 def _postgres_error(error: Exception) -> BaseException | None:
-    """Returns the driver's own error, wrapped or not, because some statements are sent without
-    SQLAlchemy.
+    """Returns asyncpg's own error, or None for other errors. SQLAlchemy wraps it, but some
+    statements are sent without SQLAlchemy.
     """
     driver: BaseException | None = error
     if isinstance(error, DBAPIError):
@@ -98,7 +99,7 @@ def _postgres_error(error: Exception) -> BaseException | None:
 
 
 def log_level_of(error: FleetError) -> int:
-    """Returns the log level for consequences of an error. It is DEBUG if the outage is logged
-    already, because they would flood the log.
+    """Returns the log level for the consequences of an error. It is DEBUG if the outage itself was
+    already logged, because its many consequences would flood the log.
     """
     return logging.DEBUG if is_logged(error) else logging.WARNING

@@ -1,7 +1,8 @@
-"""Detects a PostgreSQL server that no longer responds, for example because a network drops packets.
+"""Detects a PostgreSQL server that no longer responds, for example because the network drops
+packets.
 
-Without this check, a statement on such a connection waits until TCP gives up, which takes a quarter
-of an hour.
+Without this check, a statement on such a connection would wait until TCP gives up after about 15
+minutes.
 """
 
 import asyncio
@@ -13,11 +14,12 @@ from typing import Any
 
 from comfyfleet.errors import Unavailable
 
-SILENT = "the database doesn't answer"
+SILENT = "the database doesn't respond"
 # TCP settings that close a connection whose packets aren't acknowledged.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-# The same for the server, whose own limit is two hours: a control plane whose machine is gone would keep its
-# locks for so long. The last one is for a control plane that hangs: no transaction of ours waits for anything else.
+# The corresponding settings of the server. With its default of two hours, the locks of a control
+# plane would remain that long after its machine was lost. The last setting is for a control plane
+# that hangs, because none of our transactions is idle for so long otherwise.
 SESSION_SETTINGS = (
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
     "SET idle_in_transaction_session_timeout = '5min'"
@@ -26,20 +28,20 @@ SESSION_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    # Seconds of use after which the server is checked.
+    # The server is checked if a connection has been in use for this many seconds.
     use_seconds: float = 5.0
-    # Seconds that connecting and one statement may take, even under load.
+    # Maximum seconds for a connection and a statement, even under load.
     answer_seconds: float = 10.0
     # Seconds between retries while the server doesn't respond.
     retry_seconds: float = 1.0
 
 
 class Liveness:
-    """Asks a server that keeps somebody waiting for an answer, by a new connection.
+    """Probes a slow database over a new connection to find out whether it still responds.
 
-    If it gives none, the connections in use are cut, so that nobody waits for them any longer, and
-    new calls are refused at once until it answers again. A slow statement of a server that answers is
-    left alone, however long it takes.
+    If it doesn't respond, all connections in use are closed, so that their callers stop waiting.
+    New calls fail immediately until the database responds again. If it responds, a slow statement
+    may take as long as it needs.
     """
 
     def __init__(
@@ -47,7 +49,8 @@ class Liveness:
     ) -> None:
         self._ask = ask
         self._limits = limits or LivenessLimits()
-        # The start of each use, and the driver's connection, which is None while it is opened.
+        # The start time and the driver's connection of each use. There is no connection yet while
+        # it is being opened.
         self._in_use: dict[int, tuple[float, Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -59,7 +62,7 @@ class Liveness:
             raise Unavailable(SILENT)
 
     def began(self, use: int, driver: Any) -> None:
-        """Records that a connection is in use, until `ended` is called with the same number."""
+        """Records that a connection is in use until `ended` is called with the same number."""
         self._in_use[use] = asyncio.get_running_loop().time(), driver
         if self._timer is None and self._asking is None:
             self._look_in(self._limits.use_seconds)
@@ -69,7 +72,7 @@ class Liveness:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Records that a connection is being opened, which has its own time limit."""
+        """Records that a connection is being opened."""
         use = object()
         self.began(id(use), None)
         try:
@@ -93,9 +96,9 @@ class Liveness:
             return
         loop = asyncio.get_running_loop()
         longest = min(since for since, _ in self._in_use.values())
-        left = longest + self._limits.use_seconds - loop.time()
-        if left > 0:
-            self._look_in(left)
+        wait_seconds = longest + self._limits.use_seconds - loop.time()
+        if wait_seconds > 0:
+            self._look_in(wait_seconds)
         else:
             self._asking = loop.create_task(self._ask_until_answered())
             self._asking.add_done_callback(self._answered)
@@ -109,8 +112,8 @@ class Liveness:
             await asyncio.sleep(self._limits.retry_seconds)
 
     async def _answers(self) -> bool:
-        """Whether the server responds. An error is a response as well, because callers receive it
-        without waiting.
+        """Checks whether the server responds in time. An error counts as a response, because
+        callers don't have to wait for it.
         """
         with contextlib.suppress(Exception):
             try:
@@ -127,25 +130,25 @@ class Liveness:
 
 
 async def ask_server(dsn: str) -> None:
-    """Connects and executes a statement."""
-    import asyncpg  # optional: only whoever uses PostgreSQL has it
+    """Probes a server by connecting to it and executing a statement."""
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute("SELECT 1")  # one message, so that any pooler supports it
+        await connection.execute("SELECT 1")  # A single message, which every pooler supports.
     finally:
         connection.terminate()
 
 
 def set_limits(connection: Any, _record: Any) -> None:
-    """Prepares a connection of the pool, so that neither end waits for a lost peer."""
+    """Configures a new connection so that both ends detect the loss of the other end."""
     keep_alive(connection.driver_connection)
     connection.run_async(lambda driver: driver.execute(SESSION_SETTINGS))
 
 
 def keep_alive(driver: Any) -> None:
-    """Lets the operating system detect a connection whose other end is lost although the server
-    itself responds, for example after a failover or when a firewall has dropped the connection.
+    """Makes the operating system detect a connection that was lost although the server responds,
+    for example after a failover or because a firewall has dropped the connection.
     """
     transport = getattr(driver, "_transport", None)
     end = transport and transport.get_extra_info("socket")
@@ -153,5 +156,5 @@ def keep_alive(driver: Any) -> None:
         return
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if number := getattr(socket, name, None):  # not every system supports all of them
+        if number := getattr(socket, name, None):  # Some systems don't support all options.
             end.setsockopt(socket.IPPROTO_TCP, number, value)

@@ -1,4 +1,4 @@
-"""SQL over all tables: a handful of grouped queries for metrics, sums by time, and the operators' search."""
+"""SQL for metrics, sums over time and the operators' search. It uses tables of all packages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from comfyfleet.server.db.tenant_tables import (
 READINGS_MAX = 5_000
 # Rollup intervals in seconds for the 1-hour, 1-day and 1-week charts.
 MINUTE, QUARTER, TWO_HOURS = ROLLUP_STEPS = (60, 900, 7_200)
-# Runs that stayed with a model, or switched to it.
+# Prefix of the sums that count runs with the same model as the previous run and with another model.
 MODEL_RUNS = "model:"
 
 
@@ -48,7 +48,7 @@ class FleetRow(NamedTuple):
 
 
 class WorkersRow(NamedTuple):
-    """Workers of a fleet that are in the same state."""
+    """The number of a fleet's workers in the same state."""
 
     fleet_id: int
     is_approved: bool
@@ -56,7 +56,7 @@ class WorkersRow(NamedTuple):
     is_busy: bool
     is_offline: bool
     workers: int
-    slots: int  # number of jobs that they can run in parallel
+    slots: int  # Number of jobs that these workers can run in parallel.
 
 
 class EndedCountRow(NamedTuple):
@@ -64,9 +64,9 @@ class EndedCountRow(NamedTuple):
     stage: str
     status: str
     jobs: int
-    timed: int  # number of jobs with a known duration
+    timed: int  # Number of jobs with a known duration.
     seconds: float
-    at_most: tuple[int, ...]  # jobs up to the upper bound of each bucket
+    at_most: tuple[int, ...]  # For each bucket, the number of jobs up to its upper bound.
 
 
 async def workflow_slugs(tx: Tx) -> dict[int, str]:
@@ -80,15 +80,15 @@ async def all_fleets(tx: Tx) -> list[FleetRow]:
 
 
 async def assignments(tx: Tx) -> list[tuple[int, int]]:
-    """Returns pairs of (fleet, workflow)."""
+    """Returns the ids of all assigned pairs of fleet and workflow."""
     query = select(workflow_fleets.c.fleet_id, workflow_fleets.c.workflow_id)
     return [(row.fleet_id, row.workflow_id) for row in await tx.execute(query)]
 
 
 async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersRow]:
-    """Counts workers by state in the database, so that few rows are returned for many workers."""
+    """Counts workers by state. The database does the counting, so that few rows are returned."""
     w = workers.c
-    # A polling worker's report may be a minute old, but its leases are current.
+    # Uses the leases, because a polling worker's last report may be a minute old.
     has_lease = exists().where(text(LEASED), dispatches.c.worker_id == w.worker_id)
     # A worker whose ComfyUI is down can't run jobs, so it counts as offline.
     is_unusable = or_(w.last_seen_at < offline_before, w.backend_problem.is_not(None))
@@ -107,7 +107,7 @@ async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersR
 async def ended_counts(
     tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
 ) -> list[EndedCountRow]:
-    """Counts jobs that ended in a period, by workflow, stage and outcome, using an index."""
+    """Counts the jobs that ended in a period by workflow, stage and outcome."""
     d = dispatches.c
     counted = [func.sum(case((d.duration_seconds <= most, 1), else_=0)) for most in buckets]
     query = (
@@ -128,7 +128,9 @@ async def ended_counts(
 
 
 class EndedJobsRow(NamedTuple):
-    """Jobs with the same outcome and the same wait and run buckets. -1 means unknown."""
+    """The number of jobs with the same outcome and in the same buckets for waiting and running. A
+    bucket of -1 means that the time is unknown.
+    """
 
     workflow_id: int
     status: str
@@ -141,14 +143,14 @@ class EndedJobsRow(NamedTuple):
 async def first_ended(tx: Tx, *, after: datetime, until: datetime) -> datetime | None:
     d = dispatches.c
     query = select(d.ended_at).where(text(IS_ENDED), d.ended_at > after, d.ended_at <= until)
-    found: datetime | None = await tx.scalar(query.order_by(d.ended_at).limit(1))
-    return found
+    ended_at: datetime | None = await tx.scalar(query.order_by(d.ended_at).limit(1))
+    return ended_at
 
 
 async def is_any_active(tx: Tx) -> bool:
     """Checks whether any job is queued or leased.
 
-    The order matches the indexes. Otherwise the database might read the whole table.
+    The order matches the indexes. Without it, the database might read the whole table.
     """
     d = dispatches.c
     for part, first in ((QUEUED, d.tenant_id), (LEASED, d.lease_expires_at)):
@@ -160,7 +162,9 @@ async def is_any_active(tx: Tx) -> bool:
 async def ended_jobs(
     tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
 ) -> list[EndedJobsRow]:
-    """Counts jobs that ended in a period, by their wait for the last worker and their run time."""
+    """Counts the jobs that ended in a period by the wait for their last worker and their run
+    time.
+    """
     d = dispatches.c
     begun = func.coalesce(d.started_at, d.leased_at, type_=Moment)
     waited = _bucket(seconds_between(tx, d.queued_at, begun), buckets).label("waited")
@@ -181,9 +185,9 @@ async def ended_jobs(
 
 
 def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElement[int]:
-    """Returns the number of the first bucket that the value fits into.
+    """Returns an expression for the first bucket into which a value fits.
 
-    Values are literals, because GROUP BY needs exactly the same expression.
+    The bounds are literals, because GROUP BY requires exactly the same expression.
     """
     fitting: list[Any] = [
         (value <= literal_column(str(most)), literal_column(str(number)))
@@ -194,7 +198,7 @@ def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElemen
 
 
 async def mean_gpu_percent(tx: Tx, *, after: datetime, until: datetime) -> float | None:
-    """Returns the mean GPU load that workers reported, or None if no worker reported it."""
+    """Returns the mean GPU load that workers reported, or None if no worker has reported it."""
     r = worker_readings.c
     load = r.reading["gpu_load_percent"].as_float()
     some = select(load.label("load")).where(r.at > after, r.at <= until).limit(READINGS_MAX)
@@ -205,9 +209,9 @@ async def mean_gpu_percent(tx: Tx, *, after: datetime, until: datetime) -> float
 async def add_sums(
     tx: Tx, at: datetime, sums: Mapping[str, float], *, steps: Sequence[int]
 ) -> None:
-    """Adds sums to the steps that contain this moment.
+    """Adds sums to the time steps that contain `at`.
 
-    Rows are written in a fixed order, so that control planes can't deadlock.
+    The rows are written in a fixed order, so that control planes can't deadlock.
     """
     rows = [
         {"step_seconds": step, "at": step_start(at, step), "name": name, "value": sums[name]}
@@ -228,14 +232,14 @@ def step_start(at: datetime, step_seconds: int) -> datetime:
 async def read_sums(
     tx: Tx, step_seconds: int, *, since: datetime
 ) -> dict[datetime, dict[str, float]]:
-    """Returns the sums by the start of their step."""
+    """Returns the sums by the start of their time step and by name."""
     query = select(rollups.c.at, rollups.c.name, rollups.c.value).where(
         rollups.c.step_seconds == step_seconds, rollups.c.at >= since
     )
-    found: dict[datetime, dict[str, float]] = {}
+    sums: dict[datetime, dict[str, float]] = {}
     for at, name, value in await tx.execute(query):
-        found.setdefault(at, {})[name] = value
-    return found
+        sums.setdefault(at, {})[name] = value
+    return sums
 
 
 async def delete_sums(tx: Tx, step_seconds: int, *, before: datetime) -> None:
@@ -263,13 +267,14 @@ async def tokens_used(tx: Tx, *, after: datetime, until: datetime) -> int:
     return int(await tx.scalar(query) or 0)
 
 
-# Conditions in a tenant pool. They repeat the indexes' conditions exactly, as SQLite requires.
+# Conditions for tables of a tenant pool. They match the conditions of the indexes literally,
+# because SQLite wouldn't use the indexes otherwise.
 GOING_ON = text("status IN ('pending', 'running', 'waiting_for_user')")
 ACTIVE = text("status IN ('queued', 'processing')")
 
 
 async def active_graph_runs(tx: Tx) -> dict[str, int]:
-    """Counts graph runs that have not ended, by status."""
+    """Counts active graph runs by status."""
     query = select(graph_runs.c.status, func.count()).where(GOING_ON)
     return _counted(await tx.execute(query.group_by(graph_runs.c.status)))
 
@@ -280,7 +285,7 @@ async def pipeline_runs_by_status(tx: Tx) -> dict[str, int]:
 
 
 async def jobs_of_runs(tx: Tx) -> dict[tuple[str, str], int]:
-    """Counts jobs that have not ended, by (kind of run, status)."""
+    """Counts the active jobs of runs by kind of run and status."""
     query = (
         select(ai_jobs.c.run_kind, ai_jobs.c.status, func.count())
         .where(ACTIVE, ai_jobs.c.run_kind.is_not(None))
@@ -294,7 +299,7 @@ def _counted(rows: Iterable[Any]) -> dict[str, int]:
 
 
 class IdSpan(NamedTuple):
-    """The range of ids with a common prefix, which an index can find."""
+    """The range of ids with a common prefix, which can be searched in an index."""
 
     first: UUID
     last: UUID
@@ -344,7 +349,7 @@ async def find_workflows(tx: Tx, text: str, *, limit: int) -> list[FoundRow]:
 
 
 async def find_jobs(tx: Tx, span: IdSpan, *, limit: int) -> list[FoundRow]:
-    """Finds a pool's jobs by a range of ids, using the index."""
+    """Finds a pool's jobs by a range of ids."""
     j = ai_jobs.c
     query = select(j.id, j.workflow_slug, j.status).where(j.id.between(*span)).order_by(j.id)
     return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
@@ -357,7 +362,7 @@ async def find_jobs_among(tx: Tx, job_ids: Sequence[UUID], *, limit: int) -> lis
 
 
 async def newest_users(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """Returns the tenant id and user id of the newest users."""
+    """Returns the tenant ids and user ids of the newest users."""
     query = select(users.c.tenant_id, users.c.id).order_by(users.c.created_at.desc())
     return [(row.tenant_id, row.id) for row in await tx.execute(query.limit(limit))]
 

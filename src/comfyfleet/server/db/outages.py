@@ -1,8 +1,7 @@
-"""Recognizes an outage of a database, and logs its start and its end once each.
+"""Recognizes outages of a database, and logs only the start and the end of each outage.
 
-Everything that uses a database raises Unavailable during an outage. The error carries a note that
-the outage is logged, so that sweeps, relays, streams and requests log their own failures at DEBUG
-only.
+During an outage, each use of the database raises Unavailable. A note on the error marks the outage
+as logged, so that sweeps, relays, streams and requests log their own failures only at DEBUG.
 """
 
 import asyncio
@@ -15,16 +14,17 @@ from comfyfleet.errors import LOGGED, FleetError, StoreFull, Unavailable, is_ful
 from comfyfleet.server.db.errors import is_caused_by_disconnect, log_level_of
 
 outage_logger = logging.getLogger("comfyfleet.server.db.database")
-# An outage is over after this many seconds without a lost connection. After a restart, connections that were lost
-# during the outage are still found one by one while new ones already work.
+# An outage is over after this many seconds without a lost connection. After a restart of the
+# database, new connections work immediately, while connections that were lost during the outage are
+# still being detected one by one.
 SETTLE_SECONDS = 3.0
 
 
 class OutageLog:
-    """Logs the start and the end of an outage of one database, once each."""
+    """Logs a single line for the start and for the end of each outage of a database."""
 
     def __init__(self, name: str, settle_seconds: float = SETTLE_SECONDS) -> None:
-        self.part = ""  # which of our databases this is, as named in `Unavailable`
+        self.part = ""  # The name of this database in `Unavailable` errors.
         self._name = name
         self._settle_seconds = settle_seconds
         self._is_away = False
@@ -38,17 +38,17 @@ class OutageLog:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last call failed. False as soon as the database responds again."""
+        """Checks whether the last call failed. Returns False as soon as the database responds."""
         return self._is_away and self._ending is None
 
     @property
     def seconds_away(self) -> float:
-        """Returns how long the current outage has lasted in seconds, or 0 if there is none."""
+        """Returns the duration of the current outage in seconds, or 0 without an outage."""
         return time.monotonic() - self._away_since if self._is_away else 0.0
 
     @property
     def has_ended(self) -> bool:
-        """Whether an outage has ended since the last `forget_end`."""
+        """Checks whether an outage has ended since the last call of `forget_end`."""
         return self._has_ended
 
     def forget_end(self) -> None:
@@ -64,7 +64,9 @@ class OutageLog:
         self.note_success()
 
     def note_loss(self, error: Unavailable) -> None:
-        """Logs the outage, unless the error came from another database inside a transaction here."""
+        """Logs an outage. Ignores errors that are already logged, because another database caused
+        them inside a transaction of this one.
+        """
         if is_logged(error):
             return
         error.add_note(LOGGED)
@@ -72,7 +74,7 @@ class OutageLog:
         self._keep_open()
         if not self._is_away:
             self._is_away, self._away_since = True, time.monotonic()
-            outage_logger.warning("%s is away: %s", self._label, error.message)
+            outage_logger.warning("%s is unavailable: %s", self._label, error.message)
 
     def note_success(self) -> None:
         if self._is_away and self._ending is None:
@@ -91,19 +93,19 @@ class OutageLog:
     def _end(self) -> None:
         self._keep_open()
         self._is_away, self._has_ended = False, True
-        outage_logger.warning("%s is back", self._label)
+        outage_logger.warning("%s is available again", self._label)
 
 
 def as_unavailable(error: BaseException) -> Unavailable | None:
-    """Returns the Unavailable behind an error, such as a lost connection or a full disk, even
-    inside a group. Returns None for any other error.
+    """Converts errors such as a lost connection or a full disk to Unavailable, even if they are in
+    an exception group. Returns None for other errors.
     """
     if isinstance(error, Unavailable):
         return error
     if is_full_disk(error):
         return StoreFull(f"a disk of this control plane is full: {error}")
     if isinstance(error, BaseExceptionGroup):
-        causes = [as_unavailable(each) for each in error.exceptions]
+        causes = [as_unavailable(inner) for inner in error.exceptions]
         return causes[0] if all(causes) else None
     if isinstance(error, Exception) and is_caused_by_disconnect(error):
         return Unavailable(f"the connection to the database was lost: {error}")
@@ -112,7 +114,7 @@ def as_unavailable(error: BaseException) -> Unavailable | None:
 
 @contextmanager
 def lost_as_unavailable() -> Iterator[None]:
-    """Raises Unavailable for any error of a lost connection, for code that uses the driver without a pool."""
+    """Converts errors of lost connections to Unavailable. For code that uses a driver directly."""
     try:
         yield
     except Exception as error:
@@ -134,9 +136,10 @@ def errors_logged(what: str) -> Iterator[None]:
 def log_failure(
     logger: logging.Logger, error: BaseException, message: str, *values: object
 ) -> None:
-    """Logs why a piece of background work failed that is repeated later.
+    """Logs the failure of background work that will be retried.
 
-    An outage that is logged already adds nothing, another expected error adds one line, and a bug a traceback.
+    Failures because of a logged outage are logged at DEBUG only, other expected errors with one
+    line, and bugs with a traceback.
     """
     known = error if isinstance(error, FleetError) else as_unavailable(error)
     if known is None:

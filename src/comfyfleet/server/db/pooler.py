@@ -1,7 +1,9 @@
-"""PostgreSQL behind a pooler such as PgBouncer, which may give each transaction another server connection.
+"""Supports PostgreSQL behind a transaction pooler such as PgBouncer, which may use a different
+server connection for each transaction.
 
-Named prepared statements and session settings belong to a server connection, so none are used there. An unnamed
-statement is parsed and executed in two messages, so each statement runs inside a transaction.
+Named prepared statements and session settings belong to a server connection, so they aren't used
+with a pooler. An unnamed statement is parsed and executed in two messages. Therefore, each
+statement runs inside a transaction.
 """
 
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 from comfyfleet.server.db.liveness import keep_alive
 
 BEGIN_SECONDS_MAX = 10.0
-# Ways to find out that two of our connections share a server connection. Others may use the pooler meanwhile.
+# Maximum attempts to find out whether two connections share a server connection. An attempt may
+# fail because other clients use the pooler at the same time.
 TRIES_MAX = 5
 
 
 def pooled_arguments() -> dict[str, Any]:
-    """Returns arguments of SQLAlchemy's asyncpg dialect for connections through a transaction pooler."""
+    """Returns the arguments for SQLAlchemy's asyncpg dialect to connect through a pooler."""
     return {
         "statement_cache_size": 0,
         "prepared_statement_cache_size": 0,
@@ -24,8 +27,10 @@ def pooled_arguments() -> dict[str, Any]:
 
 
 async def _connect_in_transaction(*arguments: Any, **options: Any) -> Any:
-    """SQLAlchemy asks for some types when it has connected: `end_setup` ends the transaction around that."""
-    import asyncpg  # optional: only whoever uses PostgreSQL has it
+    """Connects and begins a transaction, in which SQLAlchemy queries some types. `end_setup` ends
+    the transaction afterwards.
+    """
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
     connection = await asyncpg.connect(*arguments, **options)
     try:
@@ -48,12 +53,14 @@ DIRECT_SETTINGS = {
 
 
 async def shares_connections(dsn: str) -> bool:
-    """Whether a pooler gives server connections to transactions instead of sessions.
+    """Checks whether the database is behind a pooler that assigns server connections to
+    transactions and not to sessions.
 
-    A pooler tells its clients a process number of its own. With two connections to it, the second one gets the
-    server connection that the first one has just used, unless the first one keeps it for its session.
+    A pooler reports its own process number to its clients. If it assigns connections to
+    transactions, a second client connection gets the server connection that the first one has just
+    used.
     """
-    import asyncpg  # optional: only whoever uses PostgreSQL has it
+    import asyncpg  # An optional dependency, which is only installed for PostgreSQL.
 
     first = await asyncpg.connect(dsn, timeout=BEGIN_SECONDS_MAX, statement_cache_size=0)
     try:
@@ -72,6 +79,8 @@ async def shares_connections(dsn: str) -> bool:
 
 
 async def _server_process(connection: Any) -> int:
-    """Returns the server's process. In a transaction, so that it is one process that parses and executes."""
+    """Returns the process number of the server connection. It runs in a transaction, so that the
+    same process parses and executes the statement.
+    """
     async with connection.transaction():
         return int(await connection.fetchval("SELECT pg_backend_pid()", timeout=BEGIN_SECONDS_MAX))

@@ -1,4 +1,6 @@
-"""Upgrades a database to the newest schema, and checks that it has it. Two histories: central and tenant."""
+"""Upgrades databases to the newest schema, and checks their schema. The central database and the
+tenant pools have separate migration histories.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -15,12 +17,15 @@ from comfyfleet.server.db.dialect import is_sqlite
 
 History: TypeAlias = Literal["central", "tenant"]
 MIGRATIONS_FOLDER = Path(__file__).parent / "migrations"
-# Held while a PostgreSQL schema is changed: two control planes may start at the same moment.
+# The advisory lock for changes of a PostgreSQL schema, because two control planes may start
+# concurrently.
 UPGRADE_LOCK = 0x636F6D66
 
 
 async def upgrade_schema(database: Database, history: History) -> None:
-    """Upgrades to the newest schema; refuses a database whose revision this version doesn't know."""
+    """Upgrades to the newest schema. Raises Refused if this version doesn't know the database's
+    revision.
+    """
     async with database.transaction() as tx:
         if not is_sqlite(tx):
             await tx.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
@@ -28,18 +33,19 @@ async def upgrade_schema(database: Database, history: History) -> None:
 
 
 async def require_newest_schema(database: Database, history: History) -> None:
-    """Raises if the schema is not the one that this version was written for."""
-    found, needed = await schema_revision(database, history), newest_revision(history)
-    _require_known(found, history)
-    if found != needed:
+    """Raises Refused unless the database has the newest schema."""
+    revision, needed = await schema_revision(database, history), newest_revision(history)
+    _require_known(revision, history)
+    if revision != needed:
         raise Refused(
-            f"the {history} database has schema {found or 'none'}, and this version needs {needed}",
+            f"the {history} database has schema {revision or 'none'}; "
+            f"this version requires {needed}",
             hint="comfyfleet db upgrade",
         )
 
 
 async def schema_revision(database: Database, history: History) -> str | None:
-    """Returns the revision of a database; None if it is still empty."""
+    """Returns the revision of a database, or None if the database is empty."""
     async with database.read() as tx:
         return await tx.run_sync(_revision, history)
 
@@ -50,17 +56,19 @@ def newest_revision(history: History) -> str:
 
 @cache
 def _revisions(history: History) -> tuple[str, ...]:
-    """Returns the revisions, newest first. Cached: readiness is checked every few seconds."""
+    """Returns the revisions, newest first. They are cached, because readiness checks need them
+    every few seconds.
+    """
     scripts = ScriptDirectory.from_config(_config(history)).walk_revisions()
     return tuple(script.revision for script in scripts)
 
 
-def _require_known(found: str | None, history: History) -> None:
-    if found is not None and found not in _revisions(history):
+def _require_known(revision: str | None, history: History) -> None:
+    if revision is not None and revision not in _revisions(history):
         raise Refused(
-            f"the {history} database was made by another version of comfyfleet: "
-            f"its schema {found} is unknown to this one",
-            hint="Run the version that made it, or begin with an empty database",
+            f"the {history} database was created by another version of comfyfleet; "
+            f"this version doesn't know its schema {revision}",
+            hint="Run the version that created it, or start with an empty database",
         )
 
 
@@ -72,8 +80,9 @@ def _upgrade(connection: Connection, history: History) -> None:
 
 
 def _revision(connection: Connection, history: History) -> str | None:
-    """Alembic's own function makes a new table object for each call. Readiness is checked every few seconds,
-    and the cache of compiled statements would keep hundreds of them."""
+    """Reads the revision. Alembic's own function isn't used, because it creates a new table object
+    for each call, and readiness checks would fill SQLAlchemy's statement cache with them.
+    """
     if not connection.dialect.has_table(connection, version_table(history)):
         return None
     revision: str | None = connection.execute(_select_revision(history)).scalar()
@@ -87,8 +96,8 @@ def _select_revision(history: History) -> Select[str]:
 
 
 def version_table(history: History) -> str:
-    """Returns the name of the version table; one for each history, as both may live in one
-    database.
+    """Returns the name of the version table. Each history has its own table, because both may be in
+    the same database.
     """
     return f"comfyfleet_{history}_version"
 

@@ -38,7 +38,7 @@ pipelines = Table(
     Column("name", String(200), nullable=False),
     Column("document", Document, nullable=False),  # as submitted, never changed
     Column("created_at", Moment, nullable=False),
-    Column("deleted_at", Moment),  # its runs are kept
+    Column("deleted_at", Moment),  # null unless deleted; the runs are kept
     Index(None, "tenant_id", "user_id", "created_at", "id"),
 )
 
@@ -54,9 +54,9 @@ pipeline_runs = Table(
     Column("base_candidates", Integer, nullable=False),
     Column("status", String(20), nullable=False),
     Column("pause_reason", String(50)),
-    Column("reason", String(50)),  # why the last look submitted nothing
-    Column("trouble", Text),  # the error of the last submit
-    Column("trouble_seconds", Integer),  # until a person must help; null if temporary
+    Column("reason", String(50)),  # why the last check submitted no jobs
+    Column("trouble", Text),  # error of the last submission
+    Column("trouble_seconds", Integer),  # time until a person must help; null if temporary
     Column("candidates_max", Integer),
     Column("tokens_max", BigInteger),
     Column("bytes_max", BigInteger),
@@ -64,8 +64,8 @@ pipeline_runs = Table(
     Column("until", Moment),
     Column("idempotency_key", String(200)),
     Column("request_hash", String(64), nullable=False),
-    Column("look_at", Moment),  # time of the next look; null means at the next event
-    Column("served_at", Moment),  # its last submit, so that runs take turns
+    Column("look_at", Moment),  # time of the next check; null means at the next event
+    Column("served_at", Moment),  # time of the last submission, so that runs take turns
     Column("alerted_at", Moment),
     Column("created_at", Moment, nullable=False),
     Column("changed_at", Moment, nullable=False),  # time of the last change in the run
@@ -85,15 +85,15 @@ pipeline_jobs = Table(
     Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
     Column("step", Integer, nullable=False),
     Column("parent_id", Uuid),
-    Column("number", Integer, nullable=False),  # within its step and parent
+    Column("number", Integer, nullable=False),  # position within the step and parent
     Column("seed", String(20)),  # a number up to 2**64, which no integer column holds
     Column("status", String(20), nullable=False),
-    Column("tokens", BigInteger, nullable=False),  # reserved or consumed; 0 once refunded
+    Column("tokens", BigInteger, nullable=False),  # reserved or consumed; 0 after a refund
     Column("timeout_seconds", Integer, nullable=False),
     Column("error", Text),
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
-    # A judge job scores the candidate parent_id instead of creating children of it.
+    # A judge job scores the candidate parent_id instead of creating its children.
     Column("is_judge", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(
         "status IN ('in_flight', 'done', 'failed', 'retried', 'cancelled')", name="status"
@@ -113,7 +113,7 @@ pipeline_candidates = Table(
     Column("parent_id", Uuid),
     Column("job_id", Uuid, nullable=False),
     Column("output_index", Integer, nullable=False),
-    Column("file_id", Uuid),  # null after retention has deleted it
+    Column("file_id", Uuid),  # null after the file's retention period
     Column("path", Text, nullable=False),  # path in listings and exports
     Column("mime_type", String(200), nullable=False),
     Column("size", BigInteger, nullable=False),
@@ -123,10 +123,10 @@ pipeline_candidates = Table(
     Column("status", String(20), nullable=False),
     Column("child_count", Integer, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("text", Text),  # text output of its job, with or without a file
-    Column("judged_by", String(20)),  # a judge or a person; null if not judged
+    Column("text", Text),  # text output of the job, with or without a file
+    Column("judged_by", String(20)),  # judge or person; null if not judged
     Column("judge_score", Double),
-    Column("judge_error", Text),  # why the judge gave it no score
+    Column("judge_error", Text),  # why the judge returned no score
     UniqueConstraint("job_id", "output_index"),
     UniqueConstraint("run_id", "path"),
     CheckConstraint("status IN ('active', 'approved', 'rejected', 'winner')", name="status"),
@@ -209,7 +209,7 @@ ai_jobs = Table(
     Column("model_key", String(300)),
     Column("model_set", String(64)),
     Column("status", String(20), nullable=False),
-    Column("prompt", Document, nullable=False),  # as sent, except for the names of assets
+    Column("prompt", Document, nullable=False),  # as sent to the backend, except for asset names
     Column("properties", Json, nullable=False),
     Column("assets", Json, nullable=False),
     Column("output_node_id", String(200)),
@@ -232,16 +232,16 @@ ai_jobs = Table(
     Column("video_id", Uuid),  # the media that the job processes
     Column("batch_id", Uuid),
     Column("batch_position", Integer),
-    Column("run_kind", String(20)),  # kind of the run it belongs to: graph or pipeline
+    Column("run_kind", String(20)),  # kind of the run that started the job: graph or pipeline
     Column("run_id", Uuid),
-    # Its batch or run has enough jobs in the queue, so this one isn't in the queue yet.
+    # True if the job isn't in the queue yet, because its batch or run has enough jobs there.
     Column("is_held", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(
         "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
     ),
-    # The prompt of a job is removed a long time after its end. The rest of the row is kept.
+    # A job's prompt is removed a long time after the job has ended. The rest of the row is kept.
     Column("prompt_removed_at", Moment),
-    # The number, client, extra data and outputs of a prompt that came through the gateway.
+    # The number, client, extra data and outputs of a prompt that was submitted to the gateway.
     Column("gateway", Document),
     Column("hidden_at", Moment),  # when its client removed it from the history
     # A hash of the workflow, prompt and input files, for a job whose result may be reused.
@@ -310,7 +310,7 @@ job_attempts = Table(
     Column("attempt", Integer, nullable=False),
     Column("worker_id", String(200), nullable=False),
     Column("started_at", Moment, nullable=False),
-    # Values that the worker added to the prompt before sending it; null once the prompt is removed.
+    # Values that the worker added to the prompt before sending it. Null after the prompt's removal.
     Column("filled_in", Document),
 )
 
@@ -326,14 +326,14 @@ run_events = Table(
     Column("client_id", String(200)),
     Column("prompt_id", String(100), nullable=False),  # the id that the client uses
     Column("events", Document, nullable=False),
-    Column("record", Document),  # with the last events: status, outputs and meta of the history
+    Column("record", Document),  # status, outputs and meta for the history; in the last row only
     Column("created_at", Moment, nullable=False),
-    # The worker's report number. Null if the worker doesn't number reports or we wrote the row.
+    # The worker's report number. Null if it doesn't number reports or the control plane wrote this.
     Column("report", BigInteger),
     Column("has_start", Boolean, nullable=False, server_default=text("false")),
     Column("has_end", Boolean, nullable=False, server_default=text("false")),
-    # The id of the row that started this attempt of the prompt, or 0 in that row itself. Null means
-    # that sockets show the row immediately instead of one prompt after another.
+    # The id of the row with which this attempt of the prompt started, or 0 in that row itself. Null
+    # means that sockets show the row immediately, and not one prompt after another.
     Column("start_id", BigInteger),
     Index(None, "job_id", "id"),
     Index(None, "tenant_id", "user_id", "id"),
@@ -374,10 +374,10 @@ gateway_files = Table(
     tenant_metadata,
     Column("tenant_id", Uuid, primary_key=True),
     Column("user_id", Uuid, primary_key=True),
-    Column("folder", String(10), primary_key=True),  # input, output, temp; replaced
+    Column("folder", String(10), primary_key=True),  # input, output, temp or replaced
     Column("path", String(500), primary_key=True),  # including the subfolder
-    Column("file_id", Uuid),  # for an upload
-    Column("job_id", Uuid),  # for an output, which its job stores as `output`
+    Column("file_id", Uuid),  # set for an upload
+    Column("job_id", Uuid),  # set for an output, which the job stores as `output`
     Column("output", String(200)),
     Column("created_at", Moment, nullable=False),
     Index(None, "job_id"),
@@ -477,7 +477,7 @@ videos = Table(
     Column("kind", String(20), nullable=False),
     Column("original_file_id", Uuid),  # null after it has expired
     Column("processed_file_id", Uuid),
-    Column("job_id", Uuid),  # the latest
+    Column("job_id", Uuid),  # the latest job
     Column("active_job_id", Uuid),  # the latest job until it ends
     Column("processing_details", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
@@ -554,7 +554,7 @@ webhooks = Table(
     Column("events", Json, nullable=False),
     Column("is_active", Boolean, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("on_again_at", Moment),  # earlier failures no longer count
+    Column("on_again_at", Moment),  # time of reactivation; earlier failures don't count
     Index(None, "tenant_id", "user_id"),
 )
 
@@ -586,11 +586,11 @@ graphs = Table(
     tenant_metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, nullable=False),
-    Column("user_id", Uuid, nullable=False),  # its creator; all users of the tenant may run it
+    Column("user_id", Uuid, nullable=False),  # the creator; all users of the tenant can run it
     Column("name", String(200), nullable=False),
     Column("version", Integer, nullable=False),  # the newest version
     Column("created_at", Moment, nullable=False),
-    Column("deleted_at", Moment),  # its runs are kept
+    Column("deleted_at", Moment),  # null unless deleted; the runs are kept
     Index(None, "tenant_id", "created_at", "id"),
 )
 
@@ -623,9 +623,9 @@ graph_runs = Table(
     Column("created_at", Moment, nullable=False),
     Column("changed_at", Moment, nullable=False),
     Column("ended_at", Moment),
-    Column("deadline_at", Moment),  # when the run fails; null means no limit
+    Column("deadline_at", Moment),  # time at which the run fails; null means no deadline
     Column("paused_at", Moment),  # a paused run starts no jobs; null if not paused
-    Column("rerun_of", Uuid),  # the run whose results it reuses
+    Column("rerun_of", Uuid),  # the run whose results are reused
     Column("rerun", Document),  # the start node and the changes
     Column("cut", Document),  # where the last decision stopped if it was incomplete
     CheckConstraint(
@@ -669,7 +669,7 @@ triggers = Table(
     Column("timezone", String(64), nullable=False),
     Column("catch_up", Boolean, nullable=False),
     Column("tokens_per_day", BigInteger, nullable=False),
-    Column("max_tokens", BigInteger),  # limit for a run
+    Column("max_tokens", BigInteger),  # limit per run
     Column("is_paused", Boolean, nullable=False),
     Column("next_at", Moment),  # due time of a schedule; an update claims it
     Column("missed", Integer, nullable=False),
@@ -690,17 +690,17 @@ trigger_firings = Table(
     Column("tenant_id", Uuid, nullable=False),
     Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), nullable=False),
     Column("cause", String(20), nullable=False),
-    Column("planned_at", Moment),  # time by the schedule
+    Column("planned_at", Moment),  # time according to the schedule
     Column("day", String(10), nullable=False),  # day in the trigger's time zone, for the limit
     Column("status", String(20), nullable=False),
     Column("granted_tokens", BigInteger, nullable=False),
-    Column("inputs", Document),  # null after its end
+    Column("inputs", Document),  # null after the firing has ended
     Column("run_id", Uuid),
     Column("error_code", String(50)),
     Column("error", Text),
     Column("missed", Integer, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("not_before", Moment, nullable=False),  # when another process may continue it
+    Column("not_before", Moment, nullable=False),  # time after which any process may continue it
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
     CheckConstraint("status IN ('starting', 'started', 'refused', 'missed')", name="status"),
@@ -710,7 +710,7 @@ trigger_firings = Table(
     partial_index("trigger_firings_starting", "not_before", where="status = 'starting'"),
 )
 
-# Keys (id or signature) by which a repeated delivery to an incoming webhook is recognized.
+# Keys (ids or signatures) that identify repeated deliveries to an incoming webhook.
 trigger_delivery_keys = Table(
     "trigger_delivery_keys",
     tenant_metadata,
@@ -754,7 +754,7 @@ token_transactions = Table(
     ),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index(
-        "token_transactions_settled",  # either consumed or refunded, once
+        "token_transactions_settled",  # a job is either consumed or refunded, and only once
         "tenant_id",
         "job_id",
         where="type IN ('JOB_CONSUME', 'JOB_REFUND')",
@@ -764,7 +764,7 @@ token_transactions = Table(
 
 
 def _make_immutable(table: Table) -> None:
-    """Adds database triggers that refuse to change or delete rows."""
+    """Adds database triggers that prevent changes and deletions of rows."""
     name, says = table.name, f"rows of {table.name} are never changed"
     for act in ("UPDATE", "DELETE"):
         _after_create(

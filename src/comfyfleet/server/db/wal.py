@@ -1,8 +1,7 @@
-"""Makes SQLite commits durable. Commits that end at about the same time share one write to the
-disk.
+"""Makes SQLite commits durable. Commits at about the same time share a single sync of the disk.
 
-SQLite itself would wait for the disk in each commit, while it holds the lock that all other writers
-need.
+SQLite itself would sync the disk in each commit while it holds the write lock, for which all other
+writers would have to wait.
 """
 
 import asyncio
@@ -16,22 +15,23 @@ from contextlib import closing
 from comfyfleet.errors import Unavailable
 
 logger = logging.getLogger(__name__)
-# Milliseconds to wait for another writer before giving up.
+# Maximum milliseconds to wait for another writer.
 BUSY_MS = 30_000
 MEMORY = ("", ":memory:")
-# A commit writes about ten pages. SQLite itself would start a checkpoint after 1,000 pages.
+# Number of commits after which a checkpoint starts. A commit writes about ten pages, and SQLite's
+# default is a checkpoint after 1,000 pages.
 CHECKPOINT_COMMITS = 100
 
 
 def open_sqlite(path: str) -> sqlite3.Connection:
-    # We begin transactions with BEGIN IMMEDIATE, so the driver must not begin its own.
+    # Transactions begin with an explicit BEGIN IMMEDIATE, so the driver must not begin its own.
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-    # A write-ahead log is synced by WalSync, after the commit and without its lock.
+    # WalSync syncs the write-ahead log after the commit, when the write lock has been released.
     synchronous = "NORMAL" if mode == "wal" else "FULL"
     for pragma in (
         f"synchronous={synchronous}",
-        # WalSync starts checkpoints, because a commit that does so waits for the disk.
+        # WalSync runs the checkpoints, because a commit that runs one waits for the disk.
         "wal_autocheckpoint=0",
         "foreign_keys=ON",
         f"busy_timeout={BUSY_MS}",
@@ -41,7 +41,7 @@ def open_sqlite(path: str) -> sqlite3.Connection:
 
 
 def sync_file(path: str) -> None:
-    """Writes a file's contents to the disk. A missing file has nothing to write."""
+    """Syncs a file to the disk. Does nothing if the file doesn't exist."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -53,15 +53,15 @@ def sync_file(path: str) -> None:
 
 
 def checkpoint(path: str) -> None:
-    """Copies the log into the database, so that the next commit restarts the log."""
+    """Copies the write-ahead log into the database, so that the next commit restarts the log."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 class WalSync:
-    """Syncs the write-ahead log of one database, and copies it into the database from time to time.
+    """Syncs the write-ahead log of a database, and copies it into the database from time to time.
 
-    Writers hold `turn` while they write.
+    Writers hold the lock `turn` while they write.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class WalSync:
         self._log = "" if path in MEMORY else f"{path}-wal"
         self._turn = turn
         self._sync = sync
-        self._commits_left = CHECKPOINT_COMMITS  # until the next checkpoint
+        self._commits_left = CHECKPOINT_COMMITS  # Number of commits until the next checkpoint.
         self._checkpoint: asyncio.Task[None] | None = None
-        # Whether the next commit waits for the disk, because SQLite syncs the header of a restarted
-        # log.
+        # True if the next commit restarts the log. It waits for the disk, because SQLite syncs the
+        # header of the new log.
         self.starts_anew = True
-        self._is_dirty = False  # something was committed since the last sync began
-        self._waiting: asyncio.Future[None] | None = None  # for the sync that begins next
-        self._running: asyncio.Future[None] | None = None
+        self._is_dirty = False  # True if there was a commit since the last sync began.
+        self._waiting: asyncio.Future[None] | None = None  # The result of the next sync.
+        self._running: asyncio.Future[None] | None = None  # The result of the running sync.
         self._pump: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None  # for a sync that may begin later
+        self._timer: asyncio.TimerHandle | None = None  # Starts a delayed sync.
         self._thread: ThreadPoolExecutor | None = None
 
     def note_commit(self) -> None:
@@ -91,21 +91,21 @@ class WalSync:
             self._checkpoint = asyncio.create_task(self._run_checkpoint())
 
     async def _run_checkpoint(self) -> None:
-        """Runs a checkpoint while nobody writes, because a checkpoint with concurrent writes never
-        empties the log.
+        """Runs a checkpoint while no transaction is open. During concurrent writes, a checkpoint
+        would never empty the log.
         """
         try:
             async with self._turn:
                 self._commits_left, self.starts_anew = CHECKPOINT_COMMITS, True
                 await self._in_thread(checkpoint, self._path)
-        # for example a full disk; the log grows until the next checkpoint
+        # The disk may be full, for example. The log grows until the next checkpoint.
         except sqlite3.Error as error:
-            logger.warning("a checkpoint of %s failed: %s", self._path, error)
+            logger.warning("the checkpoint of %s failed: %s", self._path, error)
         finally:
             self._checkpoint = None
 
     def begin(self, within_seconds: float = 0.0) -> None:
-        """Begins to write committed changes to the disk. No caller waits for it."""
+        """Starts syncing the commits so far in the background, or after `within_seconds`."""
         if not self._is_dirty:
             return
         if not within_seconds:
@@ -119,9 +119,9 @@ class WalSync:
         self.begin()
 
     async def sync(self) -> None:
-        """Returns once everything that was committed before this call is on the disk.
+        """Waits until all commits before this call are on the disk.
 
-        Raises Unavailable if the disk reports an error. In that case, the commits may or may not
+        Raises Unavailable if the disk reports an error. It is then unknown whether the commits will
         survive a power failure.
         """
         if self._is_dirty:
@@ -147,7 +147,8 @@ class WalSync:
                 self._running.set_exception(
                     Unavailable(f"the database can't be written: {error.strerror or error}")
                 )
-                self._running.exception()  # marks it as retrieved: a cancelled caller never does
+                # Marks the exception as retrieved, because a cancelled caller never retrieves it.
+                self._running.exception()
             else:
                 self._running.set_result(None)
             self._running = None
@@ -155,7 +156,7 @@ class WalSync:
 
     async def _in_thread(self, act: Callable[[str], None], path: str) -> None:
         if self._thread is None:
-            # one thread for syncs, one for checkpoints
+            # One thread is for syncs, and one for checkpoints.
             self._thread = ThreadPoolExecutor(2, thread_name_prefix="comfyfleet-sync")
         await asyncio.get_running_loop().run_in_executor(self._thread, act, path)
 

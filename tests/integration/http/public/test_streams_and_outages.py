@@ -28,7 +28,7 @@ async def test_a_stream_that_loses_its_database_ends_without_a_traceback(
         assert [each async for each in until_unavailable(lines())] == ["retry: 1000\n\n"]
     await database.close()
     assert [each.exc_info for each in caplog.records] == [None]
-    assert "is away" in caplog.text
+    assert "is unavailable" in caplog.text
 
 
 async def test_an_error_after_the_reader_has_gone_is_not_logged(

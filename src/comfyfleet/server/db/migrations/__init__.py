@@ -1,4 +1,4 @@
-"""Scripts of Alembic, one folder for each kind of database.
+"""Alembic's migration scripts, with one folder for each kind of database.
 
 Internal: may change without notice.
 """

@@ -1,4 +1,4 @@
-"""Alembic's entry point for the central history; always called with a connection."""
+"""Alembic's entry point for migrations of the central database. It always gets a connection."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Alembic's entry point for the tenant history; always called with a connection."""
+"""Alembic's entry point for migrations of tenant pools. It always gets a connection."""
 
 from alembic import context
 

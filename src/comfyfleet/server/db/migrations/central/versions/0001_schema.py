@@ -1,4 +1,4 @@
-"""The first schema of a central database."""
+"""Creates the first schema of the central database."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# The tables as they are after this revision, which later ones change: not those of the code.
+# The tables in the state of this revision. The current tables in the code have changed since then.
 schema = MetaData(naming_convention=NAMING_CONVENTION)
 
 Table(

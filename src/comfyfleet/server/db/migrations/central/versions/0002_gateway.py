@@ -1,5 +1,5 @@
-"""What prompts may run on a fleet, what those of a tenant may use, what each worker's backend offers, and
-calls of routes of custom nodes."""
+"""Adds the rules for prompts of fleets and tenants, the facts about backends, and calls to routes
+of custom nodes."""
 
 import sqlalchemy as sa
 from alembic import op

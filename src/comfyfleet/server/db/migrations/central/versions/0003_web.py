@@ -1,4 +1,4 @@
-"""Sign-ins of browsers."""
+"""Adds browser sessions."""
 
 import sqlalchemy as sa
 from alembic import op

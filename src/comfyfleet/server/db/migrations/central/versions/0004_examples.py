@@ -1,4 +1,4 @@
-"""Tags and examples of effects, and the durations of their last runs."""
+"""Adds tags and examples of effects, and the durations of their recent runs."""
 
 import sqlalchemy as sa
 from alembic import op

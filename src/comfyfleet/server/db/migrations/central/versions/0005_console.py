@@ -1,4 +1,4 @@
-"""Sums of what happened, by time, for operators' plots."""
+"""Adds sums over time for the operators' charts."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Effects whose results may be taken again instead of run."""
+"""Adds the setting that an effect's results may be reused."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Why a worker's backend can't take jobs at the moment."""
+"""Adds the reason why a worker's backend currently can't run jobs."""
 
 import sqlalchemy as sa
 from alembic import op

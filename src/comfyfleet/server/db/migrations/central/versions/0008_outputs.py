@@ -1,4 +1,4 @@
-"""Terms of workflows: whether a result needs a file, and how its files are marked as made by AI."""
+"""Adds settings of workflows: whether a result must have a file, and how AI files are marked."""
 
 import sqlalchemy as sa
 from alembic import op

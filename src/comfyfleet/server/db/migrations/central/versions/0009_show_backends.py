@@ -1,4 +1,4 @@
-"""Whether a tenant's users see the names of machines."""
+"""Adds the setting whether a tenant's users see machine names."""
 
 import sqlalchemy as sa
 from alembic import op

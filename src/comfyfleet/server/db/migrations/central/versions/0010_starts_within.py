@@ -1,4 +1,4 @@
-"""How long the machines of a fleet take to start on demand."""
+"""Adds the time that a fleet's machines need to start on demand."""
 
 import sqlalchemy as sa
 from alembic import op

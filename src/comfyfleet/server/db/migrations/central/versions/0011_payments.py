@@ -1,7 +1,7 @@
-"""Payments by the provider's id, which counts once in all tenant databases.
+"""Adds payments by the provider's id, so that a payment is credited once in all tenant databases.
 
-Earlier payments are copied from the audit log. The central database can't read the ledgers; each of
-them still refuses a second credit of its own payments, however old they are.
+Earlier payments are copied from the audit log, because the central database can't read the ledgers.
+Each ledger still refuses a second credit of its own payments, however old they are.
 """
 
 from typing import Any
@@ -46,7 +46,8 @@ def upgrade() -> None:
         if not entries:
             return
         last_id = entries[-1].id
-        # One by one: of two tenants that were credited for one payment, the first one has it.
+        # Rows are inserted one by one. If two tenants were credited for a payment, the first one is
+        # recorded.
         for entry in entries:
             connection.execute(insert_if_new(connection, payments, [_payment(entry)]))
 

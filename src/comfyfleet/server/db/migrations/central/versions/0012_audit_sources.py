@@ -1,4 +1,4 @@
-"""Which row of a tenant's database an audit entry was copied from, so that it is copied once."""
+"""Adds the source of an audit entry in a tenant's database, so that it is copied only once."""
 
 import sqlalchemy as sa
 from alembic import op

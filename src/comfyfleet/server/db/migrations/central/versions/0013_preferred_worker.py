@@ -1,4 +1,4 @@
-"""The worker to which a new job is left for a moment: that of its client's previous prompt."""
+"""Adds a job's preferred worker, which is the worker of the client's previous prompt."""
 
 import sqlalchemy as sa
 from alembic import op

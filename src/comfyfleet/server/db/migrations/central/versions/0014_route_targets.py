@@ -1,4 +1,4 @@
-"""Calls of custom nodes' routes for one worker, and the workers that accepted a user's last upload."""
+"""Adds route calls to a specific worker, and the workers that accepted a user's last upload."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The first schema of a tenant pool."""
+"""Creates the first schema of a tenant pool."""
 
 from alembic import op
 from sqlalchemy import (
@@ -28,7 +28,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# The tables as they are after this revision, which later ones change: not those of the code.
+# The tables in the state of this revision. The current tables in the code have changed since then.
 schema = MetaData(naming_convention=NAMING_CONVENTION)
 
 Table(
@@ -541,7 +541,7 @@ def downgrade() -> None:
 
 
 def _refuse_changes(name: str) -> None:
-    """The database itself refuses to change or delete a row, whoever asks."""
+    """Adds database triggers that prevent changes and deletions of rows."""
     says = f"rows of {name} are never changed"
     if op.get_bind().dialect.name == "sqlite":
         for act in ("UPDATE", "DELETE"):

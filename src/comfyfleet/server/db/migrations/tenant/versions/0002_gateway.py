@@ -1,4 +1,4 @@
-"""Prompts that come through the gateway: their data, the messages of their runs, and their users' files."""
+"""Adds the data of gateway prompts, the messages of their runs, and the files of gateway users."""
 
 from typing import Any
 
@@ -50,24 +50,25 @@ def upgrade() -> None:
 
 
 def _set_amounts(*, consumed: str) -> None:
-    """What was reserved and not used goes back with the settlement: `>=`; nothing ever does: `=`."""
+    """Sets the check for amounts. With `>=`, a settlement may refund unused tokens. With `=`, it
+    may not."""
     name, table = "token_transactions_amount_check", "token_transactions"
-    wanted = AMOUNTS.format(consumed=consumed)
+    condition = AMOUNTS.format(consumed=consumed)
     bind = op.get_bind()
     if bind.dialect.name != "sqlite":
         op.drop_constraint(op.f(name), table, type_="check")
-        op.create_check_constraint(op.f(name), table, wanted)
+        op.create_check_constraint(op.f(name), table, condition)
         return
-    # SQLite can't change a constraint: the table is made anew, with its indexes and triggers.
-    made = "SELECT type, sql FROM sqlite_master WHERE tbl_name = 'token_transactions' AND sql IS NOT NULL"
-    kept = bind.execute(sa.text(made)).all()
-    (before,) = (sql for kind, sql in kept if kind == "table")
-    after = before.replace(*(f"'JOB_CONSUME' AND amount {each} 0" for each in _both(consumed)))
+    # SQLite can't change a constraint, so the table is created again with its indexes and triggers.
+    query = "SELECT type, sql FROM sqlite_master WHERE tbl_name = 'token_transactions' AND sql IS NOT NULL"
+    objects = bind.execute(sa.text(query)).all()
+    (before,) = (sql for kind, sql in objects if kind == "table")
+    after = before.replace(*(f"'JOB_CONSUME' AND amount {sign} 0" for sign in _both(consumed)))
     op.execute("ALTER TABLE token_transactions RENAME TO token_transactions_before")
     op.execute(sa.text(after.replace(":", r"\:")))
     op.execute("INSERT INTO token_transactions SELECT * FROM token_transactions_before")
     op.execute("DROP TABLE token_transactions_before")
-    for kind, sql in kept:
+    for kind, sql in objects:
         if kind != "table":
             op.execute(sa.text(sql.replace(":", r"\:")))
 

@@ -1,4 +1,4 @@
-"""Links by which a user shows a result to people without a key."""
+"""Adds links with which users share results with people who have no key."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Jobs that have ended are listed by their effect; two candidates may be equally good."""
+"""Adds an index for ended jobs by effect, and allows ties between two candidates."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Results that are taken again instead of run, files that are kept for that, and deadlines of graph runs."""
+"""Adds the reuse of results, the retention of their files, and deadlines of graph runs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Schedules and incoming webhooks that start runs, and each of their firings."""
+"""Adds schedules and incoming webhooks that start runs, and their firings."""
 
 import sqlalchemy as sa
 from alembic import op

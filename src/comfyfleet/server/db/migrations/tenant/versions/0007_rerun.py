@@ -1,4 +1,4 @@
-"""Graph runs that were started from an earlier one: which, from which node, and with which changes."""
+"""Adds reruns of graph runs, with their earlier run, start node and changes."""
 
 import sqlalchemy as sa
 from alembic import op

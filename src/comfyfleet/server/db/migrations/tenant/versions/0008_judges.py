@@ -1,4 +1,4 @@
-"""Judges of pipelines: their jobs, their scores, and whose judgement a candidate's status is."""
+"""Adds judges of pipelines: their jobs, their scores, and who judged a candidate."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,7 +21,7 @@ def upgrade() -> None:
         "pipeline_judgements",
         sa.Column("judged_by", sa.String(20), nullable=False, server_default=sa.text("'person'")),
     )
-    # Until now only people have judged.
+    # Before this revision, only people judged candidates.
     op.execute("UPDATE pipeline_candidates SET judged_by = 'person' WHERE status <> 'active'")
 
 

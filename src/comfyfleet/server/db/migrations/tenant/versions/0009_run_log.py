@@ -1,4 +1,4 @@
-"""Run log: each report counts once, and each prompt has one start, one end and one history record."""
+"""Adds unique indexes to the run log, so that each report, start, end and record exists once."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,14 +8,15 @@ down_revision = "judges_1"
 branch_labels = None
 depends_on = None
 
-# A prompt whose reports were repeated may have several records. Readers used the newest one, so that one stays.
+# If its reports were repeated, a prompt may have several records. The newest one remains, because
+# readers used it.
 DROP_REPEATED_RECORDS = """
 UPDATE run_events SET record = NULL WHERE record IS NOT NULL AND EXISTS (
     SELECT 1 FROM run_events AS newer
     WHERE newer.job_id = run_events.job_id AND newer.record IS NOT NULL AND newer.id > run_events.id
 )
 """
-# Prompts that are running during the upgrade have told their start already.
+# Prompts that are running during the upgrade have already reported their start.
 MARK_STARTS = """
 UPDATE run_events SET has_start = true WHERE id IN (
     SELECT min(run_events.id) FROM run_events JOIN ai_jobs ON ai_jobs.id = run_events.job_id

@@ -1,4 +1,4 @@
-"""Keys of deliveries to incoming webhooks, by which a repeated delivery is recognized."""
+"""Adds the keys that identify repeated deliveries to incoming webhooks."""
 
 import sqlalchemy as sa
 from alembic import op

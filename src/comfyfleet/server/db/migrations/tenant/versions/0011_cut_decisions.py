@@ -1,4 +1,4 @@
-"""Where the last decision about a graph run stopped, if it has not decided everything."""
+"""Adds the point at which the last decision about a graph run stopped early."""
 
 import sqlalchemy as sa
 from alembic import op

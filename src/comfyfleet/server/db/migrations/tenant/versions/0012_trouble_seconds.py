@@ -1,4 +1,4 @@
-"""How long the trouble of a pipeline run may last until only a person can help."""
+"""Adds the time until a person must resolve the problem of a pipeline run."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""When a graph run was paused."""
+"""Adds the time at which a graph run was paused."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""With which row of the run log an attempt of a prompt started."""
+"""Adds the run log row with which an attempt of a prompt started."""
 
 import sqlalchemy as sa
 from alembic import op
