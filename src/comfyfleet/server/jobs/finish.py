@@ -231,7 +231,7 @@ async def _complete_job(
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
             replaced = await _log_end(
-                tx, context, job, message.lease_token, message, taken=delivered
+                tx, context, job, message.lease_token, message, delivered=delivered
             )
             is_fixed = job is None or not is_metered(job.spec)
             ended = await _complete_in(tx, context, one, stored, is_fixed=is_fixed)
@@ -452,7 +452,7 @@ async def _end_interrupted(
     now, token = context.clock(), message.lease_token
     async with pool.transaction() as tx:
         running = await store.get(tx, row.tenant_id, row.job_id)
-        await _log_end(tx, context, running, token, message, taken=delivered)
+        await _log_end(tx, context, running, token, message, delivered=delivered)
         job, outbox_ids = await service.cancel(
             tx,
             row.tenant_id,
