@@ -97,10 +97,10 @@ fleets = Table(
     Column("secret_hash", String(64), nullable=False),
     Column("max_workers", Integer),
     Column("open_workflow_id", BigInteger, ForeignKey("workflows.id")),
-    Column("object_info_key", Text),  # as last reported by one of its workers
+    Column("object_info_key", Text),  # key of the newest object_info
     Column("object_info_hash", String(64)),
     Column("created_at", Moment, nullable=False),
-    Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
+    Column("approval", String(10), nullable=False, server_default="auto"),  # auto or manual
     Column("gateway", Json),  # rules for prompts; null means no prompts
     Column("starts_within_seconds", Integer),  # start time of machines that start on demand
     UniqueConstraint("slug", "stage"),
@@ -321,7 +321,7 @@ audit_log = Table(
     Column("at", Moment, nullable=False),
     Column("actor", String(200), nullable=False),
     Column("action", String(50), nullable=False),
-    Column("subject", String(300), nullable=False),  # dispatch:12, worker:gpu-7, fleet:a/production
+    Column("subject", String(300), nullable=False),  # for example worker:gpu-7
     Column("tenant_id", Uuid),
     Column("details", Json, nullable=False),
     Column("source", String(200)),  # the row in a tenant's database, if it was copied from there
@@ -341,7 +341,7 @@ operators = Table(
     Column("name", String(100), nullable=False, unique=True),
     Column("role", String(20), nullable=False),
     Column("key_hash", String(64), nullable=False, unique=True),
-    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("prefix", String(20), nullable=False),  # start of the key, to recognize it
     Column("created_at", Moment, nullable=False),
     Column("created_by", String(200), nullable=False),
     Column("revoked_at", Moment),
@@ -376,7 +376,7 @@ api_keys = Table(
     Column("user_id", Uuid, nullable=False),  # a user in the tenant's pool
     Column("name", String(200), nullable=False),
     Column("key_hash", String(64), nullable=False, unique=True),
-    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("prefix", String(20), nullable=False),  # start of the key, to recognize it
     Column("scopes", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment),
@@ -423,7 +423,7 @@ effects = Table(
     Column("last_processing_time_seconds", Float),
     Column("typical_seconds", Float),  # median, so that one slow job doesn't affect it
     Column("created_at", Moment, nullable=False),
-    Column("locked", Json, nullable=False, server_default="[]"),  # names that customers can't set
+    Column("locked", Json, nullable=False, server_default="[]"),  # properties that are fixed
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     Column("tags", Json, nullable=False, server_default="[]"),
     Column("examples", Json, nullable=False, server_default="[]"),  # files before and after

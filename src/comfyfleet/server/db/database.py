@@ -302,7 +302,7 @@ class SqliteConnection(aiosqlite.Connection):
         return await self.in_thread(act)
 
     async def at_once(self, act: Callable[[], Any]) -> Any:
-        """Runs on the event loop, or in the thread if that still runs a cancelled caller's call."""
+        """Runs a call on the event loop. If the thread is busy, runs it in the thread instead."""
         return act() if self.is_free else await self.in_thread(act)
 
     @property
@@ -564,7 +564,7 @@ class Database:
         self._connections = ConnectionPool(engine, limits)
 
     def persist_soon(self, within_seconds: float = 0.0) -> None:
-        """Starts `persist` in the background, or after `within_seconds`."""
+        """Starts `persist` in the background, after at most `within_seconds`."""
         self.wal.begin(within_seconds)
 
     async def persist(self) -> None:
@@ -759,7 +759,7 @@ _failed_pools: ContextVar[set[str] | None] = ContextVar("failed_pools", default=
 
 @contextmanager
 def count_failed_pools() -> Iterator[set[str]]:
-    """Yields a set to which failures of `for_each_pool` in this block add the pools' names."""
+    """Yields a set that collects the names of the pools for which `for_each_pool` fails."""
     failures: set[str] = set()
     token = _failed_pools.set(failures)
     try:

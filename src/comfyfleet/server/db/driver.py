@@ -255,8 +255,8 @@ async def require_own_connections(database: Database, history: str) -> None:
 # Maximum number of rows that are inserted one by one on SQLite, where statements have no round
 # trip.
 ONE_BY_ONE_MAX = 64
-# Inserts of up to 16 rows use a statement of exactly this size. Larger ones are split, see
-# `_split_by_usual_sizes`.
+# Inserts of up to 16 rows use a statement for exactly this number of rows. Larger inserts are split
+# into parts of up to 128 rows.
 ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
 # Maximum number of cached combinations of statements. A few are enough, because each kind of
 # request always combines the same statements.

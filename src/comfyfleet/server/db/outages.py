@@ -114,7 +114,7 @@ def as_unavailable(error: BaseException) -> Unavailable | None:
 
 @contextmanager
 def lost_as_unavailable() -> Iterator[None]:
-    """Converts errors of lost connections to Unavailable. For code that uses a driver directly."""
+    """Converts errors of lost connections to Unavailable for code that uses a driver directly."""
     try:
         yield
     except Exception as error:

@@ -170,7 +170,7 @@ pipeline_votes = Table(
 pipeline_events = Table(
     "pipeline_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # the readers' cursor
+    Column("id", RowId, primary_key=True),  # used as the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("run_id", Uuid, nullable=False),
     Column("kind", String(50), nullable=False),
@@ -318,7 +318,7 @@ job_attempts = Table(
 run_events = Table(
     "run_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # the readers' cursor
+    Column("id", RowId, primary_key=True),  # used as the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("user_id", Uuid, nullable=False),
     Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), nullable=False),
@@ -515,7 +515,7 @@ shares = Table(
 job_events = Table(
     "job_events",
     tenant_metadata,
-    Column("id", RowId, primary_key=True),  # the readers' cursor
+    Column("id", RowId, primary_key=True),  # used as the readers' cursor
     Column("tenant_id", Uuid, nullable=False),
     Column("job_id", Uuid, nullable=False),
     Column("kind", String(20), nullable=False),

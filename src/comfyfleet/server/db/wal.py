@@ -105,7 +105,7 @@ class WalSync:
             self._checkpoint = None
 
     def begin(self, within_seconds: float = 0.0) -> None:
-        """Starts syncing the commits so far in the background, or after `within_seconds`."""
+        """Starts a background sync of all commits so far, after at most `within_seconds`."""
         if not self._is_dirty:
             return
         if not within_seconds:

@@ -95,7 +95,7 @@ class ShownRun:
 
 
 class ShownRuns:
-    """The running prompts of a user whose clients requested previews."""
+    """A user's running prompts whose clients requested previews."""
 
     def __init__(self, previews: Previews, tenant_id: UUID, on_picture: Callable[[], None]) -> None:
         self._previews = previews
@@ -384,8 +384,8 @@ class UserFeed:
         return is_over
 
     def _send_arrivals(self, look: LogLook) -> None:
-        """Sends a separate status message for each new prompt. Prompts that have already ended are
-        counted by their last reports.
+        """Sends a separate status message for each new prompt, even if the prompt has already
+        ended.
         """
         departed = sum(_departed(row) for row in look.rows)
         for _ in range(look.active + departed - self._remaining):

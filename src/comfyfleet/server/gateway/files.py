@@ -160,8 +160,8 @@ async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[s
 async def read_part(
     plane: ControlPlane, file: File, start: int, length: int
 ) -> AsyncIterator[bytes]:
-    """Reads a part of a file, which must not be empty. Raises NotFound if the object is missing,
-    before the iteration starts.
+    """Reads a non-empty part of a file. If the object is missing, raises NotFound immediately and
+    not during the iteration.
     """
     chunks = plane.store.chunks(file.path, start=start, length=length)
     first = await anext(chunks, b"")

@@ -33,7 +33,7 @@ KEY = "freshness"
 
 @dataclass
 class _Query:
-    """A query to the workers of a fleet. `began_at` is a time of the monotonic clock."""
+    """A query to the workers of a fleet. `began_at` is measured with the monotonic clock."""
 
     began_at: float
     work: "asyncio.Task[None]"

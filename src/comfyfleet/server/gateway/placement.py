@@ -360,8 +360,8 @@ def _short(error: Fault) -> Fault:
 
 
 def _faults(verdict: PromptValidation) -> int:
-    """Returns the number of errors. A missing node type is the only reported error, so it counts as
-    the highest number.
+    """Returns the number of errors. If a node type is missing, no other errors are reported, so a
+    very high number is returned.
     """
     if not verdict.node_errors:
         return 1_000_000
@@ -460,7 +460,7 @@ KEY = "placement"
 
 @dataclass(frozen=True)
 class PromptPlacement:
-    """The fleet for a prompt, the workflow as which it runs there, and its minimum price."""
+    """The fleet on which a prompt runs, the workflow under which it runs, and its minimum price."""
 
     fleet: Fleet
     workflow_id: int
@@ -502,7 +502,7 @@ async def place_prompt(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt, preferred_fleet_id: int | None = None
 ) -> PromptPlacement:
     """Places a prompt as the registered workflow with the same shape. If no workflow matches, the
-    prompt runs as the open workflow of a fleet, preferably of the preferred fleet.
+    prompt runs as the open workflow of a fleet, if possible of the preferred fleet.
 
     In both cases, the prompt costs at least as much as the most expensive workflow in it.
     """
@@ -583,8 +583,8 @@ async def _offered(plane: ControlPlane) -> OfferedWorkflows:
 async def _find_registered(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt
 ) -> PromptPlacement | None:
-    """Returns a placement as the offered workflow that has the same shape and that a matched fleet
-    can run. If there are several, uses the one that shares the most values with the prompt.
+    """Finds the offered workflow that has the same shape as the prompt and that a matched fleet can
+    run. If several match, uses the one that shares the most values with the prompt.
     """
     offered = await _offered(plane)
     types = {node["class_type"] for node in prompt.values()}

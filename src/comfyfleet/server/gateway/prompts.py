@@ -85,8 +85,8 @@ class PromptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options that only other APIs support, but not ComfyUI's own protocol. `stored_data` is stored
-    with the prompt.
+    """Options that ComfyUI's own API doesn't have but other APIs need. `stored_data` is stored with
+    the prompt.
     """
 
     idempotency_key: str | None = None

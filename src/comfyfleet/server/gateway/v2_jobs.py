@@ -43,8 +43,8 @@ from comfyfleet.workflow.model import Limits
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
-# Maximum number of jobs that are searched for a page with a label filter. The page's cursor covers
-# the rest.
+# Maximum number of jobs that are searched for a page with a label filter. The next page continues
+# with the rest.
 JOBS_SCANNED_MAX = 100
 # Larger prompts would be refused anyway. The strings can only be larger than the request body if
 # subgraphs repeat them.

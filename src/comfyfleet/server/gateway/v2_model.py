@@ -224,8 +224,8 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
 
 
 def list_item(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a job as an entry of a list. Clients that list jobs expect these names for its
-    times.
+    """Returns a job as an entry of a list. Adds two times under the names that clients expect in
+    lists.
     """
     changed = body["completed_at"] or body["started_at"] or body["created_at"]
     return {**body, "create_time": body["created_at"], "update_time": changed}

@@ -24,7 +24,7 @@ from comfyfleet.server.graphs.run import ExecutionStatus, GraphRunState, RunRow
 
 VALUE_CHARACTERS_MAX = 300
 VALUES_MAX = 2_000  # Maximum number of values in a report.
-LEAVES_MAX = 10_000  # Maximum number of inner values of the inputs, nodes or outputs of a run.
+LEAVES_MAX = 10_000  # Maximum number of values compared separately in each part of a run.
 DEPTH_MAX = 30
 NAME_CHARACTERS_MAX = 64  # Maximum length of a path segment.
 HASH_DIGITS = 12  # Number of digits that are shown of a content hash.

@@ -123,7 +123,7 @@ NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | 
 
 
 TOO_MANY_STEPS = f"this decision about the run takes more than {DECISION_STEPS_MAX:,} steps"
-EXECUTION_STEPS = 10  # Steps that each execution counts, besides its connections and expressions.
+EXECUTION_STEPS = 10  # Steps of an execution in addition to its connections and expressions.
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:

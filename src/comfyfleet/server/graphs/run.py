@@ -107,7 +107,7 @@ VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)
 RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
 # Maximum size of all output nodes together, because a response contains all of their values.
 OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX
-ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # Executions in a response.
+ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # Executions per response.
 
 
 def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:

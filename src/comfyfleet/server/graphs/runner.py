@@ -183,7 +183,7 @@ def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
 
 
 def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Checks whether executions are held while the run's limit for jobs in flight isn't reached."""
+    """Checks whether executions are held although the run could have more jobs in flight."""
     run, graph = loaded.run, loaded.plan.graph
     most = graphs.context.settings.max_queued_per_graph_run
     is_going = not run.status.is_over and run.paused_at is None and bool(run.held)

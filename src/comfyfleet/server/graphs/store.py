@@ -468,8 +468,8 @@ async def count_triggers(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def get_trigger(
     tx: Tx, trigger_id: UUID, *, owner: tuple[UUID, UUID] | None = None
 ) -> StoredTrigger | None:
-    """Returns a trigger. With `owner`, only a trigger of this tenant and user. Without it, the
-    caller must check the trigger's secret."""
+    """Returns a trigger or None. If `owner` is set, the trigger must belong to this tenant and
+    user. Otherwise, the caller must check the trigger's secret."""
     query = select(triggers).where(triggers.c.id == trigger_id)
     if owner:
         query = query.where(triggers.c.tenant_id == owner[0], triggers.c.user_id == owner[1])
