@@ -56,7 +56,7 @@ test("a random seed is within its range", () => {
   expect(randomSeed(field("seed"), () => 0.999)).toBe(7)
 })
 
-test("a color is a text or a number, depending on the effect", () => {
+test("a color is a string or a number, depending on the effect", () => {
   expect(colorText(255)).toBe("#0000ff")
   expect(colorValue(field("tint"), "#0000ff")).toBe(255)
   expect(colorValue(field("other"), "#0000ff")).toBe("#0000ff")
@@ -65,7 +65,7 @@ test("a color is a text or a number, depending on the effect", () => {
 test("a file's type and size are checked before the upload", () => {
   const takes = { kind: "image", media_types: [], max_bytes: 1_000_000 }
   expect(fileMistake({ type: "image/png", size: 10 }, takes)).toBeNull()
-  expect(fileMistake({ type: "text/plain", size: 10 }, takes)).toContain("any picture")
+  expect(fileMistake({ type: "text/plain", size: 10 }, takes)).toContain("any image")
   expect(fileMistake({ type: "image/svg+xml", size: 10 }, takes)).not.toBeNull()
   expect(fileMistake({ type: "image/png", size: 2_000_000 }, takes)).toContain("2 MB")
   const jpeg = { ...takes, media_types: ["image/jpeg"] }

@@ -334,7 +334,7 @@ export const words = {
   rejectHint: "the run continues through the rejected port",
   pickOne: (number: number) => `Image ${number}`,
   askWaits: "The run waits for your answer without a time limit.",
-  askUntil: "Without an answer, the graph's default applies",
+  askUntil: "Without an answer, the node's timeout setting applies",
   askNoBackend: "No other backend can run it right now.",
   best: "shortest queue",
   fitting: "can also run it",
