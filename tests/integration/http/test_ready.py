@@ -244,8 +244,8 @@ async def test_a_database_that_does_not_answer_is_one_outage_in_the_log(
         plane.central.outages.close()  # its end would else be logged a few seconds later
         name = plane.central.name
     assert told(caplog, outage_logger) == [
-        f"the central database ({name}) is away: no response within 0.05 s",
-        f"the central database ({name}) is back",
+        f"the central database ({name}) is unavailable: no response within 0.05 s",
+        f"the central database ({name}) is available again",
     ]
     assert [line for line in told(caplog, health.logger) if CENTRAL in line] == []
 
