@@ -147,8 +147,8 @@ LIMITS: list[tuple[Callable[[int], None], int, str]] = [
     (list_bytes, LISTED_BYTES_MAX, "4,194,304 bytes"),
     (parse_url, ssrf.URL_CHARACTERS_MAX, "4,000 characters"),
     (name_delivery, KEY_CHARACTERS_MAX, "200 characters"),
-    (follow_parts, trigger_inputs.PATH_PARTS_MAX, "is not a path"),
-    (follow_path, trigger_inputs.PATH_CHARACTERS_MAX, "is not a path"),
+    (follow_parts, trigger_inputs.PATH_PARTS_MAX, "is not a valid path"),
+    (follow_path, trigger_inputs.PATH_CHARACTERS_MAX, "is not a valid path"),
 ]
 
 

@@ -324,7 +324,7 @@ async def test_a_poll_is_answered_after_sockets_are_told_what_it_shows(
 ) -> None:
     """A client that finds its prompt gone from the queue stops listening: it must have heard of the run."""
     order: list[str] = []
-    look, read = UserFeed._tell, history.queue_body
+    look, read = UserFeed._send_changes, history.queue_body
 
     async def looking(feed: UserFeed) -> None:
         order.append("look")
@@ -336,7 +336,7 @@ async def test_a_poll_is_answered_after_sockets_are_told_what_it_shows(
         order.append("read")
         return body
 
-    monkeypatch.setattr(UserFeed, "_tell", looking)
+    monkeypatch.setattr(UserFeed, "_send_changes", looking)
     monkeypatch.setattr(history, "queue_body", reading)
     async with gateway_on(sqlite_databases, tmp_path) as server:
         user = await server.new_user()

@@ -218,7 +218,7 @@ def test_chunks_for_a_node_that_takes_one_picture_are_told_what_to_set() -> None
         links=("photos.value > each.items", "each.output_0 > f.input", "f.output > o.value"),
     )
     (problem,) = check_graph(given, CATALOGUE).problems
-    assert "with per_item: true" in problem.message
+    assert "set per_item: true" in problem.message
 
 
 def test_several_mistakes_are_told_together() -> None:
