@@ -195,7 +195,7 @@ class Settings:
     oidc_client_secret: str = ""  # our client secret; empty for a public client
     oidc_name: str = "single sign-on"  # name of the identity provider on the sign-in page
     oidc_scopes: str = "openid email profile"  # scopes requested from the identity provider
-    oidc_tenants: str = ""  # claim:value=tenant id,… for users; *=ID matches all
+    oidc_tenants: str = ""  # claim:value=tenant id,… for users, or *=ID for all
     oidc_roles: str = ""  # claim:value=role,… for operators, such as groups:ops=viewer
     max_sockets_per_user: int = 100  # open websockets of a user's ComfyUI clients
     max_streams_per_key: int = 50  # open event streams of an API key
@@ -224,7 +224,7 @@ class Settings:
     comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of pipeline runs
     abandoned_job_hours: int = 24  # a run's job without a report for this long fails
     pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without its own limit
-    pipeline_max_bytes: int = 50 * 1024**3  # total size of a run's files; then it is paused
+    pipeline_max_bytes: int = 50 * 1024**3  # total size of files at which a run is paused
     pipeline_alert_failures: int = 5  # number of failed jobs of a run that raises an alert
     pipeline_alert_seconds: int = 600  # period in which these failures are counted
     pipeline_keep_days: int = 90  # retention of a run's files after its last activity
