@@ -34,8 +34,8 @@ def rows(page: Page) -> Locator:
 
 def store_key(page: Page) -> str:
     """Copies what is shown once, and closes the dialog."""
-    key: str = page.get_by_label("Key", exact=True).inner_text().strip()
-    page.get_by_label("I have saved it").check()
+    key: str = page.get_by_label("The key", exact=True).inner_text().strip()
+    page.get_by_label("I have stored it").check()
     page.get_by_role("dialog").get_by_role("button", name=re.compile("^Done")).click()
     expect(page.get_by_text(key)).to_have_count(0)
     return key

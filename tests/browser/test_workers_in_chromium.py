@@ -173,7 +173,7 @@ def test_a_fleet_is_made_and_its_secret_is_shown_once(tab: WebPage, studio: Stud
     expect(done).to_have_attribute("aria-disabled", "true")
     page.keyboard.press("Escape")
     expect(shown).to_be_visible()
-    page.get_by_label("I have saved it").check()
+    page.get_by_label("I have stored it").check()
     done.click()
     expect(shown).to_be_hidden()
     night = page.get_by_role("region", name="night/production")
@@ -196,7 +196,7 @@ def test_a_new_secret_ends_the_old_one(tab: WebPage, studio: Studio) -> None:
     night.get_by_role("button", name="New secret").click()
     page.get_by_role("button", name="Create secret").click()
     secret = page.get_by_label("Fleet secret").inner_text().strip()
-    page.get_by_label("I have saved it").check()
+    page.get_by_label("I have stored it").check()
     page.get_by_role("button", name="Done").click()
     assert secret not in page.content()
     address = f"{studio.web.url}/api/worker/register"
@@ -336,7 +336,7 @@ def test_a_new_key_is_shown_once_and_the_old_one_is_dead(tab: WebPage, studio: S
     key = page.get_by_label("Worker key").inner_text().strip()
     assert worker.poll().status_code == 401
     assert HandWorker(worker.url, "gpu-3", key).poll().status_code == 200
-    page.get_by_label("I have saved it").check()
+    page.get_by_label("I have stored it").check()
     page.get_by_role("button", name="Done").click()
     assert key not in page.content()
 
