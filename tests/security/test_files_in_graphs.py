@@ -107,4 +107,4 @@ async def test_what_an_operator_uploaded_for_the_tenant_is_no_users(
     }
     started = (await run(ada, drawn)).json()
     assert started["status"] == "failed", started
-    assert "there is no file" in str(started["error"])
+    assert "was not found" in str(started["error"])

@@ -293,7 +293,7 @@ async def test_the_same_key_gives_the_same_run(databases: Databases, tmp_path: P
         assert [is_new for _, is_new in made].count(True) == 1
         await setup.work()
         assert await setup.count_jobs() == 5
-        with pytest.raises(Conflict, match="used for another request"):
+        with pytest.raises(Conflict, match="already used for a different request"):
             await rerun_graph_run(setup.graphs, setup.owner, run.head.id, replace(wanted, start="third"))  # fmt: skip
         again, is_new = await rerun_graph_run(setup.graphs, setup.owner, run.head.id, wanted)
         assert (again.run.status, is_new) == (GraphRunStatus.COMPLETED, False)

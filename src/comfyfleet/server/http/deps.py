@@ -94,7 +94,7 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         "The request conflicts with the current state",
         {
             "conflict": (
-                "idempotency_key was used for another request",
+                "idempotency_key was already used for a different request",
                 {"field": "idempotency_key"},
             )
         },

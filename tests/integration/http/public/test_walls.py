@@ -367,14 +367,14 @@ async def test_nor_one_that_is_written_into_a_graph_or_a_pipeline(
         graph = await made(other, "graphs", **{**GRAPH, "nodes": [bound, picture]})
         run = await made(other, f"graphs/{graph['id']}/runs")
         assert run["status"] == "failed"
-        assert "there is no file" in run["error"]["message"]
+        assert "was not found" in run["error"]["message"]
         pipeline = await made(other, "pipelines", name="x", steps=steps)
         path = f"pipelines/{pipeline['id']}/runs"
         pipeline_setup = (await made(other, path, base_candidates=1))["id"]
         for _, pool in effect_setup.plane.pools.items():
             await advance_pipelines(effect_setup.plane.context, pool)
         seen = await other.get(f"pipeline-runs/{pipeline_setup}")
-        assert "there is no file" in seen["trouble"]
+        assert "was not found" in seen["trouble"]
         assert await other.balance() == TOKENS
 
 
