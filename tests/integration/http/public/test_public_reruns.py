@@ -94,7 +94,7 @@ async def test_a_rerun_that_cannot_be_is_refused_with_the_field_or_node(
         ({"from": "paint"}, 422, "no node 'paint'"),
         ({"from": 7}, 422, "from"),
         ({"from": ""}, 422, "no node ''"),
-        ({"start": "draw"}, 422, "no field 'start'"),
+        ({"start": "draw"}, 422, "unknown field 'start'"),
         ({"set": {"draw": 1}}, 422, "must be node.property"),
         ({"set": {f"draw.p{number}": 1 for number in range(101)}}, 422, "set"),
         ({"set": {"draw.width": "{{ again.output.images.count }}"}}, 422, "cycle"),
