@@ -121,7 +121,7 @@ def test_several_at_once_are_followed_in_two_tabs_and_one_is_cancelled(
     other.goto(f"{customer.url}/results/{second['id']}")
     for tab in (page, other):
         expect(tab.get_by_role("heading", name=re.compile("Slow drawing"))).to_be_visible()
-    expect(page.get_by_text("Waiting for a machine")).to_be_visible()
+    expect(page.get_by_text("Waiting for a machine", exact=True)).to_be_visible()
     customer.screenshot("waiting")
     page.get_by_role("button", name="Cancel and refund 2 tokens").click()
     page.get_by_role("button", name="Cancel the job").click()

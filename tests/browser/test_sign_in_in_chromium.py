@@ -56,7 +56,7 @@ def test_the_address_of_comfyfleet_open_makes_a_browser_the_owner_once(
         other.page.goto(link)
         other.page.get_by_role("button", name="Continue on this machine").click()
         expect(
-            other.page.get_by_text(re.compile("comfyfleet open.* prints a new one"))
+            other.page.get_by_text(re.compile("comfyfleet open.* for a new link"))
         ).to_be_visible()
 
 
