@@ -105,10 +105,7 @@ RESTART_SECONDS = 1.0
 async def open_control_plane(
     settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Opens the control plane and yields it until it is closed.
-
-    Raises an error if another process uses the SQLite files or if a schema isn't up to date.
-    """
+    """Opens the control plane. Raises an error if its SQLite files are in use or outdated."""
     places = locations_from(settings, data)
     rules = identities.rules_from(settings)
     meters = ProcessMetrics()

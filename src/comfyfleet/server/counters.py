@@ -64,7 +64,7 @@ STALL_SECONDS = (0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class ProcessMetrics:
-    """The metrics of one control plane, in their own registry.
+    """The metrics of a control plane, in their own registry.
 
     Otherwise, several control planes in one test process would share their metrics.
     """

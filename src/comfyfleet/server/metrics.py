@@ -1,4 +1,4 @@
-"""Metrics of fleets, lanes, graph runs and pipeline runs: current figures, counters and rollups.
+"""Metrics of fleets, lanes, graph runs and pipeline runs: current values, counters and rollups.
 
 Counters add the jobs that finished since the last read. Rollups are sums per minute, per quarter of
 an hour and per two hours. They are stored in the central database, so that operators can see the
@@ -32,8 +32,7 @@ from comfyfleet.server.db.metrics_queries import (
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
-# Jobs that finish now may be committed a little later, so the last seconds are left to the next
-# read.
+# Jobs that finish now may be committed a little later, so the next read covers the last seconds.
 SETTLE = timedelta(seconds=5)
 # Upper bounds of the histogram buckets for run times, in seconds.
 JOB_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600)
@@ -59,8 +58,7 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """The current figures of a fleet. A workflow that several fleets run counts for each of
-    them."""
+    """The current values of a fleet. A workflow that several fleets run counts for each fleet."""
 
     slug: str
     stage: str
@@ -167,7 +165,7 @@ def _age(depth: LaneDepth, now: datetime) -> float:
 
 @dataclass(slots=True)
 class EndedCounts:
-    """Sums of the jobs of all control planes that finished since this process started."""
+    """Sums of all jobs that finished since this process started, on any control plane."""
 
     jobs: int = 0
     timed: int = 0
@@ -221,7 +219,7 @@ class RunFigures:
 
 
 async def read_run_figures(pools: Pools) -> dict[str, RunFigures]:
-    """Returns the run figures of each pool by name. Pools that are down aren't included."""
+    """Returns the numbers of runs in each pool by name. Unavailable pools aren't included."""
     return await for_each_pool(pools, _read, "its runs can't be counted")
 
 
@@ -356,7 +354,7 @@ class RollupPass:
 
 
 async def _read_mark(tx: Tx, until: datetime) -> RollupMark:
-    """Reads the mark. If there is none yet, rollups start as far back as one pass can go."""
+    """Reads the mark. If it doesn't exist yet, rollups start as far back as one pass can go."""
     state = await read_state(tx, STATE)
     first = until - MINUTES_PER_PASS_MAX * ONE_MINUTE
     return RollupMark.from_state(state) if state else RollupMark(first, {})
@@ -425,7 +423,7 @@ def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class RollupPoint:
-    """The sums of a single step or of a complete range. Properties without data are None."""
+    """The sums of a single step or a complete range. Without data, properties return None."""
 
     at: datetime
     seconds: float
@@ -480,7 +478,7 @@ class RollupPoint:
 
 
 def percentile_of(sums: Mapping[str, float], kind: str, share: float) -> float | None:
-    """Estimates a percentile in seconds from the sums of all jobs or of one workflow."""
+    """Estimates a percentile in seconds from the sums of all jobs or a single workflow."""
     return percentile(
         [sums.get(f"{kind}{number}", 0.0) for number in range(len(BUCKETS) + 1)], share
     )

@@ -42,8 +42,8 @@ class AdminKey:
 
 
 async def admin_key(central: Database, settings: Settings) -> AdminKey:
-    """Returns the admin key from the settings or, if there is none, the one created at the first
-    start."""
+    """Returns the admin key from the settings or, without such a setting, the one created at the
+    first start."""
     if settings.admin_key:
         return AdminKey(hash_key(settings.admin_key))
     async with central.read() as tx:

@@ -20,8 +20,8 @@ def check_paths(inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         if isinstance(value, str) and _TEMPLATE_PATH.search(value):
             raise InvalidInput(
-                f"{name}: {value!r:.80} would be used as a fixed string; to use a value from the"
-                " body, write a plain path such as body.rows",
+                f"{name}: {value!r:.80} is a fixed string. To use a value from the body,"
+                " write a plain path such as body.rows",
                 field=name,
             )
         if not is_path(value):

@@ -290,11 +290,8 @@ def build_routes(routes: Iterable[BaseRoute]) -> None:
 def create_app(
     plane: ControlPlane, local: LocalAccess | None = None, backends: Mapping[str, str] | None = None
 ) -> FastAPI:
-    """Creates the application.
-
-    `local` grants keyless access to the user who started `comfyfleet up`. `backends` are the URLs
-    to which calls of custom nodes' routes are forwarded if an operator allows it.
-    """
+    """Creates the application. `local` grants keyless access to the user of `comfyfleet up`.
+    `backends` are the URLs to which allowed calls of custom nodes' routes are forwarded."""
     app = FastAPI(
         title="comfyfleet",
         version=__version__,

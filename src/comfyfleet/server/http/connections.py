@@ -514,7 +514,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         """Hands the connection to the WebSocket protocol. It still counts toward the connection
         limit."""
         self._cancel_deadline()
-        # From here on, strangers.py counts the WebSocket as a request instead of a connection.
+        # The handshake is complete. WebSockets count as requests instead, as in ForwardedRequests.
         self.tally.close()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 

@@ -231,7 +231,7 @@ def _ignore_result(check: asyncio.Future[object]) -> None:
         check.exception()
 
 
-# Seconds for which scrapes reuse the last figures read from the database.
+# Seconds for which scrapes reuse the values from the database.
 FRESH_SECONDS = 2.0
 # Minimum seconds between two renderings of the metrics if scrapes are frequent.
 SCRAPE_SECONDS = 2.0
@@ -326,7 +326,7 @@ def _require_key(key: str, authorization: str) -> None:
 
 
 class _MetricsCache:
-    """Caches the figures read from the database for a short time, for concurrent scrapes."""
+    """Caches values from the database for a short time, for concurrent scrapes."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane

@@ -56,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ServerUnavailable(
             f"can't listen on {host}:{port}: {error.strerror or error}",
-            hint="Another process may use this port. Use --port with another port, or 0 for any.",
+            hint="The port may be in use. Use --port with another port, or 0 for any free one.",
         ) from error
 
 

@@ -353,7 +353,7 @@ class ParentLine:
         self._line.close()
 
     def report(self, kind: bytes, number: int = 0) -> None:
-        """Sends a record. All records of one event loop iteration are sent together."""
+        """Sends a record. All records of an event loop iteration are sent together."""
         if not self._unsent and not self._is_sending:
             asyncio.get_running_loop().call_soon(self._send)
         self._unsent += record(kind, number)

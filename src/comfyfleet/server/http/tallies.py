@@ -205,8 +205,8 @@ class Tally:
         return self._address is None or self._address.resume()
 
     def end_another(self) -> bool:
-        """Closes the oldest other connection without a valid key. Returns False if there is
-        none."""
+        """Closes the oldest other connection without a valid key. Returns False if all other
+        connections have a valid key."""
         return self._keyless is not None and self._keyless.end_oldest(but=self)
 
     def release_address(self) -> None:

@@ -85,8 +85,7 @@ async def overview(
     now: NowDep,
     within: Annotated[RangeName, Query(alias="range", description="1h, 24h or 7d.")] = "1h",
 ) -> Overview:
-    """Returns the number of queued and running jobs, figures for the last hour, day or week, and
-    alerts.
+    """Returns the current numbers of jobs, statistics for the last hour, day or week, and alerts.
 
     The last step of the series is incomplete. Finished jobs are included after a minute or two.
     """

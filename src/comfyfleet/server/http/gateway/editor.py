@@ -94,7 +94,7 @@ _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
 
 @dataclass(frozen=True)
 class EditorFile:
-    """A file with its response headers. `gzipped` is None if compression isn't worthwhile."""
+    """A file with its response headers. Small and incompressible files aren't `gzipped`."""
 
     content: bytes
     gzipped: bytes | None
@@ -162,7 +162,7 @@ OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"))
 
 @dataclass(frozen=True)
 class Editor:
-    """The editor's page and files. `files` is None if the editor isn't installed."""
+    """The editor's page and files. If the editor isn't installed, it has no `files`."""
 
     router: GatewayRouter
     files: EditorFiles | None

@@ -121,7 +121,7 @@ def polled(body: Polled) -> Handler:
 
         async def render() -> bytes:
             reply = await body(call, request)
-            # A client must receive all events of a run before it sees that the prompt is gone.
+            # A client must receive all events of a run before it sees that the prompt has finished.
             await call.gateway.feeds.wait_until_sent(call.caller)
             return reply
 

@@ -718,7 +718,7 @@ async def follow(
 async def _watched_lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields the lines of the event stream, and stops watching previews at its end."""
+    """Yields the lines of the event stream, and finally stops watching previews."""
     watched = WatchedPreviews(plane, caller.tenant.id)
     try:
         async for line in _lines(plane, caller, run_id, watched if previews else None):

@@ -1,4 +1,4 @@
-"""Routes that report the progress of a job, of a media item's jobs, or of all jobs of a user."""
+"""Routes that report the progress of a single job, a media item's jobs, or all of a user's jobs."""
 
 import asyncio
 import json
@@ -308,7 +308,7 @@ class _JobStream:
         self._balance: int | None = None
 
     async def lines(self, *, ends: bool) -> AsyncIterator[str]:
-        """Yields the lines of the event stream, and stops watching previews at its end.
+        """Yields the lines of the event stream, and finally stops watching previews.
 
         With `ends`, the stream ends when no job is active.
         """

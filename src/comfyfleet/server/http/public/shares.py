@@ -312,8 +312,8 @@ async def show_shared_file(
     plane: PlaneDep,
     now: NowDep,
 ) -> Response:
-    """Returns a file of a link. The link is checked on each request, so it stops working as soon as
-    it is revoked.
+    """Returns a file of a link. The link is checked on each request, so a revoked link stops
+    working immediately.
 
     Requests for files in S3 are redirected to a URL that is valid for one minute.
     """
