@@ -105,7 +105,7 @@ RESTART_SECONDS = 1.0
 async def open_control_plane(
     settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Opens the control plane. Raises an error if its SQLite files are in use or outdated."""
+    """Opens the control plane. Fails if a SQLite file is in use or a schema is out of date."""
     places = locations_from(settings, data)
     rules = identities.rules_from(settings)
     meters = ProcessMetrics()
