@@ -21,7 +21,7 @@ from comfyfleet.errors import (
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.central_tables import dispatches
 from comfyfleet.server.db.coordination import MAINTENANCE, write_state
-from comfyfleet.server.fleets import model
+from comfyfleet.server.fleets import model, store
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerRegistration
 from comfyfleet.server.queue import service as dispatch
@@ -367,8 +367,8 @@ async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
         assert await is_alone(tx, worker, lanes, since)
         other = await a_worker(tx, two, "gpu-2")
         assert not await is_alone(tx, worker, lanes, since)
-        live = await fleets.live_workers_by_lane(tx, seen_since=since)
-        assert live[(shared, "production", "self_hosted")] == {"gpu-1", "gpu-2"}  # type: ignore[index]
+        live = await fleets.find_two_workers(tx, lanes, seen_since=since)
+        assert live == {"gpu-1", "gpu-2"}
         await fleets.drain_worker(tx, other)
         assert await is_alone(tx, worker, lanes, since)
 
@@ -455,3 +455,21 @@ async def test_stale_workers_are_removed_unless_they_came_back(central: Database
         assert await fleets.workers_of(tx, fleet) == [
             await fleets.get_worker(tx, "back"),
         ]
+
+
+async def test_all_workers_of_a_workflow_are_read_in_pages(
+    central: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "WORKERS_PER_PAGE", 3)
+    async with central.transaction() as tx:
+        fleet, other = await a_fleet(tx), await a_fleet(tx, "other")
+        video = await a_workflow(tx, "video")
+        await fleets.assign(tx, fleet, {video}, now=NOW)
+        await a_worker(tx, other, "elsewhere")
+        ids = [(await a_worker(tx, fleet, f"b-{number:02}")).worker_id for number in range(7)]
+        workers = await fleets.workers_for(tx, video, stage="production")
+        assert [worker.worker_id for worker in workers] == ids
+        some = await fleets.workers_for(tx, video, stage="production", online_since=NOW - later(1))
+        assert [worker.worker_id for worker in some] == ids
+        none = await fleets.workers_for(tx, video, stage="production", online_since=NOW + later(1))
+        assert none == []

@@ -13,6 +13,8 @@ from tests.support.server.fleet import FleetSetup, fleet_setup_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import workers
+from comfyfleet.server.fleets import store
+from comfyfleet.server.fleets.service import WORKERS_PAGE
 
 
 @pytest.fixture
@@ -124,3 +126,24 @@ async def test_maintenance_and_pause_are_told(fleet_setup: FleetSetup) -> None:
     await fleet_setup.act("maintenance", on=False)
     await fleet_setup.act("workflows/invert/pause")
     assert await why(fleet_setup) == "Workflow invert is paused by an operator."
+
+
+async def test_a_submit_reads_only_some_of_many_workers(
+    fleet_setup: FleetSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first online worker can run the job, so the others don't matter."""
+    for number in range(30):
+        await fleet_setup.register(f"w{number:02}")
+    rows = 0
+    worker_of = store.worker_of
+
+    def count(row: Any) -> Any:
+        nonlocal rows
+        rows += 1
+        return worker_of(row)
+
+    monkeypatch.setattr(store, "worker_of", count)
+    await fleet_setup.assign("invert")
+    rows = 0
+    await fleet_setup.submit()
+    assert 0 < rows <= WORKERS_PAGE

@@ -1,14 +1,16 @@
 """A workflow is converted once, unless chance or the date has a say in what becomes of it."""
 
+import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
+import pytest
 from tests.support.jobs.workflows import OBJECT_INFO
 
 from comfyfleet.server.catalog.payload import RandomSource, marked_prompt_of
-from comfyfleet.server.jobs.caches import PROMPTS_KEPT_MAX, PromptCache
+from comfyfleet.server.jobs.caches import PROMPTS_KEPT_MAX, PromptCache, TtlCache
 
 TODAY = datetime(2026, 11, 15, tzinfo=UTC)
 
@@ -71,3 +73,48 @@ def test_only_so_many_are_kept_and_the_oldest_goes_first() -> None:
     prompts.get(str(PROMPTS_KEPT_MAX), conversions[-1], RandomSource())
     prompts.get("0", conversions[0], RandomSource())
     assert [each.times for each in (conversions[0], conversions[-1])] == [2, 1]
+
+
+class Source:
+    """A slow source that counts its reads. Each read returns the number of reads so far."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.may_finish = asyncio.Event()
+
+    async def read(self) -> int:
+        self.reads += 1
+        value = self.reads
+        await self.may_finish.wait()
+        if not value % 3:
+            raise RuntimeError("the third read fails")
+        return value
+
+
+async def test_only_one_caller_reads_an_expired_value_again() -> None:
+    cache: TtlCache[int] = TtlCache(timedelta(seconds=2))
+    source = Source()
+    source.may_finish.set()
+    assert await cache.get("key", source.read, now=TODAY) == 1
+    source.may_finish.clear()
+    later = TODAY + timedelta(seconds=3)
+    reader = asyncio.create_task(cache.get("key", source.read, now=later))
+    await asyncio.sleep(0)
+    others = [await cache.get("key", source.read, now=later) for _ in range(5)]
+    assert others == [1] * 5
+    source.may_finish.set()
+    assert await reader == 2
+    assert await cache.get("key", source.read, now=later) == 2
+    assert source.reads == 2
+
+
+async def test_a_value_that_could_not_be_read_again_is_dropped() -> None:
+    cache: TtlCache[int] = TtlCache(timedelta(seconds=2))
+    source = Source()
+    source.may_finish.set()
+    for seconds in (0, 3):
+        await cache.get("key", source.read, now=TODAY + timedelta(seconds=seconds))
+    later = TODAY + timedelta(seconds=6)
+    with pytest.raises(RuntimeError):
+        await cache.get("key", source.read, now=later)
+    assert await cache.get("key", source.read, now=later) == 4

@@ -214,14 +214,19 @@ async def count_workers(tx: Tx, fleet: Fleet) -> int:
     return await store.count_workers(tx, fleet.id)
 
 
-async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWorker]:
-    """Returns the workers, in any state, that may serve a workflow assigned to their fleet."""
-    fleets = [fleet.id for fleet in await store.fleets_with(tx, workflow_id, stage)]
-    return [
-        worker
-        for worker in await store.all_workers(tx, fleet_ids=fleets)
-        if worker.workflow_ids is None or workflow_id in worker.workflow_ids
-    ]
+async def workers_for(
+    tx: Tx, workflow_id: int, *, stage: str, online_since: datetime | None = None
+) -> list[FleetWorker]:
+    """Returns the workers, in any state, that may serve a workflow assigned to their fleet. With
+    `online_since`, returns only some workers, which accept jobs and were seen since then."""
+    ids = [fleet.id for fleet in await store.fleets_with(tx, workflow_id, stage)]
+    if online_since is None:
+        rows = await store.workers_in_pages(tx, ids)
+    else:
+        rows = await store.all_workers(
+            tx, fleet_ids=ids, seen_since=online_since, only_taking_jobs=True, limit=WORKERS_PAGE
+        )
+    return [row for row in rows if row.workflow_ids is None or workflow_id in row.workflow_ids]
 
 
 async def facts_of(tx: Tx, workers: Iterable[FleetWorker]) -> dict[str, BackendFacts]:
@@ -339,12 +344,6 @@ async def workflows_of(tx: Tx, worker: FleetWorker) -> list[str]:
         for workflow in assigned.get(worker.fleet_id, ())
         if worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids
     ]
-
-
-async def live_workers_by_lane(tx: Tx, *, seen_since: datetime) -> dict[FleetLane, frozenset[str]]:
-    """Returns the recently seen workers of each lane that are approved and not draining."""
-    live = await store.all_workers(tx, seen_since=seen_since)
-    return model.workers_by_lane(live, await store.assigned(tx))
 
 
 async def find_two_workers(
@@ -766,7 +765,6 @@ __all__ = [
     "lanes_of",
     "lanes_of_all",
     "list_fleets",
-    "live_workers_by_lane",
     "note_seen",
     "one_of_each_kind",
     "prune_readings",

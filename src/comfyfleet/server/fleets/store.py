@@ -213,6 +213,7 @@ def _assigned(row: Mapping[Any, Any]) -> AssignedWorkflow:
 
 
 # A worker's columns without its backend's facts, which are large and rarely needed.
+WORKERS_PER_PAGE = 200  # reading so many takes a few milliseconds
 COLUMNS = (
     *(column for column in workers.c if column.name not in ("facts", "object_info_hash")),
     fleets.c.slug.label("fleet_slug"),
@@ -323,6 +324,20 @@ async def all_workers(
     page = select(workers.c.id).where(*conditions).order_by(workers.c.worker_id).limit(limit)
     rows = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
     return _workers(rows.mappings())
+
+
+async def workers_in_pages(tx: Tx, fleet_ids: Collection[int]) -> list[FleetWorker]:
+    """Returns all workers of some fleets. Other tasks run between the pages."""
+    workers: list[FleetWorker] = []
+    after_id: str | None = None
+    while True:
+        page = await all_workers(
+            tx, fleet_ids=fleet_ids, after_worker_id=after_id, limit=WORKERS_PER_PAGE
+        )
+        workers += page
+        if len(page) < WORKERS_PER_PAGE:
+            return workers
+        after_id = page[-1].worker_id
 
 
 async def one_of_each_kind(tx: Tx, fleet_id: int, *, seen_since: datetime) -> list[FleetWorker]:

@@ -55,9 +55,16 @@ class TtlCache(Generic[Value]):
         entry = self._kept.get(key)
         if entry is not None and timedelta() <= now - entry[0] < self._fresh:
             return entry[1]
-        if len(self._kept) >= ANSWERS_KEPT_MAX:
+        if entry is not None and timedelta() <= now - entry[0] < 2 * self._fresh:
+            # Until this read has finished, other callers get the previous value.
+            self._kept[key] = now, entry[1]
+        elif len(self._kept) >= ANSWERS_KEPT_MAX:
             self._kept.clear()
-        value = await read()
+        try:
+            value = await read()
+        except BaseException:
+            self._kept.pop(key, None)
+            raise
         self._kept[key] = now, value
         return value
 

@@ -12,6 +12,7 @@ from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import (
+    BackendOffer,
     FleetWorker,
     MissingRequirements,
     ModelUse,
@@ -86,25 +87,55 @@ async def read_availability(
     now, lane = context.clock(), requirements.lane
     workers = await fleets.workers_for(tx, lane.workflow_id, stage=lane.stage)
     offers = await context.caches.eligibility.offers(tx, workers, now=now)
-    lacks = {
-        name: offer.lacks(requirements.node_types, requirements.models)
-        for name, offer in offers.items()
-    }
     named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
     return Availability(
         requirements,
         [fleet.name for fleet in named],
         workers,
         now - timedelta(seconds=context.settings.offline_after_seconds),
-        {name: missing for name, missing in lacks.items() if missing},
+        _missing_by_worker(offers, requirements),
     )
 
 
+def _missing_by_worker(
+    offers: Mapping[str, BackendOffer], requirements: JobRequirements
+) -> dict[str, MissingRequirements]:
+    lacks = {
+        worker_id: offer.lacks(requirements.node_types, requirements.models)
+        for worker_id, offer in offers.items()
+    }
+    return {worker_id: missing for worker_id, missing in lacks.items() if missing}
+
+
 async def read_shortage(
-    tx: Tx, context: JobContext, requirements: JobRequirements
+    tx: Tx, context: JobContext, requirements: JobRequirements, bound: str | None = None
 ) -> Shortage | None:
-    """Returns the reason why no worker can run the job, or None if a worker should be able to."""
-    return find_shortage(await read_availability(tx, context, requirements))
+    """Returns the reason why no worker can run the job, or None if a worker should be able to.
+
+    `bound` is the worker or fleet that must run the job, if any. Only an explanation needs all
+    workers. Usually, one of the first online workers can run the job.
+    """
+    if await _has_able_worker(tx, context, requirements, bound):
+        return None
+    return find_shortage(await read_availability(tx, context, requirements), bound)
+
+
+async def _has_able_worker(
+    tx: Tx, context: JobContext, requirements: JobRequirements, bound: str | None
+) -> bool:
+    """Checks whether one of the first online workers can run the job."""
+    now, lane = context.clock(), requirements.lane
+    online_since = now - timedelta(seconds=context.settings.offline_after_seconds)
+    workers = await fleets.workers_for(
+        tx, lane.workflow_id, stage=lane.stage, online_since=online_since
+    )
+    offers = await context.caches.eligibility.offers(tx, workers, now=now)
+    missing = _missing_by_worker(offers, requirements)
+    sample = Availability(requirements, (), workers, online_since, missing)
+    return any(
+        worker.takes_jobs and sample.can_run(worker) and (not bound or bound in worker.affinities)
+        for worker in workers
+    )
 
 
 def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | None:

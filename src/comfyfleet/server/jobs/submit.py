@@ -41,8 +41,7 @@ from comfyfleet.server.jobs import files, reuse, service, store
 from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import (
-    find_shortage,
-    read_availability,
+    read_shortage,
     requirements_of_job,
 )
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
@@ -581,7 +580,7 @@ async def cached_shortage(context: JobContext, spec: JobSpec) -> Shortage | None
             requirements = await requirements_of_job(
                 tx, spec.lane, spec.needs, spec.workflow_version
             )
-            return find_shortage(await read_availability(tx, context, requirements), bound)
+            return await read_shortage(tx, context, requirements, bound)
 
     return await context.caches.shortages.get(key, read, now=context.clock())
 
