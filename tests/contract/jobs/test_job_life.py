@@ -308,7 +308,7 @@ async def test_outputs_must_lie_where_their_urls_led(place: Place) -> None:
     await place.submit()
     handed = await place.lease()
     said = DeliveredOutput(name="output", size=3, content_type="image/png")
-    with pytest.raises(InvalidInput, match="never uploaded"):
+    with pytest.raises(InvalidInput, match="was not uploaded"):
         await place.complete(handed, said)
     assert (await place.complete(handed)).status == JobStatus.COMPLETED
 

@@ -198,7 +198,7 @@ async def _until_one_waits(pool: Database) -> None:
 
 
 async def test_a_priced_job_needs_somebody_who_pays(till: Till) -> None:
-    with pytest.raises(InvalidInput, match="user who pays"):
+    with pytest.raises(InvalidInput, match="user_id is required"):
         await submit.submit(till.context, till.tenant_id, asked(price_tokens=1))
 
 

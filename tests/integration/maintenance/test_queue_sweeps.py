@@ -122,7 +122,7 @@ async def test_a_job_that_was_put_off_is_seen_when_it_is_due(
         await tx.execute(update(dispatches).values(not_before=later))
     async with fleet_setup.worker() as worker:
         assert (await worker.poll())["job"] is None
-        assert "put off" in (await fleet_setup.job(job_id))["why"]
+        assert "delayed until" in (await fleet_setup.job(job_id))["why"]
         clock.by = timedelta(minutes=1)
         await wake_due(fleet_setup.plane)
         await worker.job()
