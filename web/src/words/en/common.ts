@@ -1,5 +1,5 @@
-/** Labels and messages that several pages share. Those of a single page are in the file next to this
- * one that has the page's name. */
+/** Labels and messages that several pages share. Texts used by a single page are in the file with the
+ * page's name in this folder. */
 
 export const words = {
   product: "comfyfleet",
