@@ -143,7 +143,7 @@ async def open_control_plane(
             admin_key=await admin_key(central, settings),
             turns=turns,
             routes=await _started(RouteCalls(central, clock), stack),
-            cursors=await _started(ClientCursors(central, name), stack),
+            cursors=await _started_cursors(central, name, stack),
             outward=outward,
             siblings=siblings,
             webhook_key=await webhook_key(central),
@@ -174,6 +174,12 @@ async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -
     notifier.on_user = users.note
     notifier.hears = lambda: users.hears_others
     await _started(users, stack)
+
+
+async def _started_cursors(central: Database, name: str, stack: AsyncExitStack) -> ClientCursors:
+    cursors = await _started(ClientCursors(central, name), stack)
+    await cursors.wait_until_listening()
+    return cursors
 
 
 async def _ready_pools(

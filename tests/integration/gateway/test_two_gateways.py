@@ -1,6 +1,7 @@
 """Two control planes: a client listens at one, its prompt is submitted and run at the other."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.support.backends.engine_client import SocketClient
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import PROMPT, GatewayInProcess, gateway_on, until
 
 from comfyfleet.server.gateway import feed, history
+from comfyfleet.server.gateway.client_socket import GatewaySocket
+from comfyfleet.server.http import listener
 from comfyfleet.server.run_log import cursors
 from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.run_log.model import Cursor
@@ -147,7 +151,7 @@ async def test_the_position_of_a_client_is_sent_when_it_leaves_and_when_its_cont
         await until(is_listening)
         here.keep(user_id, "left", seen)
         await until(partial(is_known, "left"))
-        here.note(user_id, "listens", seen)
+        here.note(user_id, "listens", GatewaySocket("listens", seen))
         speaks.cancel()
         await here.close()
         await until(partial(is_known, "listens"))
@@ -158,6 +162,60 @@ async def test_the_position_of_a_client_is_sent_when_it_leaves_and_when_its_cont
         await here.close()
         await there.close()
         await central.close()
+
+
+async def test_a_stopping_control_plane_sends_a_clients_position_before_it_closes_the_socket(
+    postgres_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No round ends during the test: only what a control plane sends as it stops can be known at the other one.
+    monkeypatch.setattr(cursors, "SEND_SECONDS", 3600.0)
+    monkeypatch.setattr(cursors, "LAST_SEND_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr(listener, "WEBSOCKET_SECONDS", 3600.0)
+    monkeypatch.setattr(listener, "GRACE_SECONDS", 3600.0)
+    both: dict[str, Any] = {
+        "central_database_url": await postgres_databases.url("central"),
+        "tenant_database_urls": f"main={await postgres_databases.url('tenant')}",
+    }
+    async with (
+        gateway_on(postgres_databases, tmp_path, **both) as with_worker,
+        gateway_on(postgres_databases, tmp_path, engines=0, **both) as stopping,
+    ):
+        user = await with_worker.new_user()
+        hints, sends, may_send = stopping.plane.cursors._hints, asyncio.Event(), asyncio.Event()
+        send = hints.send
+
+        async def send_later(payload: str) -> None:
+            sends.set()
+            await may_send.wait()
+            await send(payload)
+
+        monkeypatch.setattr(hints, "send", send_later)
+        with contextlib.ExitStack() as stack:
+            here = stack.enter_context(replace(user, url=stopping.url).open_engine_client())
+            there = stack.enter_context(user.open_engine_client())
+
+            def run() -> tuple[SocketClient, str]:
+                ear = here.listen("me")
+                heard = there.submit(PROMPT, client_id="me")
+                ear.wait("executing", {"node": None, "prompt_id": heard})
+                return ear, heard
+
+            ear, heard = await asyncio.to_thread(run)
+            stopping.stop.set()
+            await sends.wait()
+            try:
+                await asyncio.to_thread(ear.ping)
+            finally:
+                may_send.set()
+
+            def return_elsewhere() -> None:
+                ear.wait_until_closed()
+                again = there.listen("me")
+                new = there.submit(PROMPT, client_id="me")
+                again.wait("executing", {"node": None, "prompt_id": new})
+                assert heard not in str(again.events)
+
+            await asyncio.to_thread(return_elsewhere)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

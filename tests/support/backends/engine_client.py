@@ -64,6 +64,14 @@ class SocketClient:
     def send(self, data: object) -> None:
         self._connection.send(data if isinstance(data, str) else json.dumps(data))
 
+    def ping(self) -> None:
+        """Returns when the server has answered, which it does only while the socket is open."""
+        assert self._connection.ping().wait(WAIT_SECONDS_MAX), "the server does not answer"
+
+    def wait_until_closed(self) -> None:
+        self._thread.join(WAIT_SECONDS_MAX)
+        assert not self._thread.is_alive(), "the server does not close it"
+
     def close(self) -> None:
         self._connection.close()
         self._thread.join(WAIT_SECONDS_MAX)

@@ -155,6 +155,7 @@ class GatewayInProcess(GatewayServer):
     """Calls of `admin` and `user` block: make them in a thread."""
 
     plane: ControlPlane
+    stop: asyncio.Event  # ends the server
 
     async def new_user(self, tenant_id: UUID | None = None, *, tokens: int = 0) -> GatewayUser:
         return await asyncio.to_thread(lambda: self.user(tenant_id, tokens=tokens))
@@ -203,7 +204,7 @@ async def gateway_on(
                 for number, backend in enumerate(backends):
                     worker = worker_settings(url, secret, backend.url, folder, f"worker-{number}")
                     await workers.enter_async_context(running_worker(worker))
-                server = GatewayInProcess(url, ADMIN_KEY, backends, folder, plane)
+                server = GatewayInProcess(url, ADMIN_KEY, backends, folder, plane, stop)
                 user = await server.new_user()
                 if backends:
                     await asyncio.to_thread(server.wait_until_ready, user)

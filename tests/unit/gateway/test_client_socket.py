@@ -99,6 +99,7 @@ async def test_a_client_that_returns_gets_again_what_its_connection_never_took(
     assert socket.taken_cursor == cursor_at(0)
     for place, expected in enumerate([0, 1, 1, 2, 2, 3]):
         await socket.next_frame()
+        socket.note_taken()
         assert socket.taken_cursor.row == expected, place
     # Rows without frames for this socket.
     assert sends(socket, row(4, B, 4, client_id="other"))

@@ -4,6 +4,7 @@ If a hint is lost, the only effect is a delay.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable
@@ -116,6 +117,8 @@ RETRY_SECONDS_MAX = 5.0
 # Seconds between two checks of an idle connection. Without traffic, a lost connection would remain
 # undetected.
 CHECK_SECONDS = 15.0
+# Maximum time in seconds for which a caller waits for messages that were sent before.
+CATCH_UP_SECONDS_MAX = 1.0
 PAYLOAD_BYTES_MAX = 7_900  # PostgreSQL's limit is 8,000 bytes.
 logger = logging.getLogger(__name__)
 
@@ -131,7 +134,9 @@ class NotifyChannel:
         self._outages = database.outages
         self._channel = channel
         self._sender: Any = None
+        self._listener: Any = None
         self._one_at_a_time = asyncio.Lock()
+        self._one_check_at_a_time = asyncio.Lock()
         self.is_listening = False
 
     async def send(self, payload: str) -> None:
@@ -175,17 +180,31 @@ class NotifyChannel:
         connection.add_termination_listener(lambda *_: lost.set())
         try:
             await connection.add_listener(self._channel, lambda *arguments: on_hint(arguments[3]))
-            self.is_listening = True
+            self._listener, self.is_listening = connection, True
             on_reconnect()
             while not lost.is_set():
                 try:
                     async with asyncio.timeout(CHECK_SECONDS):
                         await lost.wait()
                 except TimeoutError:
-                    await connection.execute("SELECT 1", timeout=CHECK_SECONDS)
+                    await self._check(connection)
         finally:
             self.is_listening = False
             connection.terminate()
+
+    async def _check(self, connection: Any) -> None:
+        async with self._one_check_at_a_time:
+            await connection.execute("SELECT 1", timeout=CHECK_SECONDS)
+
+    async def catch_up(self) -> None:
+        """Waits until all messages that were sent before this call have been received, or until a
+        timeout. PostgreSQL sends them before the response to a later statement.
+        """
+        if self.is_listening:
+            with contextlib.suppress(TimeoutError, Unavailable, OSError):
+                async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                    with lost_as_unavailable():
+                        await self._check(self._listener)
 
     async def close(self) -> None:
         if self._sender is not None and not self._sender.is_closed():

@@ -60,10 +60,9 @@ class GatewaySocket(Socket):
         super().push(frame)
         self._pushed += 1
 
-    async def next_frame(self) -> Frame:
-        frame = await super().next_frame()
+    def note_taken(self) -> None:
+        """Records that the connection has taken the frame that `next_frame` returned last."""
         self._taken += 1
-        return frame
 
     @property
     def wants_metadata(self) -> bool:

@@ -248,8 +248,10 @@ class UserFeed:
         """Returns the cursor of the client's open socket, or None if it has none. Messages after
         the cursor may not have reached the client, because its connection may be broken.
         """
-        mine = [socket for socket in self._open_sockets() if socket.client_id == client_id]
-        return mine[-1].taken_cursor if mine else None
+        for socket in reversed(self._sockets):
+            if socket.client_id == client_id and not socket.is_replaced:
+                return socket.taken_cursor
+        return None
 
     async def close(self) -> None:
         self._unsubscribe()
@@ -308,7 +310,7 @@ class UserFeed:
         has_read = await self._read_on()
         if rows or has_read:
             for socket in self._open_sockets():
-                self._plane.cursors.note(user_id, socket.client_id, socket.cursor)
+                self._plane.cursors.note(user_id, socket.client_id, socket)
         self._send_pictures()
         if look.has_more:
             self._woken.set()
@@ -553,13 +555,16 @@ class GatewayFeeds:
         """Returns a new socket. It receives the messages that its client has missed and all new
         ones.
         """
-        cursor = self.of(caller).seen_by(client_id)
+        open_at = self.of(caller).seen_by(client_id)
+        known = self._cursors.of(caller.user_id, client_id)
         await self.of(caller).start()
         # The feed finds runs that start from now on in the log. Earlier ones are read here.
         first, running_node, running = await self._missed(caller, client_id)
-        if cursor is None:
+        if open_at is None:
             # The control plane that the client has just left may have sent its cursor by now.
-            cursor = self._cursors.of(caller.user_id, client_id)
+            await self._cursors.catch_up()
+            known = self._cursors.of(caller.user_id, client_id)
+        cursor = max((at for at in (open_at, known) if at is not None), default=None)
         feed = self.of(caller)
         await feed.start()
         if cursor is None:
@@ -595,11 +600,16 @@ class GatewayFeeds:
         return first, current_node(messages), [job for job in active if is_running(job)]
 
     async def leave(self, caller: Caller, socket: GatewaySocket) -> None:
+        """Removes a socket, and sends its position to other control planes before its connection is
+        closed.
+        """
         feed = self.of(caller)
         feed.remove(socket)
         if not socket.is_replaced:
             self._cursors.keep(caller.user_id, socket.client_id, socket.taken_cursor)
         await self._close_if_empty(caller, feed)
+        # A client that sees its connection close may be at another control plane immediately.
+        await self._cursors.wait_until_sent()
 
     async def close(self) -> None:
         for feed in [*self._feeds.values()]:

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 # Seconds for which a stopping server waits for the first request of a new connection.
 FIRST_REQUEST_SECONDS = 1.0
+# Seconds within which the application must close its WebSockets itself.
+WEBSOCKET_SECONDS = 3.0
 # Seconds within which a canceled request must answer 503.
 CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
@@ -304,10 +306,14 @@ class _Server(uvicorn.Server):
         self._take_rest()
         loop = asyncio.get_running_loop()
         new_until = loop.time() + FIRST_REQUEST_SECONDS
+        sockets_until = loop.time() + WEBSOCKET_SECONDS
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 while self._opening or self.server_state.connections or self.server_state.tasks:
-                    self._close_connections(spares_new=loop.time() < new_until)
+                    self._close_connections(
+                        spares_new=loop.time() < new_until,
+                        spares_sockets=loop.time() < sockets_until,
+                    )
                     await asyncio.sleep(HAND_OVER_LOOK_SECONDS)
         except TimeoutError:
             await self._cut_off()
@@ -316,15 +322,18 @@ class _Server(uvicorn.Server):
         if self._source is not None:
             self._source.take_rest()
 
-    def _close_connections(self, *, spares_new: bool) -> None:
+    def _close_connections(self, *, spares_new: bool, spares_sockets: bool) -> None:
         """Closes idle connections now, and the others after their response.
 
         A request that has arrived but hasn't been read yet is still answered. With `spares_new`, so
-        is the first request of a new connection.
+        is the first request of a new connection. With `spares_sockets`, the application closes
+        WebSockets itself.
         """
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpConnection):
                 connection.close_if_idle(spares_new=spares_new)
+            elif isinstance(connection, LimitedWebSocket) and connection.is_open and spares_sockets:
+                continue
             elif connection not in self._shut_down:
                 self._shut_down.add(connection)
                 connection.shutdown()

@@ -39,6 +39,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._is_refused = False
         self._unanswered_pings = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self.handshake_complete and not self.close_sent
+
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), PART_BYTES):
             if self._is_refused or self.transport.is_closing():

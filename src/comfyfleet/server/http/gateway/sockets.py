@@ -21,7 +21,7 @@ from comfyfleet.server.http.gateway.info import features_of
 from comfyfleet.server.http.streams import StreamKeyCheck
 
 logger = logging.getLogger(__name__)
-TRY_AGAIN_LATER = 1013
+NORMAL, SERVICE_RESTART, TRY_AGAIN_LATER = 1000, 1012, 1013
 
 
 async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
@@ -39,10 +39,15 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     meters.gateway_sockets.inc()
     try:
         key = StreamKeyCheck(call.plane, call.caller)
-        await pump(websocket, socket, features_of(call.plane), key, meters.gateway_events.inc)
+        stopping = call.plane.stopping
+        await pump(
+            websocket, socket, features_of(call.plane), key, meters.gateway_events.inc, stopping
+        )
     finally:
         meters.gateway_sockets.dec()
         await feeds.leave(call.caller, socket)
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+        await websocket.close(SERVICE_RESTART if stopping.is_set() else NORMAL)
 
 
 async def pump(
@@ -51,14 +56,16 @@ async def pump(
     features: Mapping[str, Any],
     key: StreamKeyCheck,
     count_sent: Callable[[], None],
+    stopping: asyncio.Event,
 ) -> None:
-    """Sends and receives messages until the client disconnects, stops reading for too long, or its
-    key becomes invalid."""
+    """Sends and receives messages until the client disconnects, stops reading for too long, its key
+    becomes invalid, or this process stops."""
     parts: tuple[Coroutine[Any, Any, object], ...] = (
         _write(websocket, socket, count_sent),
         _listen(websocket, socket, features),
         socket.overrun.wait(),
         _watch(key),
+        stopping.wait(),
     )
     running = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -67,8 +74,6 @@ async def pump(
         for part in running:
             part.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-            await websocket.close()
 
 
 async def _write(
@@ -80,6 +85,7 @@ async def _write(
             await websocket.send_text(frame)
         else:
             await websocket.send_bytes(frame)
+        socket.note_taken()
         count_sent()
 
 
