@@ -35,7 +35,7 @@ def said_to(*arguments: str, **environ: str) -> str:
             "--gpus must be indexes or UUIDs, such as 0,1 or GPU-…, not 'first'",
         ),
         ((*COMMAND, "--metrics", "9100"), "--metrics must be HOST:PORT"),
-        (("--comfyui-command", "comfyui", "--per-gpu", "2"), "has no {port}"),
+        (("--comfyui-command", "comfyui", "--per-gpu", "2"), "doesn't contain {port}"),
         (("--comfyui-command", " "), "--comfyui-command is empty"),
         (("--comfyui-command", "a 'b"), "--comfyui-command can't be read"),
     ],

@@ -80,7 +80,7 @@ async def test_a_text_that_names_another_file_is_refused_before_it_runs(
     stolen = {"1": node("ComfyfleetPassFile", file=name, filename_prefix="mine")}
     (job,) = await backend.run({"prompt": stolen})
     assert job.failure["code"] == "invalid_input"
-    assert "is no file of this job" in job.failure["exception_message"]
+    assert "doesn't belong to this job" in job.failure["exception_message"]
     assert not job.started
 
 

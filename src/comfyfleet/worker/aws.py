@@ -29,7 +29,7 @@ from comfyfleet.errors import install_line
 
 ENDPOINT = "http://169.254.169.254"
 ENDPOINT_V6 = "http://[fd00:ec2::254]"
-KEY_SECONDS = 21_600  # the longest lifetime that the service allows
+KEY_SECONDS = 21_600  # the longest lifetime of a session key that the service allows
 RENEW_BEFORE_SECONDS = 300
 METADATA_CONNECT_SECONDS_MAX = 1.0
 METADATA_ANSWER_SECONDS_MAX = 3.0
@@ -45,8 +45,8 @@ def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
     disable it."""
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
-    if given := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip():
-        return given.rstrip("/")
+    if endpoint := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip():
+        return endpoint.rstrip("/")
     is_v6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
     return ENDPOINT_V6 if is_v6 else ENDPOINT
 
@@ -89,7 +89,7 @@ class InstanceMetadata:
         if status == 404:
             return None
         if status != 200:
-            raise MetadataUnavailable(f"{path} was answered with {status}")
+            raise MetadataUnavailable(f"reading {path} failed with status {status}")
         return text
 
     async def _read(self, path: str) -> tuple[int, str]:
@@ -103,7 +103,7 @@ class InstanceMetadata:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._key_seconds)}
         status, text = await self._ask("PUT", f"{self._base}/api/token", headers)
         if status != 200 or not _is_header_value(text):
-            raise MetadataUnavailable(f"no session key was given ({status})")
+            raise MetadataUnavailable(f"no session key was issued (status {status})")
         self._key = text
         self._renew_at = now + self._key_seconds - min(RENEW_BEFORE_SECONDS, self._key_seconds / 2)
         return self._key
@@ -116,7 +116,7 @@ class InstanceMetadata:
                     received += part
                     if len(received) > ANSWER_BYTES_MAX:
                         raise MetadataUnavailable(
-                            f"the answer is longer than {ANSWER_BYTES_MAX} bytes"
+                            f"the response is longer than {ANSWER_BYTES_MAX} bytes"
                         )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise MetadataUnavailable(f"{type(error).__name__}: {error}") from error
@@ -140,8 +140,8 @@ MetadataContact: TypeAlias = Literal["unknown", "absent", "there", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class SpotNotice:
-    """A notice about the machine. `at` is when the machine stops, if the notice contains a time.
-    Rebalance advice doesn't."""
+    """A notice about the machine. `at` is when the machine stops, or None if the notice doesn't
+    contain a time. Rebalance recommendations never contain one."""
 
     kind: NoticeKind
     at: datetime | None = None
@@ -179,7 +179,7 @@ class SpotWatch:
 
     async def _poll(self) -> tuple[SpotNotice, ...]:
         try:
-            found = (
+            notices = (
                 self._read(ACTION, await self._metadata.get(ACTION), parse_action),
                 self._read(REBALANCE, await self._metadata.get(REBALANCE), parse_rebalance),
             )
@@ -187,7 +187,7 @@ class SpotWatch:
             self._note_absent(error)
             return ()
         self._note_present()
-        return tuple(notice for notice in found if notice)
+        return tuple(notice for notice in notices if notice)
 
     def _read(
         self, path: str, text: str | None, parse: Callable[[str], SpotNotice | None]
@@ -198,15 +198,15 @@ class SpotWatch:
         notice = parse(text)
         if notice is None and path not in self._unread:
             self._unread.add(path)
-            logger.warning("EC2 metadata: %s can't be read: %.200r", path, text)
+            logger.warning("EC2 metadata: %s has an unknown format: %.200r", path, text)
         return notice
 
     def _note_absent(self, error: MetadataUnavailable) -> None:
         if self._contact == "there":
-            logger.warning("EC2 metadata don't answer any more, still asking: %s", error)
+            logger.warning("EC2 metadata is no longer available; still polling: %s", error)
             self._contact = "lost"
         elif self._contact == "unknown":
-            logger.info("no EC2 metadata here, so no spot notices: %s", error)
+            logger.info("no EC2 metadata available, so there are no spot notices: %s", error)
             self._contact = "absent"
 
     def _note_present(self) -> None:
@@ -217,24 +217,24 @@ class SpotWatch:
 
 def parse_action(text: str) -> SpotNotice | None:
     """Parses `{"action": "terminate", "time": "…Z"}`. Every action means that the machine stops."""
-    found = _mapping(text)
-    action = found.get("action")
+    fields = _mapping(text)
+    action = fields.get("action")
     if not isinstance(action, str) or action in ("", "none"):
         return None
-    return SpotNotice("spot", _moment(found.get("time")))
+    return SpotNotice("spot", _moment(fields.get("time")))
 
 
 def parse_rebalance(text: str) -> SpotNotice | None:
-    """Parses `{"noticeTime": "…Z"}`. This is the time of the advice and not a deadline."""
+    """Parses `{"noticeTime": "…Z"}`. This is when the advice was issued, not a deadline."""
     return SpotNotice("rebalance") if _moment(_mapping(text).get("noticeTime")) else None
 
 
 def _mapping(text: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _moment(value: object) -> datetime | None:
@@ -246,8 +246,8 @@ def _moment(value: object) -> datetime | None:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Returns the time in UTC. A time without a zone is assumed to be UTC, which this service
-    uses."""
+    """Returns the time in UTC. A time without a zone is assumed to be UTC, because the metadata
+    service uses UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -353,7 +353,7 @@ CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 
 class AwsCallFailed(Exception):
-    """A call to AWS failed. The caller repeats it."""
+    """Raised when a call to AWS failed. The caller retries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,12 +390,15 @@ async def find_group_member(
     if client is None:
         return None
     answer = await _call_aws(client.describe_auto_scaling_instances, InstanceIds=[instance_id])
-    for found in answer["AutoScalingInstances"]:
+    for instance in answer["AutoScalingInstances"]:
         logger.info(
-            "scale-in protection in the auto-scaling group %s", found["AutoScalingGroupName"]
+            "scale-in protection is used in the auto-scaling group %s",
+            instance["AutoScalingGroupName"],
         )
-        return ScalingGroupMember(client, instance_id, found["AutoScalingGroupName"])
-    logger.info("%s is in no auto-scaling group: no scale-in protection", instance_id)
+        return ScalingGroupMember(client, instance_id, instance["AutoScalingGroupName"])
+    logger.info(
+        "%s isn't in an auto-scaling group, so it needs no scale-in protection", instance_id
+    )
     return None
 
 
@@ -404,12 +407,12 @@ async def _open_client(region: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ModuleNotFoundError:
-        logger.info("no scale-in protection: %s", install_line("aws"))
+        logger.info("scale-in protection isn't available: %s", install_line("aws"))
         return None
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,
         read_timeout=ANSWER_SECONDS_MAX,
-        retries={"total_max_attempts": 1},  # `run` retries, with the state at that time
+        retries={"total_max_attempts": 1},  # `run` retries with the state that is current then
     )
     return await _call_aws(boto3.client, "autoscaling", region_name=region, config=config)
 
@@ -462,8 +465,8 @@ class ScaleInProtection:
             self._changed.set()
 
     async def run(self) -> None:
-        """Updates the protection until cancelled. Returns at once if there is no group to protect
-        the instance in."""
+        """Updates the protection until cancelled. Returns immediately if the instance isn't in an
+        auto-scaling group."""
         retries = _back_off(self._retry_seconds)
         while True:
             try:
@@ -471,7 +474,7 @@ class ScaleInProtection:
                     return
                 await self._step()
             except (AwsCallFailed, OSError) as error:
-                logger.warning("scale-in protection can't be set now: %s", error)
+                logger.warning("scale-in protection could not be set; retrying: %s", error)
                 await asyncio.sleep(next(retries))
             else:
                 retries = _back_off(self._retry_seconds)
@@ -483,7 +486,7 @@ class ScaleInProtection:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
                 await self._set_protection(protected=False)
         except (AwsCallFailed, OSError) as error:  # includes TimeoutError
-            logger.warning("scale-in protection could not be switched off: %s", error)
+            logger.warning("scale-in protection could not be removed: %s", error)
 
     async def _is_found(self) -> bool:
         self._member = await self._find()

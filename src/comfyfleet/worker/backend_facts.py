@@ -45,8 +45,8 @@ def shared_object_info(object_info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """Returns the JSON text to upload. It keeps the backend's order of keys, because clients assign
-    values to inputs by this order."""
+    """Returns the JSON text to upload. The order of keys is the backend's, because clients use it
+    to match values with inputs."""
     return json.dumps(object_info, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -86,7 +86,7 @@ def _kind(system_stats: Mapping[str, Any]) -> str:
 
 
 def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the model files that inputs offer as choices, by input."""
+    """Yields each input that offers model files, with these files."""
     for class_type, name, spec in input_specs(object_info):
         choices = file_choices(spec)
         files = tuple(choice for choice in choices or () if is_model_file(choice))

@@ -48,14 +48,15 @@ from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
-# A control plane that doesn't respond for this many heartbeats counts as hung. The resulting
-# timeout stays within the limits below, in seconds.
+# A control plane that doesn't respond for this many heartbeat intervals is considered hung. The
+# next two constants limit the resulting timeout, in seconds.
 HEARTBEATS_MISSED_MAX = 2
 SILENCE_SECONDS_MIN = 10.0
 SILENCE_SECONDS_MAX = 60.0
-# Maximum seconds that a call waits. Many proxies cut an idle connection after a minute.
+# Maximum seconds that a call waits at the control plane. Many proxies cut an idle connection after
+# a minute.
 WAIT_SECONDS_MAX = 50.0
-# A waiting call returns after this share of the allowed silence at the latest.
+# A call waits for at most this share of the time after which a control plane counts as hung.
 WAIT_SHARE = 0.75
 DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
@@ -98,14 +99,14 @@ class ControlClient:
         retry: RetryPolicy | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        """`urls` contains the addresses of one control plane. If one doesn't respond, the next one
-        is used."""
+        """`urls` lists all addresses of the control plane. If one doesn't respond, the client
+        switches to the next."""
         self.key = key
         self.heartbeat_seconds = heartbeat_seconds
         self.secrets = JobSecrets()
-        self._failed: set[_Address] = set()  # since the last response of any address
+        self._failed: set[_Address] = set()  # addresses that failed since the last response of any
         self._retry = retry or RetryPolicy()
-        self._addresses = [_Address(each.rstrip("/"), self._retry) for each in urls]
+        self._addresses = [_Address(url.rstrip("/"), self._retry) for url in urls]
 
     @property
     def _url(self) -> str:
@@ -164,8 +165,8 @@ class ControlClient:
                 await self._wait(attempt, report, error)
 
     async def send_report(self, report: FinalReport) -> Completed:
-        """Sends the final report once. A control plane that doesn't support `poll` in a Complete
-        ignores it."""
+        """Sends the final report once. Control planes that don't support the `poll` field of
+        Complete ignore it."""
         try:
             return await self._ask(
                 REPORT_ENDPOINTS[type(report)], report, Completed, self._bearer()
@@ -185,8 +186,8 @@ class ControlClient:
         await self._ask("routes/answer", answer, Done, self._bearer())
 
     async def deregister(self, worker_id: str) -> bool:
-        """Deregisters the worker and returns whether that was accepted. Makes few attempts, because
-        a worker that stops has little time."""
+        """Deregisters the worker and returns whether the control plane accepted that. Makes only a
+        few attempts, because a stopping worker has little time."""
         for attempt in range(1, DEREGISTER_ATTEMPTS_MAX + 1):
             try:
                 await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
@@ -223,20 +224,20 @@ class ControlClient:
             return
         self._failed.add(address)
         if self._addresses[0] in self._failed:
-            logger.warning("the control plane at %s doesn't answer: %s", address.url, reason)
+            logger.warning("the control plane at %s isn't responding: %s", address.url, reason)
         else:
-            text = "the control plane at %s doesn't answer (%s); using %s"
+            text = "the control plane at %s isn't responding (%s); using %s"
             logger.warning(text, address.url, reason, self._url)
 
     def _note_answer(self, address: "_Address") -> None:
         is_back = address in self._failed
         self._failed.clear()
         if is_back:
-            logger.warning("the control plane at %s answers again", address.url)
+            logger.warning("the control plane at %s is responding again", address.url)
 
     def _bearer(self) -> dict[str, str]:
         if not self.key:
-            raise Unauthenticated("this worker is not registered")
+            raise Unauthenticated("this worker isn't registered yet")
         return {"Authorization": f"Bearer {self.key}"}
 
     async def _ask(
@@ -255,7 +256,7 @@ class ControlClient:
         except Unavailable as error:
             is_slow = isinstance(error.__cause__, httpx.ReadTimeout)
             if is_slow and address.answered_at > began:
-                logger.info("%s, which answers other calls", error.message)
+                logger.info("%s, but the address responds to other calls", error.message)
             elif error.__cause__ is not None or endpoint in ENDPOINTS_WITHOUT_JOB:
                 is_silent = isinstance(error.__cause__, httpx.TransportError)
                 self._note_failure(address, error.message, leaves=is_silent)
@@ -299,8 +300,9 @@ class ControlClient:
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            # This is usually a proxy's page, and the control plane behind it may be back soon.
-            raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
+            # The response is usually an error page of a proxy, and the control plane behind it may
+            # be back soon.
+            raise Unavailable(f"{endpoint}: the response has an unknown format: {error}") from error
 
 
 def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
@@ -308,7 +310,7 @@ def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
     fields = error_fields(response)
     code = fields.code if fields else ""
     message = fields.message if fields else response.text[:SNIPPET_CHARACTERS_MAX]
-    text = f"{endpoint} was answered {response.status_code}: {message}"
+    text = f"{endpoint} failed with status {response.status_code}: {message}"
     match response.status_code:
         case 401:
             return WorkerRevoked(text) if code == WorkerRevoked.code else Unauthenticated(text)
@@ -319,7 +321,7 @@ def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
         case 400 | 404 | 422 if endpoint == "register":
             return InvalidInput(text)
         case 422 if code == OutputMissing.code:
-            return OutputMissing("The workflow produced no file and no value.", status=422)
+            return OutputMissing("The workflow produced neither files nor values.", status=422)
         case status if status >= 500 or status in RETRYABLE_STATUSES or status < 400:
             return Unavailable(text)
     return Refused(text, status=response.status_code)

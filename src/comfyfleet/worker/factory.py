@@ -1,4 +1,4 @@
-"""Builds a worker and its platform (machine figures, notices, scale-in protection) from
+"""Builds a worker and its platform (machine readings, notices, scale-in protection) from
 settings."""
 
 import asyncio
@@ -44,8 +44,8 @@ async def open_platform(
 async def _open_machine(
     settings: WorkerSettings, environ: Mapping[str, str]
 ) -> AsyncIterator[MachineMonitor]:
-    """Opens the machine's figures. A backend on another machine reports its own GPU, because this
-    machine has a different one or none."""
+    """Opens the machine monitor. For a backend on another machine, the GPU's metrics come from the
+    backend, because it doesn't use this machine's GPU."""
     url = settings.backend_url
     if url is None:
         yield MachineMonitor(settings.state, environ, nvml=None)
@@ -71,9 +71,9 @@ async def _open_protection(
         await protection.close()
 
 
-# The file in the state folder that identifies the ComfyUI process.
+# Name of the file in the state folder that identifies the ComfyUI process.
 PROCESS_FILE = "comfyui.json"
-# The log of that process in the state folder.
+# Name of the ComfyUI process's log file in the state folder.
 LOG_FILE = "comfyui.log"
 
 
@@ -93,8 +93,8 @@ async def open_worker(
             heartbeat_seconds=settings.heartbeat_seconds,
         )
         store = store_client()
-        for each in (backend, probe, control, store):
-            stack.push_async_callback(each.aclose)
+        for client in (backend, probe, control, store):
+            stack.push_async_callback(client.aclose)
         journal = Journal(settings.state)
         assets = AssetCache(
             settings.state / "cache",

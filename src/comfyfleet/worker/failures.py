@@ -42,13 +42,13 @@ TEXT_CHARACTERS_MAX = 20_000
 class BackendCondition(StrEnum):
     """A problem of a worker's backend, and when it ends."""
 
-    DOWN = "down"  # doesn't respond, until it does
-    # responds, but its prompt thread is stuck until a restart or until its queue is empty
+    DOWN = "down"  # The backend doesn't respond. Ends when it responds again.
+    # The backend responds, but its prompt thread is stuck. Ends with a restart or an empty queue.
     HUNG = "hung"
-    POISONED = "poisoned"  # every later prompt fails too, until a restart
-    CLOSED = "closed"  # an account without access or credits, probed again later
-    DISK_FULL = "disk_full"  # until there is free space
-    GROWN = "grown"  # doesn't free memory on request, until a restart
+    POISONED = "poisoned"  # Every prompt fails until the backend is restarted.
+    CLOSED = "closed"  # The account has no access or credits. It is checked again later.
+    DISK_FULL = "disk_full"  # Ends when the disk has free space again.
+    GROWN = "grown"  # The backend doesn't free memory on request. Ends with a restart.
 
 
 class BackendFault(NamedTuple):
@@ -69,12 +69,12 @@ POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
 DISK_FULL = BackendFault("disk_full", BackendCondition.DISK_FULL)
 DISK_FULL_TEXT = "The worker's disk is full."
 
-# For the backend's own writes. The worker's writes raise OSError, and the backend may have another
-# disk.
+# The fault if the backend's own writes fail. It doesn't pause the worker, because the backend may
+# use another disk. If the worker's own disk is full, its writes raise OSError.
 BACKEND_DISK_FULL = BackendFault("disk_full")
 
-# The first match counts. Patterns match the end of a type name and the beginning of a system
-# message.
+# Faults by exception type and by system message. The first match counts. An entry matches the end
+# of the type's name or the beginning of the message.
 _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY),
     ("OOM_EXCEPTION", OUT_OF_MEMORY),
@@ -106,8 +106,7 @@ _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in
 def find_backend_fault(exception_type: str | None, message: str) -> BackendFault | None:
     """Returns the backend's fault behind an error, or None if the prompt is or may be at fault.
 
-    Matches only system messages, so that a text quoted by a node can't take a backend out of
-    service.
+    Only system messages count, so that text quoted by a node can't take a backend out of service.
     """
     for ending, fault in _BY_TYPE:
         if (exception_type or "").endswith(ending):
@@ -124,13 +123,14 @@ TRACEBACK_LINES_MAX = 100
 PROBLEMS_MAX = 20
 PROBLEM_CHARACTERS_MAX = 500
 REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
-# The control plane stores 50,000 characters of a report.
+# Maximum length of the backend's response in a report. The control plane stores 50,000 characters
+# of a report.
 REFUSAL_CHARACTERS_MAX = 30_000
 INVALID_PROMPT = "invalid_prompt"
 NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
 BACKEND_LACKS = BackendFault("backend_lacks", changes_lists=True)
 
-# The worker's environment is at fault, so the job may succeed elsewhere.
+# Errors caused by the worker's environment. The job may succeed on another worker.
 FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
     (RunLost, BackendFault("backend_down")),
     (ServerUnavailable, BackendFault("backend_down", BackendCondition.DOWN)),
@@ -142,7 +142,7 @@ FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
     (UnexpectedAnswer, BackendFault("backend_fault")),
     (Unavailable, BackendFault("backend_fault")),
 )
-# The job itself is at fault, or must not run a second time.
+# Errors that fail the job, because it is at fault itself or must not run a second time.
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (OutcomeUnknown, "unknown_outcome"),
     (RunTimedOut, "run_limit"),
@@ -155,8 +155,8 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LeaseOutcome:
-    """The consequence of an error. `report` ends the lease, `fault` is the backend's fault, if any,
-    and `is_unexpected` causes a traceback in the log."""
+    """The consequences of an error. `report` ends the lease, `fault` is the backend's fault, if
+    any, and `is_unexpected` logs a traceback."""
 
     report: Fail | Requeue
     fault: BackendFault | None = None
@@ -214,7 +214,7 @@ def _outcome_of_known_error(error: FleetError, job: Job) -> LeaseOutcome:
 
 def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseOutcome:
     if not isinstance(failed, Failed):
-        # Another client interrupted it on the server.
+        # The run has no error, so another client interrupted it on the server.
         fault: BackendFault | None = BackendFault("backend_fault")
     else:
         fault = find_backend_fault(failed.exception_type, failed.message)
@@ -228,7 +228,7 @@ def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseO
 def _failure_details(failed: object) -> dict[str, Any]:
     """Returns the details of a failed run as the backend sent them."""
     if not isinstance(failed, Failed):
-        raise TypeError("only a failed run tells why")
+        raise TypeError("only a failed run has failure details")
     return {
         "code": RunFailed.code,
         "exception_type": failed.exception_type,
@@ -240,8 +240,8 @@ def _failure_details(failed: object) -> dict[str, Any]:
 
 
 def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
-    """Requeues a prompt if this backend lacks a node type or model that another may have.
-    Otherwise, the prompt is at fault."""
+    """Returns the outcome of a refused prompt. The job is requeued if this backend lacks a node
+    type or model that another backend may have. Otherwise, the job fails."""
     lacking = find_missing(error.details.get("problems") or ())
     if lacking is None:
         return LeaseOutcome(failed_outcome(job, refusal_details(error)))
@@ -251,12 +251,12 @@ def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
 
 def find_missing(problems: Iterable[object]) -> Lacking | None:
     """Returns the node types and model files that the backend reports as missing."""
-    found = [each for each in problems if isinstance(each, NodeProblem)]
-    types = dict.fromkeys(name for each in found if (name := _missing_type(each)))
+    node_problems = [problem for problem in problems if isinstance(problem, NodeProblem)]
+    types = dict.fromkeys(name for problem in node_problems if (name := _missing_type(problem)))
     models = dict.fromkeys(
-        (f"{each.class_type}.{each.input_name}", str(each.received))
-        for each in found
-        if each.kind == "value_not_in_list" and is_model_file(each.received)
+        (f"{problem.class_type}.{problem.input_name}", str(problem.received))
+        for problem in node_problems
+        if problem.kind == "value_not_in_list" and is_model_file(problem.received)
     )
     if not types and not models:
         return None
@@ -264,9 +264,9 @@ def find_missing(problems: Iterable[object]) -> Lacking | None:
 
 
 def _missing_type(problem: NodeProblem) -> str | None:
-    """Returns the unknown node type of a problem.
+    """Returns the node type that a problem reports as missing, or None.
 
-    Older servers report it as an invalid prompt, and only in the message.
+    Older servers report it as an invalid prompt and name the type only in the message.
     """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
@@ -276,32 +276,34 @@ def _missing_type(problem: NodeProblem) -> str | None:
 
 
 def refusal_details(error: PromptRefused) -> dict[str, Any]:
-    problems = error.details.get("problems") or ()
-    found = [each for each in problems if isinstance(each, NodeProblem)]
-    first = found[0] if found else None
+    details = error.details.get("problems") or ()
+    problems = [problem for problem in details if isinstance(problem, NodeProblem)]
+    first = problems[0] if problems else None
     return job_error(
         PromptRefused.code,
         error.message[:REFUSAL_MESSAGE_CHARACTERS_MAX],
         node_id=first.node_id if first else None,
         node_type=first.class_type if first else None,
         traceback=[],
-        problems=[str(each)[:PROBLEM_CHARACTERS_MAX] for each in found[:PROBLEMS_MAX]],
+        problems=[str(problem)[:PROBLEM_CHARACTERS_MAX] for problem in problems[:PROBLEMS_MAX]],
         **_refusal(error.details),
     )
 
 
 def _refusal(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the backend's own response, which tells a client the reason.
+    """Returns the backend's own response, which contains the reason for the client.
 
-    If it is too large, it is sent without `extra_info`, which contains lists of allowed values.
+    If the response is too large, it is sent without `extra_info`, which lists allowed values.
     """
     error, node_errors = details.get("error"), details.get("node_errors")
     if not isinstance(error, dict) or not isinstance(node_errors, dict):
         return {}
     brief = {
-        node_id: {**entry, "errors": [{**each, "extra_info": {}} for each in entry["errors"]]}
+        node_id: {**entry, "errors": [{**item, "extra_info": {}} for item in entry["errors"]]}
         for node_id, entry in node_errors.items()
     }
     refusals = ({"error": error, "node_errors": errors} for errors in (node_errors, brief))
-    fitting = (each for each in refusals if len(json.dumps(each)) <= REFUSAL_CHARACTERS_MAX)
+    fitting = (
+        refusal for refusal in refusals if len(json.dumps(refusal)) <= REFUSAL_CHARACTERS_MAX
+    )
     return {"refusal": refusal} if (refusal := next(fitting, None)) else {}

@@ -1,4 +1,4 @@
-"""File transfers between a worker and the object store. Assets are downloaded and cached by
+"""Transfers files between a worker and the object store. Assets are downloaded and cached by
 content. Outputs are moved from the backend to renewable upload URLs, some as soon as their node has
 finished and the rest after the run.
 
@@ -86,26 +86,26 @@ class AssetDownloads:
 
     async def _download(self, asset: Asset, renew: RenewAsset, to: Path) -> Path:
         for attempt in range(1, ATTEMPTS_MAX + 1):
-            trouble = await self._attempt(asset, to)
-            if trouble is None:
+            problem = await self._attempt(asset, to)
+            if problem is None:
                 return to
             if attempt > 1:
                 await self._retry.back_off(attempt - 1)
             asset = await renew(asset)
-        raise Unavailable(f"the input {asset.name!r} can't be fetched: {trouble}")
+        raise Unavailable(f"the input {asset.name!r} could not be downloaded: {problem}")
 
     async def _attempt(self, asset: Asset, to: Path) -> str | None:
         try:
             async with self._store.stream("GET", asset.url) as response:
                 if response.status_code in GONE:
-                    raise InvalidInput(f"the input {asset.name!r} is gone from the store")
+                    raise InvalidInput(f"the input {asset.name!r} no longer exists in the store")
                 if not response.is_success:
-                    return f"answered {response.status_code}"
+                    return f"the store responded with status {response.status_code}"
                 size = await save_body(response, to)
         except httpx.TransportError as error:
             return type(error).__name__
         if asset.size is not None and size != asset.size:
-            return f"{size} bytes instead of {asset.size}"
+            return f"received {size} bytes instead of {asset.size}"
         return None
 
 
@@ -122,7 +122,7 @@ class AssetSource(Protocol):
 
 @dataclass(slots=True)
 class _Held:
-    """An asset in use, which must not be removed.
+    """An asset that is in use and must not be removed.
 
     While it is being fetched, other users wait for the lock.
     """
@@ -132,10 +132,10 @@ class _Held:
 
 
 class AssetCache:
-    """Provides assets like its source, but requests only uncached ones from it.
+    """Provides assets from a cache, and downloads an asset only if the cache doesn't contain it.
 
-    The cache is keyed by backend and content, so that files of one backend reveal nothing about
-    another.
+    Files are cached per backend and content, so that one backend can't find out what another one
+    has received.
     """
 
     def __init__(
@@ -187,19 +187,20 @@ class AssetCache:
         self._shrink(self._max_bytes)
 
     async def _fetch(self, path: Path, asset: Asset, renew: RenewUrl) -> int:
-        """Fetches the asset. Retries once after a damaged transfer, or if space could be freed on a
-        full disk."""
+        """Fetches the asset. Retries once if the transfer was damaged, or if the disk was full and
+        unused files could be removed."""
         for last in (False, True):
             try:
                 async with self._source.hold(asset, renew) as fetched:
-                    found = await asyncio.to_thread(_hash_of, fetched)
-                    if found == path.name:
+                    content_hash = await asyncio.to_thread(_hash_of, fetched)
+                    if content_hash == path.name:
                         return await asyncio.to_thread(self._move, fetched, path)
             except OSError as error:
                 if last or not is_full_disk(error) or not self._shrink(0):
                     raise
         raise InvalidInput(
-            f"the input {asset.name!r} is not what was stored: its hash is {found}, not {path.name}"
+            f"the input {asset.name!r} differs from the stored file: "
+            f"its hash is {content_hash}, not {path.name}"
         )
 
     def _move(self, fetched: Path, path: Path) -> int:
@@ -214,7 +215,8 @@ class AssetCache:
         return size
 
     def _copy(self, fetched: Path, path: Path) -> None:
-        """Copies from another file system. The file gets its name only when it is complete."""
+        """Copies the file from another file system. The copy gets its final name only when it is
+        complete."""
         draft = self._incoming / uuid.uuid4().hex
         try:
             shutil.copyfile(fetched, draft)
@@ -223,13 +225,13 @@ class AssetCache:
             draft.unlink(missing_ok=True)
 
     def _shrink(self, max_bytes: int) -> bool:
-        """Removes the least recently used files. Returns whether any was removed.
+        """Removes the least recently used files. Returns whether any were removed.
 
         Files in use are kept, even above the limit.
         """
         # A file larger than the whole cache must not evict all others while it is in use.
         fitting = sum(size for size in self._sizes.values() if size <= self._max_bytes)
-        went = False
+        has_removed = False
         for path, size in list(self._sizes.items()):
             too_large = size > self._max_bytes
             if path in self._held or (fitting <= max_bytes and not too_large):
@@ -238,16 +240,16 @@ class AssetCache:
             del self._sizes[path]
             self._verified.discard(path)
             fitting -= 0 if too_large else size
-            went = True
-        return went
+            has_removed = True
+        return has_removed
 
     def _scan_folder(self) -> None:
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
-        found = [
+        files = [
             (path.stat(), path) for path in self._folder.glob("*/*") if _HASH.fullmatch(path.name)
         ]
-        for stat, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+        for stat, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
             self._sizes[path] = stat.st_size
         self._shrink(self._max_bytes)
 
@@ -257,14 +259,14 @@ def _checked(asset: Asset) -> str:
     if not _HASH.fullmatch(content_hash):
         raise InvalidInput(
             f"the input {asset.name!r} has the content hash {content_hash!r}, "
-            "which is not BLAKE3 as 64 hexadecimal digits"
+            "which isn't a BLAKE3 hash of 64 hexadecimal digits"
         )
     return content_hash
 
 
 def _size_if_good(path: Path, is_verified: bool) -> int | None:
-    """Returns the size of a valid file, or None. Also updates its time of use, which survives a
-    restart."""
+    """Returns the size of the file, or None if it doesn't exist or is damaged. Also updates the
+    file's modification time, which records its last use across restarts."""
     try:
         if not is_verified and _hash_of(path) != path.name:
             return None
@@ -280,8 +282,8 @@ def _hash_of(path: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-# Files up to this size in bytes are sent from memory. Removing them before their lease ends isn't
-# worth a thread switch.
+# Files up to this size in bytes are sent from memory, and stay on disk until their lease ends,
+# because removing them earlier isn't worth a thread switch.
 SMALL_BYTES = 1024 * 1024
 TINY_BYTES = 32 * 1024
 # Maximum age of an upload URL in seconds. URLs are valid for 900 s by default, and an upload is
@@ -289,8 +291,8 @@ TINY_BYTES = 32 * 1024
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
 REFUSALS_MAX = 4
-# Seconds to wait for the store's response after a whole file was sent. Then the store counts as
-# hung, and repeating the PUT is safe.
+# Seconds to wait for the store's response after the whole file was sent. After this time, the store
+# counts as hung and the upload is repeated, which is safe because it is a PUT.
 ANSWER_SECONDS = 30.0
 
 
@@ -304,7 +306,8 @@ def store_client() -> httpx.AsyncClient:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFile:
-    """A file ready for delivery. `content` holds the bytes of a small file."""
+    """A file that is ready for delivery. `content` contains the bytes of a small file, and is None
+    for a large one."""
 
     path: Path
     size: int
@@ -316,7 +319,7 @@ class ReadyFile:
 
 
 class OutputUploads:
-    """Uploads the outputs of one lease."""
+    """Uploads a lease's outputs."""
 
     def __init__(
         self,
@@ -331,15 +334,15 @@ class OutputUploads:
         self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
 
     async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
-        """Uploads a file. Raises Unavailable if the store doesn't accept it for a long time, and
-        LimitExceeded if the file is too large."""
-        wanted = WantedOutput(name=name, content_type=content_type)
+        """Uploads a file, with retries. Raises Unavailable if the store doesn't accept it in time,
+        and LimitExceeded if the file is too large."""
+        request = WantedOutput(name=name, content_type=content_type)
         refusals = failures = 0
         deadline = time.monotonic() + STORE_OUTAGE_SECONDS_MAX
         while True:
-            slot = await self._slot(wanted)
-            trouble, is_refusal = await self._attempt(slot, file, content_type)
-            if trouble is None:
+            slot = await self._slot(request)
+            problem, is_refusal = await self._attempt(slot, file, content_type)
+            if problem is None:
                 return
             failures += 1
             refusals += is_refusal
@@ -350,20 +353,20 @@ class OutputUploads:
             if failures & (failures - 1) == 0:
                 # Only attempts 1, 2, 4, 8 and so on are logged, so that a long outage takes few
                 # lines.
-                extra = {"output": name, "reason": trouble, "attempt": failures}
-                logger.warning("an output was not taken", extra=extra)
+                extra = {"output": name, "reason": problem, "attempt": failures}
+                logger.warning("an output was not accepted by the store", extra=extra)
             if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
-                raise Unavailable(f"the store does not take {name}: {trouble}")
+                raise Unavailable(f"the store didn't accept the output {name}: {problem}")
             if not (is_refusal and refusals == 1):
                 await self._retry.back_off(failures + 1)
 
-    async def _slot(self, wanted: WantedOutput) -> OutputSlot:
-        known = self._slots.get(wanted.name)
-        if known is None or time.monotonic() - known[1] > URL_RENEWAL_SECONDS_MAX:
-            asked = time.monotonic()
-            fresh = await self._heartbeat_loop.renew_outputs([wanted])
-            known = self._slots[wanted.name] = (fresh[wanted.name], asked)
-        return known[0]
+    async def _slot(self, request: WantedOutput) -> OutputSlot:
+        entry = self._slots.get(request.name)
+        if entry is None or time.monotonic() - entry[1] > URL_RENEWAL_SECONDS_MAX:
+            requested_at = time.monotonic()
+            slots = await self._heartbeat_loop.renew_outputs([request])
+            entry = self._slots[request.name] = (slots[request.name], requested_at)
+        return entry[0]
 
     async def _attempt(
         self, slot: OutputSlot, file: ReadyFile, content_type: str
@@ -378,10 +381,11 @@ class OutputUploads:
         except httpx.TransportError as error:
             return type(error).__name__, False
         if answer.status_code == 413:
-            raise LimitExceeded(f"the output {slot.name!r} is larger than the store takes")
+            raise LimitExceeded(f"the output {slot.name!r} is too large for the store")
         if answer.is_success:
             return None, False
-        return f"answered {answer.status_code}", answer.status_code < 500
+        problem = f"the store responded with status {answer.status_code}"
+        return problem, answer.status_code < 500
 
 
 def _lower_case_keys(headers: dict[str, str]) -> dict[str, str]:
@@ -396,10 +400,10 @@ YIELD_SECONDS_MAX = 0.25
 
 
 class UploadGate:
-    """Lets uploads for the next prompt go before downloads of results, because only a missing
-    prompt leaves a GPU idle.
+    """Gives uploads for the next prompt priority over downloads of results, because a GPU without a
+    next prompt is idle.
 
-    Results wait only briefly, because a large input may take minutes.
+    Results wait only briefly, because uploading a large input may take minutes.
     """
 
     def __init__(self) -> None:
@@ -424,19 +428,19 @@ class UploadGate:
                 await self._clear.wait()
 
 
-class TellOutput(NamedTuple):
+class LiveOutputs(NamedTuple):
     """Records and reports files that are delivered before their run ends."""
 
     record: RunRecord
     heartbeat_loop: HeartbeatLoop
 
-    def tell(self, output: DeliveredOutput) -> None:
+    def report(self, output: DeliveredOutput) -> None:
         self.record.add_output(output)
         self.heartbeat_loop.show_record(self.record)
 
 
 class OutputDelivery:
-    """Delivers the outputs of one lease, each file once.
+    """Delivers a lease's outputs, each file once.
 
     `resumes` means that a killed worker may have delivered some outputs under unknown names.
     """
@@ -449,7 +453,7 @@ class OutputDelivery:
         upload_gate: UploadGate,
         scratch: Path,
         *,
-        record: TellOutput | None = None,
+        record: LiveOutputs | None = None,
         resumes: bool = False,
     ) -> None:
         self._job = job
@@ -482,20 +486,21 @@ class OutputDelivery:
         return [file for file in chosen if file.folder == "output"]
 
     async def _deliver_waiting(self) -> None:
-        """Delivers the waiting files. A file that fails is delivered with the rest after the
-        run."""
+        """Delivers the waiting files. A file that can't be delivered now is delivered with the rest
+        after the run."""
         while self._waiting:
             file = self._waiting.pop(0)
             try:
                 output = await self._deliver(file)
                 if self._record is not None:
-                    self._record.tell(output)
+                    self._record.report(output)
             except (FleetError, OSError) as error:
                 extra = {"file": file.filename, "reason": str(error)}
-                logger.warning("an output is not delivered before its run has ended", extra=extra)
+                logger.warning("an output will be delivered only after its run", extra=extra)
 
     async def drain(self) -> None:
-        """Waits for the files of finished nodes, which are kept even if the run failed."""
+        """Waits until the files of finished nodes are delivered. They are kept even if the run
+        failed."""
         if self._work is not None:
             await asyncio.wait({self._work}, timeout=DRAIN_SECONDS_MAX)
 
@@ -515,9 +520,9 @@ class OutputDelivery:
             files = choose_outputs(outputs, job.output_node_id)
         made_values = job.output_node_id and has_values(outputs, job.output_node_id)
         if job.output_node_id is not None and not files and not made_values:
-            raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
+            raise InvalidInput(f"The output node {job.output_node_id} produced no output.")
         if len(files) > WANTED_MAX:
-            raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
+            raise LimitExceeded(f"The run created {len(files)} files. The limit is {WANTED_MAX}.")
         self._waiting.clear()
         if self._work is not None:
             await asyncio.wait({self._work})
@@ -540,20 +545,20 @@ class OutputDelivery:
             return await self._backend.fetch(file, self._scratch / "output", bytes_max=most)
         except LimitExceeded as error:
             raise LimitExceeded(
-                f"The output {file.filename} has too many bytes; at most {most:,} are taken."
+                f"The output {file.filename} is too large. The limit is {most:,} bytes."
             ) from error
 
     async def _deliver(self, file: OutputFile) -> DeliveredOutput:
         """Moves one file from the backend to the store.
 
-        A large file is on the worker's disk only during the transfer, a small one until its lease
-        ends.
+        A large file stays on the worker's disk only during the transfer, and a small one until its
+        lease ends.
         """
         key = file.folder, file.subfolder, file.filename
         if key in self._delivered:
             return self._delivered[key]
         if len(self._delivered) >= WANTED_MAX:
-            raise LimitExceeded(f"At most {WANTED_MAX} files of a run are taken.")
+            raise LimitExceeded(f"The run created more than {WANTED_MAX} files (the limit).")
         job = self._job
         require_own_folder(file, job)
         await self._upload_gate.wait_for_prompts()
@@ -640,7 +645,7 @@ def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
 
 
 def correct_prompt(path: Path, prompt: str) -> int:
-    """Replaces the backend's prompt in a file by the client's. Returns the file's size."""
+    """Replaces the backend's prompt in a file with the client's. Returns the file's size."""
     size = replace_prompt(path, prompt)
     if size:
         with (
@@ -653,5 +658,5 @@ def correct_prompt(path: Path, prompt: str) -> int:
 
 
 def is_prepared(job: Job) -> bool:
-    """Checks whether prompts are removed from the job's files or a mark is added."""
+    """Checks whether the worker removes prompts from the job's files or marks them."""
     return job.strip_metadata or job.ai_mark is not None

@@ -16,21 +16,20 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 0.5
 IDLE_PROBE_SECONDS = 2.0
-# Number of refused connections in a row after which the backend is down while prompts run. Slow
+# While prompts run, the backend counts as down after this many refused connections in a row. Slow
 # responses don't count, because ComfyUI may be busy.
 REFUSALS_MAX = 4
 CONNECT_SECONDS = 1.0
 CLOSED_SECONDS = 60.0
 FAILED_PROBES_MAX = 2
-# Seconds after which a process that doesn't respond is restarted. It may still be loading its node
-# packs before then.
+# Seconds after which a process that doesn't respond is restarted. Until then, it may still be
+# loading its node packs.
 STARTING_SECONDS_MAX = 300.0
-# A full disk has enough space again with this many free bytes, or with this free share of a small
-# disk.
+# A full disk counts as usable again when this many bytes are free, or this share of a small disk.
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FREE_SHARE_MIN = 0.1
-# Seconds of the first and longest pause. A disk that fills up again within FULL_AGAIN_SECONDS of a
-# pause gets a longer one.
+# The first and the longest pause in seconds after the disk was full. The pause gets longer if the
+# disk fills up again within FULL_AGAIN_SECONDS after the previous one.
 FULL_SECONDS_FIRST = 2.0
 FULL_SECONDS_MAX = 300.0
 FULL_AGAIN_SECONDS = 600.0
@@ -43,12 +42,12 @@ CURED_BY_RESTART = frozenset(
     }
 )
 CONDITION_TEXTS = {
-    BackendCondition.DOWN: "the backend doesn't answer",
+    BackendCondition.DOWN: "the backend isn't responding",
     BackendCondition.HUNG: "the backend is stuck",
     BackendCondition.POISONED: "the backend's GPU is in an error state that only a restart clears",
-    BackendCondition.CLOSED: "the backend refuses us",
+    BackendCondition.CLOSED: "the backend denies access",
     BackendCondition.DISK_FULL: "the disk is full",
-    BackendCondition.GROWN: "the backend keeps memory that it was asked to free",
+    BackendCondition.GROWN: "the backend didn't free its memory",
 }
 
 
@@ -76,7 +75,7 @@ class BackendHealth:
         self._probe = probe
         self._place = place
         self._last_error = ""
-        self._is_not_comfyui = False  # another program responds at the address
+        self._is_not_comfyui = False  # whether another program responds at the address
         self._is_foreign_logged = False
         self._folder = folder
         self._owned = owned
@@ -93,20 +92,20 @@ class BackendHealth:
             return
         self.condition = fault.condition
         text, place = CONDITION_TEXTS[fault.condition], self._place
-        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it works again"
+        remedy = "restarting it" if self._restarts() else "taking no jobs until it works again"
         if fault.condition is BackendCondition.DISK_FULL:
             self._note_full()
-            place, remedy = str(self._folder), "no jobs are taken until it has room again"
+            place, remedy = str(self._folder), "taking no jobs until there is space again"
         extra = {"condition": fault.condition.value, "detail": detail}
-        logger.error("%s at %s: %s", text, place, remedy, extra=extra)
+        logger.error("%s (%s): %s", text, place, remedy, extra=extra)
         self._failed.set()
         self._on_change()
 
     async def watch(self, is_idle: Callable[[], bool]) -> None:
         """Watches the backend until cancelled.
 
-        While prompts run, the code that follows them detects most failures. This loop detects only
-        that nothing listens at the address, because the followers retry for longer.
+        While prompts run, the code that follows them detects most failures. This loop only checks
+        whether connections are refused, which that code would report much later.
         """
         failed_probes = 0
         while True:
@@ -141,10 +140,10 @@ class BackendHealth:
         since: float | None = None
         if self._owned is not None and self._owned.take_up():
             logger.info(
-                "ComfyUI still runs from an earlier start of this worker",
+                "ComfyUI is still running from an earlier start of this worker",
                 extra={"pid": self._owned.pid},
             )
-            since = time.monotonic()  # counts from now, because ComfyUI was started earlier
+            since = time.monotonic()  # The time limit starts now. The real start is unknown.
         logged: bool | None = None
         while not await self._answers():
             await self._keep_process(since=since)
@@ -155,14 +154,14 @@ class BackendHealth:
         if self._owned is not None and not self._owned.is_running:
             self._log_foreign_backend()
         if logged is not None:
-            logger.warning("the backend at %s answers", self._place)
+            logger.warning("the backend at %s is ready", self._place)
 
     def _log_wait(self) -> None:
         if not self._is_not_comfyui:
             logger.warning("waiting for the backend at %s: %s", self._place, self._last_error)
             return
         logger.error(
-            "what answers at %s is no ComfyUI: stop it, or choose another port with --backend",
+            "the program at %s isn't ComfyUI. Stop it, or choose another port with --backend",
             self._place,
             extra={"detail": self._last_error},
         )
@@ -185,7 +184,7 @@ class BackendHealth:
         was_down = condition is BackendCondition.DOWN
         pause = self._probe_seconds
         if condition is BackendCondition.CLOSED:
-            # An account without credits still answers probes.
+            # Probes succeed even if the account has no credits, so recovery can't be detected.
             pause = CLOSED_SECONDS
             await asyncio.sleep(pause)
         while True:
@@ -200,7 +199,7 @@ class BackendHealth:
         self._failed.clear()
         seconds = {"seconds": round(time.monotonic() - began, 1)}
         if condition is BackendCondition.DISK_FULL and not was_down:
-            logger.warning("the disk of %s has room again", self._folder, extra=seconds)
+            logger.warning("the disk with %s has enough space again", self._folder, extra=seconds)
         else:
             logger.warning("the backend at %s works again", self._place, extra=seconds)
         self._on_change()
@@ -220,8 +219,8 @@ class BackendHealth:
         return usage.free >= min(FREE_BYTES_MIN, FREE_SHARE_MIN * usage.total)
 
     def _note_full(self) -> None:
-        """Sets the pause for a full disk. It doubles each time the disk fills up again soon after a
-        pause."""
+        """Sets the pause after the disk was full. The pause doubles each time the disk fills up
+        again soon after the previous one."""
         now = time.monotonic()
         is_again = now < self._full_until + FULL_AGAIN_SECONDS
         self._full_seconds = (
@@ -230,11 +229,11 @@ class BackendHealth:
         self._full_until = now + self._full_seconds
 
     async def _keep_process(self, since: float | None = None) -> None:
-        """Restarts the process if it has ended or hasn't responded for too long."""
+        """Restarts the owned process if it has ended or hasn't responded for too long."""
         if self._owned is None:
             return
         if not self._owned.is_running:
-            # The process isn't started while another ComfyUI or program uses the address.
+            # No process is started while another ComfyUI or another program uses the address.
             if not await self._answers() and not self._is_not_comfyui:
                 await self._owned.start()
         elif since is not None:
@@ -243,8 +242,8 @@ class BackendHealth:
                 await self._restart()
 
     async def _restart(self) -> bool:
-        """Restarts the owned process. Returns False if there is none or another process responds at
-        its address."""
+        """Restarts the owned process. Returns False if the worker owns no process, or if a process
+        that it doesn't own responds at the address."""
         if self._owned is None:
             return False
         await self._owned.stop()
@@ -258,8 +257,7 @@ class BackendHealth:
         if not self._is_foreign_logged:
             self._is_foreign_logged = True
             logger.warning(
-                "a ComfyUI that this worker did not start answers at %s: it is used, no second one "
-                "is started, and it can't be restarted from here",
+                "using the ComfyUI at %s, which this worker did not start and can't restart",
                 self._place,
             )
 

@@ -39,16 +39,16 @@ PROGRESS_SECONDS_MIN = 0.5
 # Seconds before a start is reported. A shorter run reports its start with its end and needs no
 # heartbeat.
 START_SECONDS = 0.1
-# Minimum seconds between heartbeats of a run that a user may be watching in an editor.
+# Minimum seconds between heartbeats of a recorded run, which a user may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
 # Maximum heartbeat interval as a share of the lease, so that two lost heartbeats in a row don't end
 # the lease.
 LEASE_PART_MAX = 0.3
-# Seconds. A lease that hasn't started by then waits behind another and may be recalled at any
-# moment.
+# Seconds after which the worker starts to listen for orders about a lease that hasn't started. Such
+# a lease waits behind another one and may be recalled at any moment.
 LISTEN_AFTER_SECONDS = 0.5
-# Seconds after its start when a run that its client may interrupt begins to listen.
+# Seconds after the start of a recorded run until the worker listens for interruptions by clients.
 RECORD_LISTEN_AFTER_SECONDS = 0.2
 LISTEN_SECONDS_MAX = 30.0
 
@@ -58,8 +58,8 @@ def heartbeat_interval(heartbeat_seconds: float, lease_seconds: float) -> float:
 
 
 class HeartbeatLoop:
-    """Sends the heartbeats of one lease. `on_answer` receives each response, and `on_lost` receives
-    the error if the lease is lost.
+    """Sends a lease's heartbeats. `on_answer` receives each response, and `on_lost` receives the
+    error if the lease is lost.
 
     Missing responses don't stop the loop, because the worker may still hold the lease.
     """
@@ -96,8 +96,8 @@ class HeartbeatLoop:
         self._sending = asyncio.Lock()
 
     def start(self) -> None:
-        """Reports the prompt's start after a short delay. Many runs are over by then and need no
-        heartbeat.
+        """Reports the start of the prompt after a short delay. Many runs are finished by then and
+        need no heartbeat.
 
         A recall that arrives during the delay is ignored, because the worker knows that the prompt
         is running.
@@ -111,8 +111,8 @@ class HeartbeatLoop:
         asyncio.get_running_loop().call_later(START_SECONDS, self._urgent.set)
 
     def set_filled_in(self, filled_in: FilledIn) -> None:
-        """Reports the values filled into the prompt with the next heartbeat, which also reports the
-        start if the prompt starts by then."""
+        """Reports the values that were filled into the prompt. They are sent with the next
+        heartbeat."""
         self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
         self._changed.set()
 
@@ -133,20 +133,20 @@ class HeartbeatLoop:
             self._changed.set()
 
     async def take_last(self, record: RunRecord) -> LastReport:
-        """Returns the remaining messages after waiting for a heartbeat in progress, whose messages
-        come first."""
+        """Returns the messages that remain for the final report. Waits for a heartbeat in progress,
+        because its messages come first."""
         async with self._sending:
             return record.pop_last()
 
     def set_preview(self, picture: Preview) -> None:
-        """Sends a preview once, with the next heartbeat while a user is watching. A newer preview
-        replaces it."""
+        """Sends a preview with the next heartbeat if a user is watching. A newer preview replaces
+        one that hasn't been sent."""
         self._picture = picture
         if self._is_watched:
             self._changed.set()
 
     async def beat(self) -> None:
-        """Sends heartbeats until the lease is lost or this is cancelled."""
+        """Sends heartbeats until the lease is lost or the task is cancelled."""
         while True:
             await self._until_due()
             try:
@@ -155,14 +155,14 @@ class HeartbeatLoop:
                 return
             except FleetError as error:
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
-                logger.log(level, "a heartbeat was not answered", extra=self._ids(error))
+                logger.log(level, "a heartbeat failed", extra=self._ids(error))
                 await asyncio.sleep(min(RETRY_SECONDS, self._seconds) * self._jitter())
                 self._changed.set()
 
     async def listen(self) -> None:
         """Keeps one heartbeat waiting at the control plane until the run starts, so that orders
-        such as a recall arrive at once. If a client may interrupt the run, this continues until it
-        is cancelled."""
+        such as a recall arrive immediately. If a client may interrupt the run, this continues until
+        the task is cancelled."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
         ended = asyncio.Event() if self._job.records_run else self.run_started
         has_begun = await _set_within(self.run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
@@ -179,7 +179,8 @@ class HeartbeatLoop:
             finally:
                 listening.cancel()
                 begun.cancel()
-            # A control plane that doesn't support waiting has responded at once.
+            # A control plane that doesn't support waiting responded immediately. Wait before the
+            # next heartbeat.
             await _set_within(ended, attempted_at + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
@@ -199,7 +200,8 @@ class HeartbeatLoop:
             return False
         except FleetError as error:
             logger.info(
-                "no long heartbeat: orders come with the next regular one", extra=self._ids(error)
+                "a waiting heartbeat failed; orders will arrive with the next regular one",
+                extra=self._ids(error),
             )
         return True
 
@@ -207,11 +209,11 @@ class HeartbeatLoop:
         """Sends one heartbeat. Raises LeaseLost, Unavailable, Unauthenticated."""
         await self._send()
 
-    async def renew_outputs(self, wanted: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
-        answer = await self._ask_until_answered(want_outputs=tuple(wanted))
+    async def renew_outputs(self, outputs: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
+        answer = await self._ask_until_answered(want_outputs=tuple(outputs))
         slots = {slot.name: slot for slot in answer.outputs}
-        if missing := [each.name for each in wanted if each.name not in slots]:
-            raise Unavailable(f"the control plane gave no place for {', '.join(missing)}")
+        if missing := [output.name for output in outputs if output.name not in slots]:
+            raise Unavailable(f"the control plane sent no upload URL for {', '.join(missing)}")
         return slots
 
     async def renew_asset(self, asset: Asset) -> Asset:
@@ -238,7 +240,7 @@ class HeartbeatLoop:
             try:
                 return await self._send(want_outputs, want_assets)
             except (Unavailable, Unauthenticated) as error:
-                logger.warning("no fresh URLs yet, asking again", extra=self._ids(error))
+                logger.warning("new URLs were not received; retrying", extra=self._ids(error))
                 await self._retry.back_off(min(attempt, 6))
             except Refused as error:
                 raise InvalidInput(error.message) from error
@@ -285,13 +287,13 @@ class HeartbeatLoop:
             if report and self._record:
                 self._record.note_answer()
                 if self._record.has_live:
-                    self._changed.set()  # some messages did not fit the report
+                    self._changed.set()  # some messages did not fit into the report
         self._on_answer(answer)
         return answer
 
     def _note_watched(self, *, is_watched: bool) -> None:
-        """Notes whether a user is watching. A user who starts watching gets the newest preview at
-        once."""
+        """Notes whether a user is watching. A user who starts watching gets the newest preview
+        immediately."""
         if is_watched and not self._is_watched and self._picture is not None:
             self._changed.set()
         self._is_watched = is_watched
@@ -307,8 +309,8 @@ class HeartbeatLoop:
             await _set_within(self._urgent, self._last + self._pause())
 
     def _pause(self) -> float:
-        """Returns the minimum time between two heartbeats. A recorded run that hasn't started has
-        nothing to report, and a start isn't reported at once."""
+        """Returns the minimum number of seconds between two heartbeats. A recorded run that hasn't
+        started has nothing to report, and a start is reported only after a delay."""
         if self._started and time.monotonic() < self._start_told_at:
             return self._seconds
         if not self._job.records_run:
@@ -327,7 +329,7 @@ class HeartbeatLoop:
 
 
 async def _set_within(event: asyncio.Event, deadline: float) -> bool:
-    """Waits for the event. Returns whether it was set before a deadline of the monotonic clock."""
+    """Waits for the event until a deadline of the monotonic clock. Returns whether it was set."""
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             await event.wait()

@@ -34,7 +34,7 @@ NAME_CHARACTERS = 32
 Upload = Callable[[str, str], Awaitable[Uploaded]]
 
 
-class _Kept(NamedTuple):
+class _CachedFile(NamedTuple):
     size: int
     used_at: float
 
@@ -62,8 +62,8 @@ class InputCache:
         self._bytes_max = bytes_max
         self._clock = clock
         self._secret = b""
-        self._is_usable = True  # until an upload appears in another folder
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
+        self._is_usable = True  # False once an upload has ended up in another folder
+        self._files: OrderedDict[str, _CachedFile] = OrderedDict()  # least recently used first
         self._users: Counter[str] = Counter()
         self._lock = asyncio.Lock()  # held while a file is uploaded or removed
 
@@ -72,13 +72,13 @@ class InputCache:
         return f"{self._root}/{self._keyed('folder')}"
 
     def open(self, jobs: Iterable[Job] = ()) -> None:
-        """Removes the files of an earlier process, except those of jobs that may still be running.
-        This call blocks."""
+        """Removes files left by an earlier process, except those of `jobs`, which may still be
+        running. This call blocks."""
         self._secret = _read_secret(self._state / SECRET_FILE)
         needed = {self._stem(job.tenant_id, asset) for job in jobs for asset in job.assets}
         for path in self._paths():
             if path.stem in needed and (size := _size_of(path)) is not None:
-                self._kept[path.name] = _Kept(size, self._clock())
+                self._files[path.name] = _CachedFile(size, self._clock())
             else:
                 _remove(path)
 
@@ -109,36 +109,36 @@ class InputCache:
         """Marks the files of a job that an earlier process submitted as used. Returns their
         names."""
         stems = {self._stem(job.tenant_id, asset) for asset in job.assets}
-        names = [name for name in self._kept if name.rpartition(".")[0] in stems]
+        names = [name for name in self._files if name.rpartition(".")[0] in stems]
         self._users.update(names)
         return names
 
     async def release(self, names: Iterable[str]) -> None:
-        """Ends a job's use of files, and removes unused files that are too old or exceed the size
-        limit."""
+        """Marks files as no longer used by a job, and removes unused files that are too old or
+        exceed the size limit."""
         for name in names:
             self._users[name] -= 1
             if self._users[name] <= 0:
                 del self._users[name]
-            if name in self._kept:
-                self._kept[name] = self._kept[name]._replace(used_at=self._clock())
-                self._kept.move_to_end(name)
+            if name in self._files:
+                self._files[name] = self._files[name]._replace(used_at=self._clock())
+                self._files.move_to_end(name)
         await self.shrink()
 
     async def shrink(self) -> None:
         async with self._lock:
             for name in self._to_remove():
-                del self._kept[name]
+                del self._files[name]
                 await asyncio.to_thread(_remove, self._folder / name)
 
     def _to_remove(self) -> list[str]:
-        total = sum(kept.size for kept in self._kept.values())
+        total = sum(file.size for file in self._files.values())
         names = []
-        for name, kept in self._kept.items():
-            is_old = self._clock() - kept.used_at > UNUSED_SECONDS_MAX
+        for name, file in self._files.items():
+            is_old = self._clock() - file.used_at > UNUSED_SECONDS_MAX
             if name not in self._users and (is_old or total > self._bytes_max):
                 names.append(name)
-                total -= kept.size
+                total -= file.size
         return names
 
     @property
@@ -151,23 +151,23 @@ class InputCache:
         return []
 
     async def _put(self, name: str, path: Path, upload: Upload) -> bool:
-        there, size = self._folder / name, await asyncio.to_thread(os.path.getsize, path)
-        if await asyncio.to_thread(_size_of, there) != size:
-            # An incomplete file is removed, because ComfyUI would store the complete one next to it
-            # under another name.
-            await asyncio.to_thread(_remove, there)
+        target, size = self._folder / name, await asyncio.to_thread(os.path.getsize, path)
+        if await asyncio.to_thread(_size_of, target) != size:
+            # Remove an incomplete file first. Otherwise, ComfyUI would store the complete one under
+            # another name.
+            await asyncio.to_thread(_remove, target)
             uploaded = await upload(name, self.subfolder)
             if uploaded.value != self.value_of(name) or (
-                await asyncio.to_thread(_size_of, there) != size
+                await asyncio.to_thread(_size_of, target) != size
             ):
                 self._is_usable = False
                 logger.warning(
-                    "inputs are uploaded again for each job: uploads don't appear in the folder",
+                    "inputs aren't cached, because uploads don't appear in the backend's folder",
                     extra={"folder": str(self._input)},
                 )
                 return False
-        self._kept[name] = _Kept(size, self._clock())
-        self._kept.move_to_end(name)
+        self._files[name] = _CachedFile(size, self._clock())
+        self._files.move_to_end(name)
         return True
 
     def _stem(self, tenant_id: UUID | None, asset: Asset) -> str | None:
@@ -181,8 +181,8 @@ class InputCache:
 
 def _read_secret(path: Path) -> bytes:
     with contextlib.suppress(OSError):
-        if len(known := path.read_bytes()) == SECRET_BYTES:
-            return known
+        if len(stored := path.read_bytes()) == SECRET_BYTES:
+            return stored
     new = secrets.token_bytes(SECRET_BYTES)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -195,10 +195,10 @@ def _read_secret(path: Path) -> bytes:
 def _size_of(path: Path) -> int | None:
     """Returns the size of a regular file, or None if the path isn't one."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _remove(path: Path) -> None:

@@ -38,14 +38,14 @@ PREFIX_DEFAULT = "ComfyUI"
 JOIN, REPLACE = "StringConcatenate", "StringReplace"
 WRAPPED = "__value__"
 INPUT_NAME_CHARACTERS_MAX = 60
-# `cat.png [output]` names a file outside the input folder.
+# Matches the end of a value like `cat.png [output]`, which names a file outside the input folder.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
-UNKNOWN_ENDING = ".dat"  # not an extension of model files
+UNKNOWN_ENDING = ".dat"  # must not be an extension of model files
 
 
 def job_folder(lease_token: UUID) -> str:
-    """Returns the job's folder. It is derived from the lease token, which only its worker knows,
-    and is the same after a restart."""
+    """Returns the name of the job's folder. The name is derived from the lease token, so it doesn't
+    change at a restart and can't be guessed by others."""
     return f"{ROOT}/{blake3(lease_token.bytes).hexdigest()[:FOLDER_CHARACTERS]}"
 
 
@@ -59,27 +59,29 @@ def input_name(name: str, first: bytes) -> str:
 
 
 def flat_name(folder: str, name: str) -> str:
-    """Returns a name for backends without subfolders that is as hard to guess as the folder."""
+    """Returns a file name that is as hard to guess as the folder, for loaders that don't accept
+    subfolders."""
     return f"{folder.rpartition('/')[2]}-{name}"
 
 
 def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
     """Checks whether a loader refused one of these files because the loader's list doesn't contain
     it."""
-    problems = [
-        each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
-    ]
-    given = set(names)
-    return any(each.kind == "value_not_in_list" and each.received in given for each in problems)
+    details = error.details.get("problems") or ()
+    problems = [problem for problem in details if isinstance(problem, NodeProblem)]
+    own = set(names)
+    return any(
+        problem.kind == "value_not_in_list" and problem.received in own for problem in problems
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class BackendFileInputs:
-    """The file inputs of a backend's node types. An input is named `Class.input`.
+    """The file inputs of a backend's node types. Inputs are named `Class.input`.
 
     `offered` maps inputs that accept uploads to the files that every tenant may use. `choices`
-    contains all other inputs with a list. `prefixes` maps node types that save files to their
-    default prefixes.
+    contains all other inputs with a list of values. `prefixes` maps node types that save files to
+    their default prefixes.
     """
 
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -96,7 +98,7 @@ def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
         options = input_options(spec)
         listed = file_choices(spec) or []
         if takes_upload(options):
-            texts = (each for each in listed if isinstance(each, str))
+            texts = (value for value in listed if isinstance(value, str))
             offered[f"{class_type}.{name}"] = frozenset(texts)
         elif listed or spec[:1] == ["COMBO"]:
             choices.add(f"{class_type}.{name}")
@@ -113,16 +115,16 @@ def foreign_files(
     *,
     is_strangers: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields the node, input and text of each value that names a file which is neither the job's
-    nor shared by all.
+    """Yields the node, input and text of each value that names a file that belongs neither to the
+    job nor to all tenants.
 
     For a client's own prompt (`is_strangers`), also yields every other value of an upload input,
     such as one of the backend's own files or a link to another node.
     """
     for node_id, node in prompt.items():
         inputs = node.get("inputs") if isinstance(node, Mapping) else None
-        for name, given in (inputs if isinstance(inputs, Mapping) else {}).items():
-            value = _unwrapped(given)
+        for name, wrapped in (inputs if isinstance(inputs, Mapping) else {}).items():
+            value = _unwrapped(wrapped)
             if not value or (isinstance(value, str) and value in own):
                 continue
             place = f"{node.get('class_type')}.{name}"
@@ -133,7 +135,7 @@ def foreign_files(
 
 
 def _unwrapped(value: Any) -> Any:
-    """Removes wrappers from a value, as the backend does."""
+    """Removes `__value__` wrappers from a value. The backend removes them too."""
     while isinstance(value, Mapping) and WRAPPED in value:
         value = value[WRAPPED]
     return value
@@ -147,8 +149,8 @@ def _is_foreign(place: str, value: str, known: BackendFileInputs) -> bool:
 
 def refuse_foreign_file(node_id: str, name: str, value: str) -> InvalidInput:
     return InvalidInput(
-        f"Node {node_id}, input {name}: {value!r} is no file of this job.",
-        hint="A property of type image, video or audio takes a file.",
+        f"Node {node_id}, input {name}: the file {value!r} doesn't belong to this job.",
+        hint="Use a property of type image, video or audio to pass a file.",
     )
 
 
@@ -159,7 +161,8 @@ def with_output_folder(
     *,
     is_strangers: bool = False,
 ) -> dict[str, Any]:
-    """Returns a new prompt whose nodes save into the folder. Each prefix keeps its readable end.
+    """Returns a new prompt whose nodes save into the folder. The original prefix is appended to the
+    folder's name.
 
     Raises InvalidInput if a prefix in a client's own prompt can't be confined.
     """
@@ -177,7 +180,7 @@ def with_output_folder(
             inside = [next(iter(added)), 0]
             new |= added
         elif prefix is not None and is_strangers:
-            raise InvalidInput(f"Node {node_id}: its {PREFIX} must be a text.")
+            raise InvalidInput(f"Node {node_id}: {PREFIX} must be a string.")
         else:
             continue
         new[node_id] = {**node, "inputs": {**inputs, PREFIX: inside}}
@@ -227,21 +230,21 @@ class BackendFiles:
     ) -> None:
         """Raises InvalidInput if a prompt names a file that doesn't belong to its job.
 
-        Before it raises, fetches the node types again, because the file may have been added since.
+        Fetches the node types again before raising, because the file may have been added recently.
         """
         if not any(foreign_files(prompt, self.known, own, is_strangers=is_strangers)):
             return
         described = await self._backend.describe()
         await asyncio.to_thread(self.learn, described.object_info)
-        for found in foreign_files(prompt, self.known, own, is_strangers=is_strangers):
-            raise refuse_foreign_file(*found)
+        for foreign in foreign_files(prompt, self.known, own, is_strangers=is_strangers):
+            raise refuse_foreign_file(*foreign)
 
     def remove(self, folder: str) -> None:
         """Removes all files of a job. This call blocks."""
         if self._home is None:
             return
-        for each in FOLDERS:
-            shutil.rmtree(self._home / each / folder, ignore_errors=True)
+        for parent in FOLDERS:
+            shutil.rmtree(self._home / parent / folder, ignore_errors=True)
         for path in (self._home / "input").glob(flat_name(folder, "*")):
             path.unlink(missing_ok=True)
 
@@ -266,8 +269,8 @@ def fill_prompt(
 
 def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the inputs that differ between the job's prompt and the one that was sent, by node.
-    They let an operator see the whole prompt."""
-    found: dict[str, dict[str, Any]] = {}
+    With them, operators can see the prompt as it was sent."""
+    changes: dict[str, dict[str, Any]] = {}
     for node_id, node in sent.items():
         before = prompt.get(node_id, {}).get("inputs", {})
         changed = {
@@ -276,8 +279,8 @@ def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[s
             if name not in before or before[name] != value
         }
         if changed:
-            found[node_id] = changed
-    return found
+            changes[node_id] = changed
+    return changes
 
 
 def _bound(prompt: Mapping[str, Any], binding: str, value: str) -> dict[str, Any]:
@@ -297,24 +300,25 @@ def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
         node_id, name = ".".join(parts[:count]), ".".join(parts[count:])
         if name and isinstance(prompt.get(node_id), Mapping):
             return node_id, name
-    raise InvalidInput(f"the prompt has no node for the binding {binding!r}", binding=binding)
+    raise InvalidInput(f"the node of the binding {binding!r} isn't in the prompt", binding=binding)
 
 
 def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
     """Replaces the placeholder wherever it occurs in a string."""
     if depth > DEPTH_MAX:
-        raise InvalidInput(f"the prompt is nested more than {DEPTH_MAX} deep")
+        raise InvalidInput(f"the prompt is nested more than {DEPTH_MAX} levels deep")
     if isinstance(value, str):
         return value.replace(placeholder, name)
     if isinstance(value, Mapping):
-        return {key: _replaced(each, placeholder, name, depth + 1) for key, each in value.items()}
+        return {key: _replaced(item, placeholder, name, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_replaced(each, placeholder, name, depth + 1) for each in value]
+        return [_replaced(item, placeholder, name, depth + 1) for item in value]
     return value
 
 
 DEFAULT_TYPE = "application/octet-stream"
-# Content types that operating systems name differently or don't know. They take precedence.
+# Content types by extension. They take precedence over those of the operating system, which may
+# differ or be missing.
 KNOWN_TYPES = {
     ".webp": "image/webp",
     ".avif": "image/avif",
@@ -332,23 +336,24 @@ def choose_outputs(outputs: Outputs, output_node_id: str | None) -> tuple[Output
     """Returns the files of the named node, or of all nodes if none is named. Returns previews only
     if there are no other files."""
     own = [file for file in outputs.files if _is_of(file.node_id, output_node_id)]
-    kept = [file for file in own if file.folder == "output"]
-    return tuple(dict.fromkeys(kept or own))
+    saved = [file for file in own if file.folder == "output"]
+    return tuple(dict.fromkeys(saved or own))
 
 
 def all_outputs(outputs: Outputs) -> tuple[OutputFile, ...]:
     """Returns all files including previews, each once even if several nodes show it."""
-    found: dict[tuple[str, str, str], OutputFile] = {}
+    files: dict[tuple[str, str, str], OutputFile] = {}
     for file in outputs.files:
         if file.folder in ("output", "temp"):
-            found.setdefault((file.folder, file.subfolder, file.filename), file)
-    return tuple(found.values())
+            files.setdefault((file.folder, file.subfolder, file.filename), file)
+    return tuple(files.values())
 
 
 def require_own_folder(file: OutputFile, job: Job) -> None:
     """Raises InvalidInput for a file in another job's folder or outside the backend's folders.
 
-    Nodes choose the file names in their results. A fixed folder of a custom node is allowed.
+    The check is necessary because nodes choose the names in their results. A custom node may save
+    into a fixed folder of its own.
     """
     path = PureWindowsPath(file.subfolder)  # accepts both kinds of slash
     parts = [part.lower() for part in path.parts]
@@ -363,15 +368,15 @@ def own_subfolder(file: OutputFile, job: Job) -> str:
     return file.subfolder.replace("\\", "/").removeprefix(job_folder(job.lease_token)).strip("/")
 
 
-def _is_of(node_id: str, wanted: str | None) -> bool:
-    """Checks whether the node is the requested one or is inside it, if that is a subgraph or group
-    node."""
-    return wanted is None or node_id == wanted or node_id.startswith(f"{wanted}:")
+def _is_of(node_id: str, parent_id: str | None) -> bool:
+    """Checks whether a node is `parent_id` or inside it, if that is a subgraph or group node. None
+    matches every node."""
+    return parent_id is None or node_id == parent_id or node_id.startswith(f"{parent_id}:")
 
 
 def content_type_of(filename: str, server_type: str) -> str:
-    """Returns the content type by the file's extension, because a server often reports only
-    bytes."""
+    """Returns the content type for the file's extension. Falls back to the type that the server
+    reports, which is often too general."""
     ending = PurePath(filename).suffix.lower()
     guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
     return guessed or server_type.partition(";")[0].strip() or DEFAULT_TYPE
@@ -380,7 +385,7 @@ def content_type_of(filename: str, server_type: str) -> str:
 def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
     """Returns the lease's upload slot if its content type fits the output.
 
-    Its URL is signed for one content type, which the store then reports for the file.
+    The slot's URL is signed for one content type, which the store then reports for the file.
     """
     for slot in slots[:1] if filenames else ():
         types = {name.lower(): value for name, value in slot.headers.items()}
@@ -391,20 +396,20 @@ def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | No
 
 
 def has_values(outputs: Outputs, node_id: str) -> bool:
-    """Checks whether a node produced values. Such a node can succeed without files."""
-    return any(_is_of(each.node_id, node_id) for each in outputs.values)
+    """Checks whether a node produced values. Such a node doesn't need to produce files."""
+    return any(_is_of(value.node_id, node_id) for value in outputs.values)
 
 
 def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
     """Returns the values that nodes showed, up to the size limit. The named node's values come
     first."""
-    values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
+    values = sorted(outputs.values, key=lambda value: not _is_of(value.node_id, output_node_id))
     shown = (
         ShownValue(
-            node_id=each.node_id[:NAME_CHARACTERS_MAX],
-            name=each.key[:NAME_CHARACTERS_MAX],
-            value=each.value,
+            node_id=value.node_id[:NAME_CHARACTERS_MAX],
+            name=value.key[:NAME_CHARACTERS_MAX],
+            value=value.value,
         )
-        for each in values
+        for value in values
     )
     return tuple(fitting(shown))

@@ -38,13 +38,13 @@ class WorkerIdentity(Message):
     worker_id: str
     key: str
     heartbeat_seconds: float = 30
-    asked_id: str = ""  # the configured id, which differs from the worker's if it was taken
+    asked_id: str = ""  # the configured id, which differs from `worker_id` if it was in use
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One lease. `run_id` is set if the backend has its prompt. `report` is a final report that
-    hasn't been delivered."""
+    """The journal's entry for one lease. `run_id` is set if the backend has the lease's prompt.
+    `report` is a final report that hasn't been delivered."""
 
     job: Job
     run_id: str | None = None
@@ -61,8 +61,7 @@ class Journal:
         self.scratch = folder / "scratch"
 
     def open(self) -> None:
-        """Creates the folders, and deletes files that a killed worker left in its scratch
-        folder."""
+        """Creates the folders, and deletes scratch files that a killed worker left behind."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         for folder in (self._identity.parent, self._leases, self.scratch):
             folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -98,8 +97,8 @@ class Journal:
         _write(self._path(entry.job), json.dumps(data).encode())
 
     def keep(self, entry: JournalEntry) -> OSError | None:
-        """Writes the entry like `write`, but returns an error, because a lease continues without
-        its journal file."""
+        """Writes the entry, but returns an error instead of raising it, because a lease continues
+        without its journal file."""
         try:
             self.write(entry)
         except OSError as error:
@@ -116,8 +115,8 @@ class Journal:
         return sorted(entries, key=lambda entry: entry.job.dispatch_id)
 
     def _path(self, job: Job) -> Path:
-        # The name contains the token, because a dispatch may be leased again while its old lease is
-        # being ended.
+        # The name contains the token, because a dispatch may be leased again before its old lease
+        # has ended completely.
         return self._leases / f"{job.dispatch_id}-{job.lease_token}.json"
 
 
@@ -154,7 +153,7 @@ def _write(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            # not on Windows, where mkstemp already restricts the file to this user
+            # Windows has no fchmod, but its mkstemp already restricts the file to this user.
             if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), SECRET_MODE)
             file.write(data)

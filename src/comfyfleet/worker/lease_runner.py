@@ -54,7 +54,7 @@ from comfyfleet.worker.failures import (
     job_error,
     outcome_of_error,
 )
-from comfyfleet.worker.files import OutputDelivery, OutputUploads, TellOutput, UploadGate
+from comfyfleet.worker.files import LiveOutputs, OutputDelivery, OutputUploads, UploadGate
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.input_cache import InputCache
 from comfyfleet.worker.job_files import (
@@ -82,9 +82,9 @@ class LoadedModels:
     """The models used since the backend was started or last freed its memory."""
 
     def __init__(self) -> None:
-        self.keys: tuple[str, ...] = ()  # of leases, most recently used first
+        self.keys: tuple[str, ...] = ()  # models of leased jobs, most recently used first
         self.set_key: str | None = None
-        self._started_keys: tuple[str, ...] = ()  # of started runs, newest first
+        self._started_keys: tuple[str, ...] = ()  # models of started runs, newest first
 
     def used(self, job: Job) -> None:
         if job.model_key is not None:
@@ -103,7 +103,7 @@ class LoadedModels:
         return "first"
 
     def is_loaded(self, job: Job) -> bool:
-        """Checks whether a run is known to have loaded the job's model."""
+        """Checks whether an earlier run has loaded the job's model."""
         return job.model_key is not None and job.model_key in self._started_keys
 
     def clear(self) -> None:
@@ -111,7 +111,7 @@ class LoadedModels:
 
 
 def _with_first(key: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    return (key, *(each for each in keys if each != key))[:LOADED_MODELS_MAX]
+    return (key, *(other for other in keys if other != key))[:LOADED_MODELS_MAX]
 
 
 ADOPT_ATTEMPTS_MAX = 4
@@ -120,10 +120,10 @@ REST_REPORTS_MAX = 50
 
 
 class LeasePhase(StrEnum):
-    PREPARING = "preparing"  # its inputs are being fetched and uploaded
-    QUEUED = "queued"  # its prompt waits in the backend
+    PREPARING = "preparing"  # The inputs are being downloaded and uploaded to the backend.
+    QUEUED = "queued"  # The prompt waits in the backend's queue.
     RUNNING = "running"
-    DELIVERING = "delivering"  # its outputs are being uploaded
+    DELIVERING = "delivering"  # The outputs are being uploaded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,9 @@ class LeaseDeps:
     store: httpx.AsyncClient
     journal: Journal
     files: BackendFiles | None = None  # None for a cloud backend, which has no folders
-    inputs: InputCache | None = (
-        None  # None if files can't be removed from the backend's input folder
-    )
-    job_seconds: float | None = None  # limit for the whole job after it is submitted to the backend
+    # None if the worker can't remove files from the backend's input folder.
+    inputs: InputCache | None = None
+    job_seconds: float | None = None  # limit for the whole job once the backend has its prompt
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
     turns: RecordTurns = field(default_factory=RecordTurns)
@@ -148,16 +147,16 @@ class LeaseDeps:
 
 
 class ActiveLease:
-    """The state of one lease. `on_phase` is called whenever the phase changes."""
+    """A lease's current state. `on_phase` is called whenever the phase changes."""
 
     def __init__(self, entry: JournalEntry, on_phase: Callable[[], None] = lambda: None) -> None:
         self.entry = entry
         self.phase = LeasePhase.PREPARING
-        self.resumes = False  # left over from a worker that was killed
-        self.model_change: ModelChange | None = None  # known once it runs
-        self.delivers_since = -math.inf  # by the monotonic clock
+        self.resumes = False  # whether a killed worker left this lease behind
+        self.model_change: ModelChange | None = None  # set when the run starts
+        self.delivers_since = -math.inf  # monotonic time
         self.record = record_of(entry.job, self.folder)
-        self.delivery: OutputDelivery | None = None  # set when the run begins to be followed
+        self.delivery: OutputDelivery | None = None  # set when the worker starts to follow the run
         self.keeping: asyncio.Task[None] | None = None  # writes the run's start to the journal
         self.input_names: list[str] = []  # files of the input cache that the lease uses
         self._on_phase = on_phase
@@ -177,8 +176,8 @@ class ActiveLease:
 
     @property
     def in_backend(self) -> bool:
-        """Whether the backend has the prompt or may have it. The latter applies to a lease of a
-        killed worker until its run has been looked up."""
+        """Whether the backend has the prompt, or may have it because a killed worker left the lease
+        behind and its run hasn't been looked up yet."""
         left_over = self.resumes and self.phase is LeasePhase.PREPARING
         return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
 
@@ -191,8 +190,8 @@ class ActiveLease:
 
 
 class KeysGone(Exception):
-    """The worker was restarted before it submitted the prompt. It doesn't store the caller's keys
-    on disk."""
+    """Raised if a restarted worker can't submit the prompt, because it doesn't have the caller's
+    keys. They are never stored on disk."""
 
 
 async def run_lease(
@@ -213,7 +212,7 @@ async def run_lease(
         OutputUploads(deps.store, heartbeat_loop, lease.job, deps.retry),
         deps.upload_gate,
         scratch,
-        record=None if record is None else TellOutput(record, heartbeat_loop),
+        record=None if record is None else LiveOutputs(record, heartbeat_loop),
         resumes=lease.resumes,
     )
     seconds = await follow_run(lease, run_id, heartbeat_loop, deps)
@@ -240,9 +239,10 @@ async def run_lease(
 
 
 async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
-    """Sends the messages that don't fit the last report, while the control plane accepts them."""
+    """Sends messages before the final report until the rest fits into it. Stops early if sending
+    makes no progress."""
     if record.is_too_much:
-        record.tell_all()
+        record.report_all()
     for _ in range(REST_REPORTS_MAX):
         if not record.is_too_much or not record.has_live:
             return
@@ -253,8 +253,8 @@ async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
 async def last_report(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> LastReport:
-    """Returns the messages for the final report. Waits for the previous run's messages and for
-    heartbeats that are being sent."""
+    """Returns the messages for the final report. Waits for the previous run's messages and for a
+    heartbeat in progress."""
     if lease.record is None:
         return LastReport()
     await deps.turns.wait_for(lease.record)
@@ -264,19 +264,20 @@ async def last_report(
 async def adopt_run(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str | None:
-    """Returns the run id left by a killed worker if the backend still has the run, else None."""
+    """Returns the id of a run that a killed worker started, if the backend still has it. Otherwise,
+    returns None."""
     with contextlib.suppress(Unavailable, Unauthenticated, Refused):
         await heartbeat_loop.send_now()
-    found = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)
-    if found is None and lease.entry.run_id not in (None, lease.prompt_id):
-        found = await deps.backend.adopt(lease.prompt_id)
-    if found is None:
+    run = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)
+    if run is None and lease.entry.run_id not in (None, lease.prompt_id):
+        run = await deps.backend.adopt(lease.prompt_id)
+    if run is None:
         return None
     if deps.inputs is not None:
         lease.input_names += deps.inputs.hold(lease.job)
-    lease.entry = replace(lease.entry, run_id=found.run_id)
+    lease.entry = replace(lease.entry, run_id=run.run_id)
     lease.enter(LeasePhase.QUEUED)
-    return found.run_id
+    return run.run_id
 
 
 async def upload_and_submit(
@@ -300,14 +301,16 @@ async def upload_and_submit(
         except PromptRefused as error:
             if not nested or not is_unlisted(error, names.values()):
                 raise
-            # This loader accepts only files in its list, which doesn't include subfolders.
+            # A loader accepts only files in its list, which doesn't include subfolders, so the
+            # files are uploaded outside the folder.
             names = await upload_assets(paths, lease, deps, nested=False)
             run_id = await submit_once(
                 lease, await prepare_prompt(job, names, lease, deps), heartbeat_loop, deps
             )
     lease.entry = replace(lease.entry, run_id=run_id)
     if run_id != lease.prompt_id:
-        # The worker's own prompt id isn't stored because it can be derived from the job.
+        # An id that equals the worker's own prompt id isn't stored, because the worker can derive
+        # it from the job.
         await keep_entry(lease, deps)
     return run_id
 
@@ -330,12 +333,12 @@ async def upload_assets(
     for asset in lease.job.assets:
         path = paths[asset.name]
         name = input_name(asset.name, await asyncio.to_thread(_first_bytes, path))
-        if nested and (kept := await keep_input(asset, path, PurePath(name).suffix, lease, deps)):
-            names[asset.name] = kept
+        if nested and (cached := await keep_input(asset, path, PurePath(name).suffix, lease, deps)):
+            names[asset.name] = cached
             continue
-        given = name if nested else flat_name(lease.folder, name)
+        upload_name = name if nested else flat_name(lease.folder, name)
         subfolder = lease.folder if nested else ""
-        uploaded = await deps.backend.upload(path, name=given, subfolder=subfolder)
+        uploaded = await deps.backend.upload(path, name=upload_name, subfolder=subfolder)
         names[asset.name] = uploaded.value
     return names
 
@@ -343,8 +346,8 @@ async def upload_assets(
 async def keep_input(
     asset: Asset, path: Path, ending: str, lease: ActiveLease, deps: LeaseDeps
 ) -> str | None:
-    """Returns the asset's value for a loader, or None if it can't stay on the backend after the
-    job."""
+    """Uploads the asset to the input cache and returns its value for a loader. Returns None if the
+    asset can't be cached."""
     if deps.inputs is None:
         return None
 
@@ -366,8 +369,8 @@ def _first_bytes(path: Path) -> bytes:
 async def prepare_prompt(
     job: Job, names: Mapping[str, str], lease: ActiveLease, deps: LeaseDeps
 ) -> dict[str, Any]:
-    """Fills in the prompt. Raises InvalidInput if it names a file that doesn't belong to the
-    job."""
+    """Returns the prompt with its inputs filled in. Raises InvalidInput if it names a file that
+    doesn't belong to the job."""
     prompt: dict[str, Any] = fill_prompt(job.prompt, names, job.assets)
     if lease.record is not None:
         lease.record.show_as(client_names(job, names))
@@ -380,13 +383,14 @@ async def prepare_prompt(
 
 
 def client_names(job: Job, names: Mapping[str, str]) -> dict[str, str]:
-    """Returns the file names in the client's prompt, by the files' names on the backend."""
+    """Returns a map from the names of files on the backend to their names in the client's
+    prompt."""
     shown = {}
     for asset in job.assets:
         node_id, _, name = (asset.binding or "").partition(".")
-        given = job.prompt.get(node_id, {}).get("inputs", {}).get(name)
-        if isinstance(given, str) and asset.name in names:
-            shown[names[asset.name]] = given
+        client_name = job.prompt.get(node_id, {}).get("inputs", {}).get(name)
+        if isinstance(client_name, str) and asset.name in names:
+            shown[names[asset.name]] = client_name
     return shown
 
 
@@ -403,8 +407,8 @@ async def submit_once(
         sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=extra_data)
     except OutcomeUnknown:
         for attempt in range(ADOPT_ATTEMPTS_MAX):
-            if found := await backend.adopt(prompt_id):
-                return found.run_id
+            if run := await backend.adopt(prompt_id):
+                return run.run_id
             await deps.retry.sleep(ADOPT_PAUSE_SECONDS * 2**attempt)
         raise
     return sent.run_id
@@ -452,21 +456,21 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
     For an adopted run, this is the time that the previous worker recorded.
     """
     change = deps.models.began(lease.job)
-    # For adopted runs and cloud backends, it is unknown which models were loaded at the start.
+    # For adopted runs and cloud backends, the models that were loaded at the start are unknown.
     is_known = not lease.resumes and deps.files is not None
     lease.model_change = change if is_known else None
     began = time.time() if lease.entry.started_at is None else lease.entry.started_at
     lease.entry = replace(lease.entry, started_at=began)
     lease.enter(LeasePhase.RUNNING)
     if lease.record is not None:
-        lease.record.may_tell = deps.turns.begin(lease.record)
+        lease.record.may_report = deps.turns.begin(lease.record)
     heartbeat_loop.start()
     return began
 
 
 def _earlier(deadline: float | None, began: float, limit_seconds: float) -> float:
-    """Returns the earlier deadline by the loop's clock: the whole job's, or that of a run that
-    began at a wall-clock time."""
+    """Returns the earlier one of two deadlines by the loop's clock: the job's deadline, or that of
+    its run, which started at the wall-clock time `began`."""
     of_run = asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
     return of_run if deadline is None else min(deadline, of_run)
 
@@ -478,7 +482,7 @@ def require_success(end: End | None, run_id: str) -> None:
         case Cancelled():
             raise RunFailed("The run was interrupted on its server.", run_id=run_id)
         case None:
-            raise UnexpectedAnswer(f"run {run_id} has no end")
+            raise UnexpectedAnswer(f"the messages of run {run_id} stopped before its end")
 
 
 def _is_interruption(error: Exception) -> bool:
@@ -487,15 +491,16 @@ def _is_interruption(error: Exception) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# Seconds without a response after which a final report is journaled, so that the next worker can
-# send it.
+# A final report that the control plane hasn't accepted after this many seconds is written to the
+# journal, so that the next worker can send it.
 JOURNAL_AFTER_SECONDS = 0.5
-# After these errors, the backend doesn't have the prompt or doesn't respond.
+# After these errors, the backend either doesn't have the prompt or doesn't respond, so the prompt
+# isn't cancelled.
 NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
 
 
 class StopReason(StrEnum):
-    """Why work on a lease stops early."""
+    """The reasons to stop work on a lease early."""
 
     LOST = "lost"
     CANCELLED = "cancelled"
@@ -520,7 +525,7 @@ REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
 
 
 class LeaseRunner:
-    """Runs one lease. `on_fault` receives each backend fault, and `send_report` sends the final
+    """Runs a lease. `on_fault` receives each backend fault, and `send_report` sends the final
     report."""
 
     def __init__(
@@ -540,13 +545,13 @@ class LeaseRunner:
         self._note_fault = on_fault
         self._work: asyncio.Task[Complete] | None = None
         self._interrupting: asyncio.Task[None] | None = None
-        self._took_too_long = False
-        # Created when the first file is written.
+        self._is_timed_out = False
+        # This folder is created when the first file is written.
         self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
 
     def stop(self, why: StopReason) -> None:
-        """Stops the work. The first reason counts, except that LOST overrides it: a lost lease
-        sends no report."""
+        """Stops the work. The first reason is reported. LOST overrides other reasons, because a
+        lost lease sends no report."""
         if self.stop_reason is None or why is StopReason.LOST:
             self.stop_reason = why
         if self._work is not None:
@@ -565,7 +570,7 @@ class LeaseRunner:
             await self._deps.backend.cancel(self.lease.entry.run_id or self.lease.prompt_id)
         except FleetError as error:
             extra = {**self.ids, "reason": error.message}
-            logger.warning("whether its prompt was interrupted is not certain", extra=extra)
+            logger.warning("the prompt may not have been interrupted", extra=extra)
 
     async def run(self) -> None:
         """Runs until the control plane has accepted or refused the final report, or the lease is
@@ -584,7 +589,8 @@ class LeaseRunner:
         if report is None:
             report = await self._work_with_heartbeats()
         lease.enter(LeasePhase.DELIVERING)
-        if lease.keeping is not None:  # the entry must not be written after its deletion
+        if lease.keeping is not None:
+            # Otherwise, the entry could be written after its deletion below.
             await lease.keeping
         if report is not None:
             lease.entry = replace(lease.entry, report=report)
@@ -611,7 +617,7 @@ class LeaseRunner:
             raise
 
     async def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
-        """Adds the filled-in values and messages that heartbeats have not reported."""
+        """Adds filled-in values and messages that no heartbeat has reported to the final report."""
         changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
@@ -627,12 +633,12 @@ class LeaseRunner:
             changes["outputs"] = self.lease.record.outputs_in(events)
             changes["told_outputs"] = self.lease.record.told_outputs or self.lease.resumes
             has_failed = any(kind == "execution_error" for kind, _ in events)
-            is_stopped = self._is_taken_back or self._took_too_long
+            is_stopped = self._is_cancelled or self._is_timed_out
             changes["interrupted"] = is_stopped and not has_failed
         return report.model_copy(update=changes) if report and changes else report
 
     @property
-    def _is_taken_back(self) -> bool:
+    def _is_cancelled(self) -> bool:
         return self.stop_reason is StopReason.CANCELLED or self._interrupting is not None
 
     def _forget(self) -> None:
@@ -645,24 +651,24 @@ class LeaseRunner:
         heartbeats = [
             asyncio.create_task(self._heartbeat_loop.beat()),
             asyncio.create_task(self._heartbeat_loop.listen()),
-            asyncio.create_task(self._tell_in_turn()),
+            asyncio.create_task(self._report_in_turn()),
         ]
         try:
             return await self._with_prompt(await self._outcome(self._scratch))
         finally:
-            for each in (*heartbeats, *([self._interrupting] if self._interrupting else ())):
-                each.cancel()
+            for task in (*heartbeats, *([self._interrupting] if self._interrupting else ())):
+                task.cancel()
             if self.lease.delivery is not None:
                 await self.lease.delivery.close()
 
-    async def _tell_in_turn(self) -> None:
-        """Lets this run's messages be sent after those of the runs before it."""
+    async def _report_in_turn(self) -> None:
+        """Allows this run's messages to be sent after the messages of earlier runs."""
         record = self.lease.record
         if record is None:
             return
         await self._heartbeat_loop.run_started.wait()
         await self._deps.turns.wait_for(record)
-        record.may_tell = True
+        record.may_report = True
         self._heartbeat_loop.show_record(record)
 
     async def _outcome(self, folder: Path) -> FinalReport | None:
@@ -689,7 +695,7 @@ class LeaseRunner:
 
     async def _report_stop(self, why: StopReason) -> FinalReport | None:
         job = self.lease.job
-        logger.info("work on a lease stops", extra={**self.ids, "reason": why.value})
+        logger.info("stopping work on a lease", extra={**self.ids, "reason": why.value})
         # A backend that is down can't cancel anything, and the request would take many seconds.
         if self.lease.in_backend and why is not StopReason.BACKEND_DOWN:
             await self._cancel_run()
@@ -706,7 +712,7 @@ class LeaseRunner:
         if self._interrupting is not None and _is_interruption(error):
             return failed_outcome(self.lease.job, job_error("cancelled", "The job was cancelled."))
         outcome = outcome_of_error(error, self.lease.job)
-        self._took_too_long = isinstance(error, RunTimedOut)
+        self._is_timed_out = isinstance(error, RunTimedOut)
         self._log(error, outcome)
         if self.lease.in_backend and not isinstance(error, NOTHING_TO_CANCEL):
             await self._cancel_run()
@@ -721,20 +727,20 @@ class LeaseRunner:
         return outcome.report
 
     async def _cancel_run(self) -> None:
-        """Cancels the prompt, so that it isn't wasted work or a second concurrent run of the
-        job."""
+        """Cancels the prompt, so that it doesn't waste time or run while another worker runs the
+        same job."""
         lease, backend = self.lease, self._deps.backend
         try:
             run_id = lease.entry.run_id
             if run_id is None:
-                found = await backend.adopt(lease.prompt_id)
-                run_id = lease.prompt_id if found is None else found.run_id
+                run = await backend.adopt(lease.prompt_id)
+                run_id = lease.prompt_id if run is None else run.run_id
             outcome = await backend.cancel(run_id)
         except CancelUnconfirmed as error:
             self._on_fault(BackendFault("backend_fault", BackendCondition.HUNG), error.message)
         except FleetError as error:
             extra = {**self.ids, "reason": error.message}
-            logger.warning("the prompt could not be cancelled for certain", extra=extra)
+            logger.warning("the prompt may not have been cancelled", extra=extra)
         else:
             if outcome is Cancellation.CANCELLED:
                 logger.info("the prompt was cancelled", extra=self.ids)
@@ -747,7 +753,7 @@ class LeaseRunner:
             # A control plane may end a cancelled job without waiting for the worker's report.
             expected = self.stop_reason is StopReason.CANCELLED
             level = logging.INFO if expected else logging.WARNING
-            logger.log(level, "the lease had ended before its final report", extra=extra)
+            logger.log(level, "the lease ended before its final report arrived", extra=extra)
         except Refused as error:
             logger.error("the final report was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
             if isinstance(report, Complete):
@@ -760,11 +766,11 @@ class LeaseRunner:
     def _log(self, error: Exception, outcome: LeaseOutcome) -> None:
         report = outcome.report
         reason = report.reason if isinstance(report, Requeue) else "fail"
-        said = self._hide(str(error))[:2000]
-        extra = {**self.ids, "outcome": reason, "error": said}
+        message = self._hide(str(error))[:2000]
+        extra = {**self.ids, "outcome": reason, "error": message}
         is_shown = outcome.is_unexpected and not self.lease.job.secrets
         logger.warning(
-            "the job failed or is requeued",
+            "the job failed or was requeued",
             extra=extra,
             exc_info=error if is_shown else None,
         )

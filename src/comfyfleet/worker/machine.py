@@ -1,5 +1,7 @@
-"""Figures about the machine for polls and heartbeats, and the memory of its GPUs. They come from
-NVML, an operator's command or the backend. Figures that can't be read are left out."""
+"""Reads the machine's metrics for polls and heartbeats, and the memory of its GPUs.
+
+The metrics come from NVML, an operator's command or the backend. Missing metrics are left out.
+"""
 
 import asyncio
 import contextlib
@@ -50,10 +52,10 @@ def first_visible_gpu(environ: Mapping[str, str]) -> int | str | None:
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
     """Returns the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs that the driver reports if it isn't
-    set. Returns an empty tuple if they are unknown."""
+    set. Returns an empty tuple if the driver reports none."""
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return tuple(each.strip() for each in named.split(",") if each.strip())
+        return tuple(gpu.strip() for gpu in named.split(",") if gpu.strip())
     return tuple(map(str, range(_count(nvml) or 0)))
 
 
@@ -63,7 +65,7 @@ def unknown_gpus(gpus: Sequence[str], nvml: Any) -> tuple[str, ...]:
     count = _count(nvml)
     if count is None:
         return ()
-    return tuple(each for each in gpus if each.isdigit() and int(each) >= count)
+    return tuple(gpu for gpu in gpus if gpu.isdigit() and int(gpu) >= count)
 
 
 def _count(nvml: Any) -> int | None:
@@ -85,8 +87,8 @@ class NvmlGpu:
         self._handle: Any = None
 
     def read(self) -> GpuFigures | None:
-        """Returns the GPU's figures, or None if the driver or the GPU isn't available. After a
-        failure, the next call tries again."""
+        """Returns the GPU's metrics, or None if the driver or the GPU isn't available. Every call
+        retries after a failure."""
         handle = self._handle or self._open()
         if handle is None:
             return None
@@ -117,7 +119,7 @@ class NvmlGpu:
         return None
 
     def _by_uuid(self, uuid: str) -> Any:
-        """Finds a GPU by its UUID or by the first characters of it, which CUDA also accepts."""
+        """Finds a GPU by its UUID or a prefix of it. CUDA accepts both."""
         nvml = self._nvml
         if uuid.startswith("GPU-"):
             for index in range(nvml.nvmlDeviceGetCount()):
@@ -132,8 +134,7 @@ class NvmlGpu:
         return None
 
     def _close(self) -> None:
-        """Closes NVML, because a GPU that fell off its bus reappears only after NVML is opened
-        again."""
+        """Closes NVML. A GPU that fell off the bus reappears only after NVML is reopened."""
         self._handle = None
         with self._quietly():
             self._nvml.nvmlShutdown()
@@ -157,16 +158,18 @@ def _text(value: str | bytes) -> str:
 
 logger = logging.getLogger(__name__)
 
-FRESH_SECONDS = 1.0  # heartbeats may be sent twice a second, but the figures don't change that fast
-BACKEND_FRESH_SECONDS = 10.0  # ComfyUI responds in the thread that also feeds its GPU
+# A reading is reused for this many seconds. Heartbeats may be sent more often.
+FRESH_SECONDS = 1.0
+# The backend's own metrics are reused for longer, because requests for them slow down its GPU.
+BACKEND_FRESH_SECONDS = 10.0
 SAMPLE_SECONDS_MAX = 1.0
-GPU_RETRY_SECONDS = 60.0  # looking for a missing driver costs time
+GPU_RETRY_SECONDS = 60.0  # long, because looking for a missing driver takes time
 ReadDevices: TypeAlias = Callable[[], Awaitable[Sequence[Device]]]
 
 
 class MachineMonitor:
-    """Reads the machine's figures in a separate thread, because a failing driver or a dead mount
-    may block for minutes."""
+    """Reads the machine's state in a separate thread, because a failing driver or a dead mount may
+    block for minutes."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class MachineMonitor:
         nvml: Any = pynvml,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`devices` reads the backend's own figures, which are used if no driver reports any.
+        """`devices` reads the backend's own GPU metrics, which are used if no driver is available.
 
         For a backend on another machine, pass `nvml=None`, because this machine's GPU isn't the
         backend's.
@@ -193,12 +196,12 @@ class MachineMonitor:
         self._ask_backend_at = float("-inf")
         self._backend_figures: dict[str, object] = {}
         self._sampling: asyncio.Future[Reading] | None = None
-        # the first result is always 0, because it measures since the last call
+        # The first result is always 0 and is discarded. Each call measures since the previous one.
         psutil.cpu_percent(None)
 
     async def read(self) -> Reading:
-        """Returns the figures and never raises. If reading them takes longer than a second, returns
-        the previous figures."""
+        """Returns the current reading, or the previous one if it takes longer than a second. Never
+        raises."""
         if self._monotonic() < self._fresh_until:
             return self._latest
         sampling = self._sampling = self._sampling or _in_thread(self._sample)
@@ -245,7 +248,7 @@ class MachineMonitor:
             async with asyncio.timeout(SAMPLE_SECONDS_MAX):
                 devices = await self._devices()
         except (FleetError, TimeoutError):
-            # The code that runs jobs on the backend detects and logs that it is down.
+            # Nothing is logged here, because other code detects and logs that the backend is down.
             self._backend_figures = {}
         else:
             self._backend_figures = gpu_figures_of(devices)
@@ -253,8 +256,8 @@ class MachineMonitor:
 
 
 def gpu_figures_of(devices: Sequence[Device]) -> dict[str, object]:
-    """Returns the figures of ComfyUI's first GPU. CPU devices are skipped, because their memory is
-    the machine's and is read there."""
+    """Returns the metrics of ComfyUI's first GPU. CPU devices are skipped, because their memory is
+    already part of the machine's metrics."""
     gpus = [device for device in devices if device.kind != "cpu" and device.memory_bytes > 0]
     if not gpus:
         return {}
@@ -287,9 +290,10 @@ def _in_thread(sample: Callable[[], Reading]) -> asyncio.Future[Reading]:
         try:
             reading = sample()
         except Exception:
-            # Missing figures must never stop a worker.
+            # An unreadable machine must never stop a worker.
             logger.exception("the machine's state can't be read")
-        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
+        # The event loop may have been closed in the meantime.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, reading)
 
     threading.Thread(target=work, name="machine-reading", daemon=True).start()
@@ -311,8 +315,8 @@ ReadMemory: TypeAlias = Callable[[], Awaitable[GpuMemory | None]]
 def driver_memory_reader(
     folder: Path, environ: Mapping[str, str], nvml: Any = pynvml
 ) -> ReadMemory:
-    """Returns a function that reads the memory of the GPU that `environ` selects. `folder` may be
-    any folder of this machine."""
+    """Returns a function that reads the memory of the GPU selected by `environ`. `folder` can be
+    any folder on this machine."""
     machine = MachineMonitor(folder, environ, nvml=nvml)
 
     async def read() -> GpuMemory | None:
@@ -324,8 +328,8 @@ def driver_memory_reader(
 
 
 def command_memory_reader(command: str, gpu: str) -> ReadMemory:
-    """Returns a function that runs a command, which prints the used and total bytes of a GPU.
-    `{gpu}` in the command is replaced by the GPU."""
+    """Returns a function that reads a GPU's memory by running a command, which must print the used
+    and total bytes. `{gpu}` in the command is replaced with the GPU."""
     arguments = fill_command("--gpu-memory-command", command, {"gpu": gpu})
 
     async def read() -> GpuMemory | None:
@@ -349,12 +353,14 @@ async def require_memory_reading(read: ReadMemory, gpu: str, command: str | None
         return
     if command is not None:
         raise InvalidInput(
-            f"--gpu-memory-command does not tell the memory of GPU {gpu}",
-            hint="It prints two whole numbers, the used and the total bytes, and ends with 0.",
+            f"--gpu-memory-command does not report the memory of GPU {gpu}",
+            hint="The command must print the used and the total bytes, and exit with code 0.",
         )
     raise InvalidInput(
-        f"--per-gpu auto must know how much memory of GPU {gpu} is used, and NVIDIA's driver does not tell",
-        hint="Give --per-gpu a number, or --gpu-memory-command a command that prints used and total bytes.",
+        f"--per-gpu auto must know how much memory of GPU {gpu} is used, but "
+        "NVIDIA's driver doesn't report it",
+        hint="Set --per-gpu to a number, or --gpu-memory-command to a command that prints used and "
+        "total bytes.",
     )
 
 

@@ -21,7 +21,7 @@ import psutil
 
 from comfyfleet.errors import InvalidInput
 
-# `${HOME}` is left alone, because it is meant for a shell.
+# A placeholder such as `{port}`. Shell variables such as `${HOME}` don't match.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 
 
@@ -44,34 +44,35 @@ def fill_command(option: str, command: str, values: Mapping[str, str]) -> list[s
     receive it unreplaced.
     """
     words = split_command(option, command)
-    for name in (found for word in words for found in PLACEHOLDER.findall(word)):
+    for name in (name for word in words for name in PLACEHOLDER.findall(word)):
         if name not in values:
-            known = ", ".join(f"{{{each}}}" for each in values)
+            supported = ", ".join(f"{{{value}}}" for value in values)
             raise InvalidInput(
-                f"{option} has {{{name}}}, which is not filled in; known: {known}",
-                hint="A program that needs such a text itself can be started by a script.",
+                f"{option} contains the unknown placeholder {{{name}}}. Use {supported}.",
+                hint="If the program itself needs this text, start the program from a script.",
             )
-    return [PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in words]
+    return [PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
 
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.05
-# Windows has no process groups. A child needs its own console group there, so that Ctrl-C doesn't
-# reach it.
+# Windows has no process groups. There, a child is started in a new console group, so that Ctrl-C
+# doesn't reach it.
 HAS_GROUPS = hasattr(os, "killpg")
 SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-# Seconds. A process that ends sooner after its start will probably do so again, so its restarts are
-# delayed.
+# A process that ends within this many seconds after its start will probably do so again, so its
+# restarts are delayed.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
-# Limits for the process's log: the current file and older, numbered ones.
+# The log of the process is rotated when it reaches this size. Older parts are kept in numbered
+# files.
 LOG_BYTES_MAX = 10 * 1024**2
 LOG_FILES_MAX = 5
 LOG_SECONDS = 10.0
-# Node packs are third-party code and must not see the worker's keys, database addresses and object
-# stores.
+# Variables with these prefixes are hidden from ComfyUI. Node packs are third-party code and must
+# not see the worker's keys, database addresses and object stores.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
@@ -82,7 +83,7 @@ class ProcessIdentity:
     process."""
 
     pid: int
-    created: float  # seconds since 1970, as the system reports it
+    created: float  # start time reported by the system, in seconds since 1970
 
     @property
     def is_alive(self) -> bool:
@@ -96,11 +97,11 @@ class ProcessIdentity:
 
     @property
     def is_own_group(self) -> bool:
-        """Whether the process leads its own process group, as all processes started by the worker
-        do, and not the worker's group.
+        """Whether the process leads a process group other than the worker's. All processes started
+        by the worker do.
 
-        Signals go to the group. The ids 0 and -1 would mean the worker's own group and all
-        processes.
+        This is checked because signals are sent to the group, and the ids 0 and -1 would address
+        the worker's own group and all processes.
         """
         if not HAS_GROUPS:
             return self.pid > 1
@@ -127,10 +128,10 @@ def _kill_tree(pid: int) -> None:
 class ManagedProcess:
     """A process in its own session, which ends together with the processes it started.
 
-    `note` is the file that stores its identity, so that the next worker owns the process too.
+    The file `note` stores the identity of the process, so that the next worker can take it over.
     `environ` contains additional variables. The process inherits all others except the worker's own
-    settings. `log` is the file for its output. Without one, the output goes where the worker's
-    output goes.
+    settings. `log` is the file for its output. If it is None, the output goes to the worker's own
+    output.
     """
 
     def __init__(
@@ -146,28 +147,28 @@ class ManagedProcess:
         self._log = log
         self._environ = {**_inherited(os.environ), **(environ or {})}
         self._child: asyncio.subprocess.Process | None = None
-        self._known: ProcessIdentity | None = None
-        self.started_at = 0.0  # by the monotonic clock
+        self._identity: ProcessIdentity | None = None
+        self.started_at = 0.0  # monotonic time
         self._short_lives = 0
-        self._was_stopped = False  # by the worker
+        self._was_stopped = False  # whether the worker itself stopped the process
 
     @property
     def is_running(self) -> bool:
         if self._child is not None:
             return self._child.returncode is None
-        return self._known is not None and self._known.is_alive
+        return self._identity is not None and self._identity.is_alive
 
     @property
     def pid(self) -> int | None:
-        return self._known.pid if self._known is not None else None
+        return self._identity.pid if self._identity is not None else None
 
     def take_up(self) -> bool:
-        """Takes ownership of the process that an earlier worker started. Returns whether it is
-        still running."""
-        known = _read(self._note)
-        if known is None or not known.is_own_group or not known.is_alive:
+        """Takes over the process that an earlier worker started, if it is still running. Returns
+        whether it is."""
+        identity = _read(self._note)
+        if identity is None or not identity.is_own_group or not identity.is_alive:
             return False
-        self._known = known
+        self._identity = identity
         return True
 
     async def start(self) -> None:
@@ -195,19 +196,19 @@ class ManagedProcess:
                 os.close(output)
         self.started_at = time.monotonic()
         self._was_stopped = False
-        self._known = _known(self._child.pid)
+        self._identity = _identify(self._child.pid)
         try:
-            await asyncio.to_thread(_write, self._note, self._known)
+            await asyncio.to_thread(_write, self._note, self._identity)
         except OSError as error:
-            # A later worker will use this ComfyUI as one that it didn't start.
+            # The next worker will treat this ComfyUI as one that it doesn't own.
             logger.warning("ComfyUI's process id can't be stored", extra={"reason": str(error)})
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
 
     async def stop(self) -> None:
-        if self._known is None or not self.is_running:
+        if self._identity is None or not self.is_running:
             return
         self._was_stopped = True
-        for end in (self._ask, self.kill):
+        for end in (self._terminate, self.kill):
             end()
             try:
                 async with asyncio.timeout(STOP_SECONDS_MAX):
@@ -216,7 +217,7 @@ class ManagedProcess:
                 continue
             break
         self._note.unlink(missing_ok=True)
-        logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
+        logger.info("ComfyUI was stopped", extra={"pid": self._identity.pid})
 
     def _open_log(self) -> int | None:
         """Opens the log for appending. The process writes to it directly, so that logging continues
@@ -235,7 +236,7 @@ class ManagedProcess:
         """Rotates the log when it has grown too large. Runs until cancelled."""
         while self._log is not None:
             await asyncio.sleep(LOG_SECONDS)
-            # for example a full disk, which is detected elsewhere
+            # An error such as a full disk is detected elsewhere.
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(rotate_log, self._log)
 
@@ -245,34 +246,34 @@ class ManagedProcess:
         try:
             process = psutil.Process(self.pid or 0) if self.is_running else None
             family = [process, *process.children(recursive=True)] if process else []
-            return sum(each.memory_info().rss for each in family)
+            return sum(member.memory_info().rss for member in family)
         except psutil.Error:
             return 0
 
     def kill(self) -> None:
-        """Kills the process at once. A `stop` in progress then returns."""
-        if self._known is None or not self.is_running:
+        """Kills the process immediately. A `stop` in progress then returns."""
+        if self._identity is None or not self.is_running:
             return
         if HAS_GROUPS:
-            _signal_group(self._known.pid, signal.SIGKILL)
+            _signal_group(self._identity.pid, signal.SIGKILL)
         else:
-            _kill_tree(self._known.pid)
+            _kill_tree(self._identity.pid)
 
-    def _ask(self) -> None:
-        """Asks the whole session to end. On Windows, kills the process, because a program without a
-        window can't be asked."""
-        if self._known is None:
+    def _terminate(self) -> None:
+        """Sends SIGTERM to the whole process group. On Windows, kills the processes, because a
+        program without a window can't be stopped gracefully."""
+        if self._identity is None:
             return
         if HAS_GROUPS:
-            _signal_group(self._known.pid, signal.SIGTERM)
+            _signal_group(self._identity.pid, signal.SIGTERM)
         else:
-            _kill_tree(self._known.pid)
+            _kill_tree(self._identity.pid)
 
     async def _ended(self) -> None:
         if self._child is not None:
             await self._child.wait()
             return
-        # The process isn't a child of this worker, so its end must be polled.
+        # The process isn't a child of this worker, so its state must be polled.
         while self.is_running:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
@@ -280,7 +281,7 @@ class ManagedProcess:
         if self._child is None or self._was_stopped:
             return
         logger.warning(
-            "ComfyUI has ended by itself (%s) and is started again; its output is %s",
+            "ComfyUI exited unexpectedly (%s) and is being restarted; its output is %s",
             _outcome(self._child.returncode),
             "above" if self._log is None else f"in {self._log}",
             extra={"pid": self._child.pid, "seconds": round(time.monotonic() - self.started_at)},
@@ -296,9 +297,10 @@ class ManagedProcess:
 
 
 def rotate_log(log: Path) -> None:
-    """Moves a large log's content into numbered files and deletes the oldest one. This call blocks.
+    """Moves the content of a large log to a numbered file and deletes the oldest one. This call
+    blocks.
 
-    The content is copied and the file is truncated, because the process keeps it open.
+    The content is copied and the log is truncated, because the process keeps the file open.
     """
     if not log.exists() or log.stat().st_size <= LOG_BYTES_MAX:
         return
@@ -327,11 +329,11 @@ def _outcome(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _known(pid: int) -> ProcessIdentity | None:
+def _identify(pid: int) -> ProcessIdentity | None:
     try:
         return ProcessIdentity(pid, psutil.Process(pid).create_time())
     except psutil.Error:
-        return None  # it has already ended
+        return None  # The process has already ended.
 
 
 def _read(note: Path) -> ProcessIdentity | None:
@@ -342,9 +344,9 @@ def _read(note: Path) -> ProcessIdentity | None:
         return None
 
 
-def _write(note: Path, known: ProcessIdentity | None) -> None:
-    if known is None:
+def _write(note: Path, identity: ProcessIdentity | None) -> None:
+    if identity is None:
         note.unlink(missing_ok=True)
         return
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps({"pid": known.pid, "created": known.created}))
+    note.write_text(json.dumps({"pid": identity.pid, "created": identity.created}))

@@ -23,15 +23,16 @@ logger = logging.getLogger(__name__)
 # two prompts.
 FREED_SECONDS = 2.0
 JOBS_PER_RESTART = 20
-# A ComfyUI without models reserves less than this share of a GPU's memory.
+# A ComfyUI that reserves more than this share of a GPU's memory without a loaded model didn't free
+# its memory.
 GPU_SHARE_KEPT_MAX = 0.1
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """Memory in bytes of the machine (or of the container if its memory is scarcer), and of
-    ComfyUI's processes."""
+    """The memory in bytes of the machine, or of the container if it has less left, and the memory
+    used by ComfyUI's processes."""
 
     free: int
     total: int
@@ -45,14 +46,14 @@ class MemoryState:
         return self.free_share < share
 
     def would_help(self, share: float) -> bool:
-        """Checks whether a restart can free enough memory. It can't if other programs use most of
-        it."""
+        """Checks whether restarting ComfyUI can free enough memory. A restart doesn't help if other
+        programs use most of it."""
         return self.of_process >= share * self.total
 
 
 def read_memory(of_process: int = 0, root: Path = CGROUPS) -> MemoryState:
-    """Reads the memory of the machine and the container and returns the scarcer one. This call
-    blocks."""
+    """Reads the memory of the machine and of the container, and returns the one with the smaller
+    free share. This call blocks."""
     machine = psutil.virtual_memory()
     states = [MemoryState(machine.available, machine.total, of_process)]
     if (limit := _cgroup_memory(root)) is not None:
@@ -62,8 +63,8 @@ def read_memory(of_process: int = 0, root: Path = CGROUPS) -> MemoryState:
 
 
 def _cgroup_memory(root: Path) -> tuple[int, int] | None:
-    """Returns the free and total bytes of this control group (version 2 or 1), or None without a
-    limit."""
+    """Returns the free and total bytes of this process's control group (version 2 or 1), or None if
+    it has no limit."""
     names = (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -74,7 +75,7 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
             usage = int((root / usage_name).read_text())
             stat = (root / usage_name).with_name("memory.stat").read_text()
             cached = dict(line.split() for line in stat.splitlines() if len(line.split()) == 2)
-            # The system drops cached files before it kills a process.
+            # Cached files don't count as used, because the system drops them when memory runs out.
             used = max(0, usage - int(cached.get(cache_name, 0)))
             if limit < psutil.virtual_memory().total:
                 return max(0, limit - used), limit
@@ -82,8 +83,11 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
 
 
 class MemoryKeeper:
-    """Watches one owned ComfyUI. `is_needed` tells whether the next job needs a loaded model.
-    `restart` is called when freeing memory doesn't help, and waits for the running jobs itself."""
+    """Watches the memory of one owned ComfyUI.
+
+    `is_needed` returns whether the next job needs a loaded model. `restart` is called if freeing
+    memory doesn't help. It must wait for running jobs itself.
+    """
 
     def __init__(
         self,
@@ -102,17 +106,18 @@ class MemoryKeeper:
         self._free = free
         self._is_needed = is_needed
         self._restart = restart
-        self._jobs = JOBS_PER_RESTART  # since the last restart, initially enough for one at once
+        # Jobs since the last restart. The initial value allows an immediate restart.
+        self._jobs = JOBS_PER_RESTART
         self._was_freed = False
         self._turn = asyncio.Lock()
 
     def note_freed(self) -> None:
-        """Notes that ComfyUI was asked to free memory for another reason, such as a run that ran
-        out of it."""
+        """Notes that ComfyUI received a request to free memory for another reason, such as a run
+        that ran out of memory."""
         self._was_freed = True
 
     async def look(self) -> None:
-        """Checks the memory, and frees some if necessary. Called between two jobs."""
+        """Checks the memory and frees some if necessary. The worker calls this between jobs."""
         self._jobs += 1
         if self._share <= 0 or self._turn.locked():
             return
@@ -135,16 +140,16 @@ class MemoryKeeper:
         if (is_short or is_stuck) and self._jobs >= JOBS_PER_RESTART and not self._is_needed():
             self._jobs = 0
             self.restarts += 1
-            reason = "GPU memory stays allocated" if is_stuck else "too little memory is left"
+            reason = "GPU memory is still allocated" if is_stuck else "too little memory is free"
             logger.warning(
-                "ComfyUI is restarted: %s after it was asked to free it",
+                "restarting ComfyUI: %s after a request to free memory",
                 reason,
                 extra={"free": state.free, "total": state.total, "comfyui": state.of_process},
             )
             self._restart(reason)
 
     async def _keeps_gpu(self) -> bool:
-        """Checks whether ComfyUI reserves much of a GPU's memory although no model is loaded."""
+        """Checks whether ComfyUI still reserves a large share of a GPU's memory."""
         try:
             devices = await self._devices()
         except FleetError:

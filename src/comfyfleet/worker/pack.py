@@ -51,9 +51,18 @@ logger = logging.getLogger(__name__)
 # Maximum seconds that a removed worker has to finish its jobs.
 LEAVE_SECONDS_MAX = 1800.0
 MOVE_TEXTS = {
-    PackMove.ADD: "one more ComfyUI is started on GPU %s: %s",
-    PackMove.REMOVE: "one ComfyUI fewer on GPU %s: %s",
-    PackMove.KEEP: "as many ComfyUIs as before on GPU %s: %s",
+    PackMove.ADD: "starting another ComfyUI on GPU %s, because %s",
+    PackMove.REMOVE: "stopping one ComfyUI on GPU %s, because %s",
+    PackMove.KEEP: "keeping the number of ComfyUIs on GPU %s, because %s",
+}
+REASON_TEXTS = {
+    MoveReason.BACKLOG: "jobs are waiting on all of them",
+    MoveReason.GAIN: "the newest one increased the throughput",
+    MoveReason.NO_GAIN: "the newest one didn't increase the throughput enough",
+    MoveReason.NO_MEMORY: "the GPU's memory isn't sufficient for another one",
+    MoveReason.OUT_OF_MEMORY: "a run ran out of memory",
+    MoveReason.SPARE: "not all of them have been needed recently",
+    MoveReason.NOT_STARTED: "at least one didn't become ready in time",
 }
 
 
@@ -76,8 +85,8 @@ class PackMember:
 
 @dataclass(frozen=True, eq=False)
 class PackGpu:
-    """A GPU's slots and the rules for changing how many are used. Without rules, all slots are
-    used."""
+    """A GPU's slots, and the rules that decide how many of them are used. If `rules` is None, all
+    are used."""
 
     places: GpuSlots
     rules: PackRules | None = None
@@ -89,27 +98,27 @@ async def plan_gpus(
     settings: WorkerSettings, pack: PackSettings, environ: Mapping[str, str]
 ) -> list[PackGpu]:
     """Returns the layout of the pack. Raises InvalidInput if the settings have no valid layout, or
-    if the GPU's memory must be readable and isn't."""
+    if their rules require a GPU memory reading that isn't available."""
     chosen = first_visible_gpu(environ)
-    places = lay_out_pack(settings, pack, "0" if chosen is None else str(chosen))
+    layout = lay_out_pack(settings, pack, "0" if chosen is None else str(chosen))
     if not pack.is_auto:
-        return [PackGpu(each) for each in places]
+        return [PackGpu(slots) for slots in layout]
     gpus = []
-    for each in places:
+    for slots in layout:
         if pack.memory_command is None:
-            read = driver_memory_reader(settings.state.parent, {**environ, **each.environ})
+            read = driver_memory_reader(settings.state.parent, {**environ, **slots.environ})
         else:
-            read = command_memory_reader(pack.memory_command, each.gpu)
-        await require_memory_reading(read, each.gpu, pack.memory_command)
-        gpus.append(PackGpu(each, PackRules(most=pack.most), read))
+            read = command_memory_reader(pack.memory_command, slots.gpu)
+        await require_memory_reading(read, slots.gpu, pack.memory_command)
+        gpus.append(PackGpu(slots, PackRules(most=pack.most), read))
     return gpus
 
 
 class BarredSizes:
-    """A file with the numbers of ComfyUIs that must not be tried on a GPU until a given time, so
-    that a restarted worker doesn't have to run out of memory again to learn them. All calls block.
+    """A file that stores which numbers of ComfyUIs must not be tried on a GPU, and until when.
 
-    Times are by the monotonic clock in memory, and in seconds since 1970 in the file.
+    Without it, a restarted worker would have to run out of memory again to find out. All calls
+    block. In memory, times are monotonic. In the file, they are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,8 +133,8 @@ class BarredSizes:
             return {}
 
     def write(self, barred: Mapping[int, float], now: float) -> None:
-        """Writes the sizes. Errors are ignored. On a full disk, the sizes are known in memory
-        only."""
+        """Writes the sizes. Errors such as a full disk are ignored, because the sizes also stay in
+        memory."""
         ahead = time.time() - now
         until = {size: until + ahead for size, until in barred.items() if until > now}
         with suppress(OSError):
@@ -142,8 +151,9 @@ class WorkerPack:
 
     def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
         """`state` is the parent of all workers' state folders."""
-        self.stop = StopRequest(self._stop_all, is_logged=False)  # each worker logs it
-        # by GPU, move and reason
+        # Not logged, because each worker logs its own request.
+        self.stop = StopRequest(self._stop_all, is_logged=False)
+        # Number of decisions by GPU, move and reason.
         self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()
         self._gpus = gpus
         self._environ = environ
@@ -151,12 +161,12 @@ class WorkerPack:
         self._members: dict[PackGpu, list[PackMember]] = {gpu: [] for gpu in gpus}
         self._work: set[asyncio.Task[None]] = set()
         self._problem: Exception | None = None
-        # whether a worker stopped without an error and wasn't being removed
-        self._left_in_order = False
+        # Whether a worker stopped without an error and not because of a decision to remove it.
+        self._has_stopped_normally = False
 
     async def work(self) -> None:
-        """Runs until stopped or until no worker remains. Raises the first error that was not
-        requested.
+        """Runs until stopped or until no worker remains. Raises an error that ended a worker, if
+        any.
 
         WorkerRevoked is raised only if all workers ended without a stop request and no other worker
         stopped normally.
@@ -174,11 +184,11 @@ class WorkerPack:
             while self._work:
                 await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (*sizing, *self._work):
-                each.cancel()
+            for task in (*sizing, *self._work):
+                task.cancel()
             await asyncio.gather(*sizing, *self._work, return_exceptions=True)
-        was_asked = self.stop.asked or self._left_in_order
-        if self._problem is None or (isinstance(self._problem, WorkerRevoked) and was_asked):
+        is_normal = self.stop.asked or self._has_stopped_normally
+        if self._problem is None or (isinstance(self._problem, WorkerRevoked) and is_normal):
             return
         raise self._problem
 
@@ -186,7 +196,7 @@ class WorkerPack:
     def members(self) -> dict[str, list[PackMember]]:
         """The members on each GPU, ordered by number."""
         return {
-            gpu.places.gpu: sorted(members, key=lambda each: each.slot.number)
+            gpu.places.gpu: sorted(members, key=lambda member: member.slot.number)
             for gpu, members in self._members.items()
         }
 
@@ -219,11 +229,11 @@ class WorkerPack:
                     elif member.is_leaving:
                         worker.stop.ask("shutdown", 0)
                     await worker.work()
-                    self._left_in_order |= not member.is_leaving
+                    self._has_stopped_normally |= not member.is_leaving
         except WorkerRevoked as error:
             # The other workers continue.
             self._problem = self._problem or error
-        except Exception as error:  # noqa: BLE001  raised again when the others have left in order
+        except Exception as error:  # noqa: BLE001  raised again once the other workers have stopped
             self._problem = error
             self.stop.ask("shutdown", 0)
         finally:
@@ -245,24 +255,24 @@ class WorkerPack:
         worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
 
     async def _stop_left_over(self) -> None:
-        """Stops ComfyUIs of a killed worker whose slots no longer exist."""
+        """Stops ComfyUIs that a killed worker left behind in slots that no longer exist."""
         slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
         known = {slot.settings.state / PROCESS_FILE for slot in slots}
         for note in await asyncio.to_thread(_process_files, self._state):
-            # the command isn't used, because it isn't restarted
-            left = ManagedProcess("comfyui", note)
-            if note not in known and left.take_up():
+            # Any command works here, because the process isn't restarted.
+            process = ManagedProcess("comfyui", note)
+            if note not in known and process.take_up():
                 logger.warning(
-                    "a ComfyUI of an earlier worker is stopped: its slot no longer exists"
+                    "stopping a ComfyUI of an earlier worker, because its slot no longer exists"
                 )
-                await left.stop()
+                await process.stop()
 
-    # How many
+    # Resizing
 
     async def _resize(self, gpu: PackGpu, rules: PackRules) -> None:
         note = BarredSizes(self._state / f"barred-{safe_name(gpu.places.gpu)}.json")
         barred = await asyncio.to_thread(note.read, _now())
-        size = PackSize(wanted=max(1, len(self._members[gpu])), barred=barred)
+        size = PackSize(target=max(1, len(self._members[gpu])), barred=barred)
         while not self._is_over(gpu):
             await asyncio.sleep(rules.sample_seconds)
             before = size.barred
@@ -273,23 +283,23 @@ class WorkerPack:
                 self._act(gpu, decision)
 
     def _is_over(self, gpu: PackGpu) -> bool:
-        """Checks whether a stop was requested, or a worker was revoked or received a notice. No
-        workers are added after that."""
+        """Checks whether the pack must no longer be resized, because a stop was requested, or
+        because a worker was revoked, failed or received a notice."""
         leaving = (
-            each.worker is not None and each.worker.stop.asked and not each.is_leaving
-            for each in self._members[gpu]
+            member.worker is not None and member.worker.stop.asked and not member.is_leaving
+            for member in self._members[gpu]
         )
         return self.stop.asked or self._problem is not None or any(leaving)
 
     async def _sample(self, gpu: PackGpu) -> GpuSample:
         memory = None if gpu.read_memory is None else await gpu.read_memory()
-        ready = [each for each in self._members[gpu] if each.is_ready]
+        ready = [member for member in self._members[gpu] if member.is_ready]
         return GpuSample(
             at=_now(),
             ready=len(ready),
-            leaving=sum(each.is_leaving for each in self._members[gpu]),
-            full=sum(each.waiting > 0 for each in ready),
-            idle=sum(each.worker is not None and each.worker.is_idle for each in ready),
+            leaving=sum(member.is_leaving for member in self._members[gpu]),
+            full=sum(member.waiting > 0 for member in ready),
+            idle=sum(member.worker is not None and member.worker.is_idle for member in ready),
             finished=gpu.counts.finished,
             out_of_memory=gpu.counts.out_of_memory,
             memory_used=None if memory is None else memory.used,
@@ -302,7 +312,7 @@ class WorkerPack:
         logger.warning(
             MOVE_TEXTS[decision.move],
             gpu.places.gpu,
-            decision.reason.value,
+            REASON_TEXTS[decision.reason],
             extra={**figures, "gpu": gpu.places.gpu},
         )
         if decision.move is PackMove.ADD:
@@ -312,8 +322,8 @@ class WorkerPack:
 
     def _remove(self, gpu: PackGpu) -> None:
         """Stops the least busy worker, preferring workers that are not ready."""
-        staying = [each for each in self._members[gpu] if not each.is_leaving]
-        member = min(staying, key=lambda each: (each.is_ready, each.waiting, -each.slot.number))
+        staying = [member for member in self._members[gpu] if not member.is_leaving]
+        member = min(staying, key=lambda m: (m.is_ready, m.waiting, -m.slot.number))
         member.is_leaving = True
         if member.worker is not None:
             member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
@@ -321,7 +331,7 @@ class WorkerPack:
 
 def _log_failure(resizing: "asyncio.Task[None]") -> None:
     if not resizing.cancelled() and (error := resizing.exception()) is not None:
-        logger.error("resizing failed: the number of ComfyUIs no longer changes", exc_info=error)
+        logger.error("resizing failed; the number of ComfyUIs will stay the same", exc_info=error)
 
 
 def _now() -> float:
@@ -329,13 +339,13 @@ def _now() -> float:
 
 
 def _first_slots(gpu: PackGpu) -> list[PackSlot]:
-    """Returns all slots if their number is fixed. Otherwise, returns those whose ComfyUI is still
-    running, or the first one."""
+    """Returns the slots to use at the start. If their number is fixed, these are all slots.
+    Otherwise, they are those whose ComfyUI is still running, or the first slot if none is."""
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots
-    living = [slot for slot in slots if _has_process(slot)]
-    return living or slots[:1]
+    running = [slot for slot in slots if _has_process(slot)]
+    return running or slots[:1]
 
 
 def _has_process(slot: PackSlot) -> bool:
@@ -344,8 +354,8 @@ def _has_process(slot: PackSlot) -> bool:
 
 
 def _free_slot(gpu: PackGpu, members: Sequence[PackMember]) -> PackSlot:
-    taken = {each.slot.number for each in members}
-    return next(slot for slot in gpu.places.slots if slot.number not in taken)
+    used_numbers = {member.slot.number for member in members}
+    return next(slot for slot in gpu.places.slots if slot.number not in used_numbers)
 
 
 def _process_files(state: Path) -> list[Path]:
@@ -361,16 +371,16 @@ class PackMetrics(Collector):
         self._pack = pack
 
     def collect(self) -> Iterator[Metric]:
-        there = GaugeMetricFamily(
+        backends = GaugeMetricFamily(
             f"{PREFIX}_backends", "ComfyUIs by state: ready, leaving, away", labels=("gpu", "state")
         )
         for gpu, members in self._pack.members.items():
-            leaving = sum(each.is_leaving for each in members)
-            ready = sum(each.is_ready for each in members)
-            there.add_metric((gpu, "ready"), ready)
-            there.add_metric((gpu, "leaving"), leaving)
-            there.add_metric((gpu, "away"), len(members) - ready - leaving)
-        yield there
+            leaving = sum(member.is_leaving for member in members)
+            ready = sum(member.is_ready for member in members)
+            backends.add_metric((gpu, "ready"), ready)
+            backends.add_metric((gpu, "leaving"), leaving)
+            backends.add_metric((gpu, "away"), len(members) - ready - leaving)
+        yield backends
         finished = CounterMetricFamily(f"{PREFIX}_jobs_finished", "Jobs delivered", labels=("gpu",))
         short = CounterMetricFamily(
             f"{PREFIX}_out_of_memory", "Runs that ran out of memory", labels=("gpu",)

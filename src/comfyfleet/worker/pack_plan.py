@@ -1,9 +1,9 @@
-"""The layout of the ComfyUIs of one worker process (GPUs, ports, folders, names), and the decision
-how many share a GPU, based on samples. The decision functions are pure.
+"""Lays out the ComfyUIs of a worker process (GPUs, ports, folders, names), and decides how many
+share a GPU, based on samples. The decision functions are pure.
 
-One more ComfyUI is tried while there is a backlog and free GPU memory. It stays if the GPU then
-finishes more jobs per minute, otherwise it is removed. One is also removed after running out of
-memory or when there is too little to do.
+While there is a backlog and free GPU memory, one more ComfyUI is tried. It stays if the GPU then
+finishes more jobs per minute. Otherwise, it is removed. One is also removed if a run ran out of
+memory, or if there are too few jobs.
 """
 
 import re
@@ -24,17 +24,17 @@ PER_GPU_DEFAULT_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class PackRules:
-    """The limits and thresholds of the decision. `most` is the maximum number of ComfyUIs on one
-    GPU."""
+    """The limits and thresholds for deciding how many ComfyUIs share a GPU. `most` is the maximum
+    number."""
 
     most: int = PER_GPU_DEFAULT_MAX
     sample_seconds: float = 5.0
-    # The minimum duration of a measurement, in seconds and in finished jobs.
+    # A measurement lasts at least this many seconds and this many finished jobs.
     window_seconds: float = 120.0
     window_jobs: int = 24
-    # The minimum share of a window's samples in which jobs waited on every ComfyUI.
+    # A measurement shows a backlog if jobs waited on every ComfyUI in this share of its samples.
     backlog_share: float = 0.8
-    # A trial ends after this many windows that had too little backlog or were interrupted.
+    # A trial ends after this many measurements that had too little backlog or were interrupted.
     trial_windows_max: int = 3
     gain_min: float = 0.1
     memory_margin: float = 0.1
@@ -47,7 +47,7 @@ class PackRules:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """The state of one GPU at one moment.
+    """A snapshot of one GPU's state.
 
     `ready` counts ComfyUIs that accept jobs. Of these, `full` have a job waiting behind the running
     one, and `idle` have none. `leaving` counts those that are stopping. `finished` and
@@ -82,7 +82,8 @@ class MoveReason(StrEnum):
 
 
 class PackDecision(NamedTuple):
-    """A decision. `size` is the new number of ComfyUIs. Rates are in jobs per minute."""
+    """A decision about a GPU. `size` is the new number of ComfyUIs. Rates are in jobs per
+    minute."""
 
     move: PackMove
     reason: MoveReason
@@ -104,7 +105,8 @@ class ThroughputWindow:
     memory_used_max: int | None = None
 
     def with_sample(self, sample: GpuSample) -> "ThroughputWindow":
-        used = [each for each in (self.memory_used_max, sample.memory_used) if each is not None]
+        figures = (self.memory_used_max, sample.memory_used)
+        used = [figure for figure in figures if figure is not None]
         return replace(
             self,
             samples=self.samples + 1,
@@ -124,14 +126,14 @@ class ThroughputWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackSize:
-    """The state of the decision. `rate_before` is the jobs per minute with one ComfyUI fewer, and
-    is set while the newest one is on trial. `trial_windows` counts the trial's windows that had too
-    little backlog or were interrupted.
+    """The number of ComfyUIs that a GPU should have, and the state of the measurements.
 
-    `barred` maps sizes that must not be tried to the time when they may be.
+    While the newest ComfyUI is on trial, `rate_before` is the number of jobs per minute without it.
+    `trial_windows` counts the trial's measurements that had too little backlog or were interrupted.
+    `barred` maps sizes that must not be tried to the time when they can be tried again.
     """
 
-    wanted: int = 1
+    target: int = 1
     rate_before: float | None = None
     trial_windows: int = 0
     window: ThroughputWindow | None = None
@@ -140,10 +142,10 @@ class PackSize:
     out_of_memory: int = 0
     barred: Mapping[int, float] = field(default_factory=dict)
 
-    def resized(self, wanted: int, *, rate_before: float | None = None) -> "PackSize":
+    def resized(self, target: int, *, rate_before: float | None = None) -> "PackSize":
         """Returns the state after a change of size, which restarts all measurements."""
         return PackSize(
-            wanted, rate_before, 0, out_of_memory=self.out_of_memory, barred=dict(self.barred)
+            target, rate_before, 0, out_of_memory=self.out_of_memory, barred=dict(self.barred)
         )
 
     def barring(self, size: int, until: float) -> "PackSize":
@@ -160,7 +162,7 @@ def decide_pack_size(
     """Returns the next state and the decision, if any."""
     if sample.out_of_memory > size.out_of_memory:
         return _out_of_memory(replace(size, out_of_memory=sample.out_of_memory), sample, rules)
-    if sample.leaving or sample.ready != size.wanted:
+    if sample.leaving or sample.ready != size.target:
         return _unsettled(size, sample, rules)
     spare_since = (
         None if not sample.idle else sample.at if size.spare_since is None else size.spare_since
@@ -168,7 +170,7 @@ def decide_pack_size(
     window = (size.window or ThroughputWindow(sample.at, sample.finished)).with_sample(sample)
     size = replace(size, spare_since=spare_since, unsettled_since=None, window=window)
     if (
-        size.wanted > 1
+        size.target > 1
         and spare_since is not None
         and sample.at - spare_since >= rules.spare_seconds
     ):
@@ -181,10 +183,10 @@ def decide_pack_size(
 def _out_of_memory(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """Removes one ComfyUI after running out of memory, unless one is already stopping or only one
-    remains."""
-    barred = size.barring(size.wanted + (size.wanted == 1), sample.at + rules.memory_retry_seconds)
-    if sample.leaving or size.wanted == 1:
+    """Removes one ComfyUI after a run ran out of memory, unless one is already stopping or only one
+    is left."""
+    barred = size.barring(size.target + (size.target == 1), sample.at + rules.memory_retry_seconds)
+    if sample.leaving or size.target == 1:
         return replace(barred, window=None), None
     return _removed(barred, MoveReason.OUT_OF_MEMORY)
 
@@ -193,7 +195,7 @@ def _unsettled(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     """Discards the measurement while a ComfyUI starts, stops or fails. A trial that is interrupted
-    repeatedly, because a ComfyUI crashes or is restarted to free memory, ends without a gain."""
+    several times, for example by crashes or restarts to free memory, ends without a gain."""
     since = sample.at if size.unsettled_since is None else size.unsettled_since
     is_interrupted = size.rate_before is not None and size.window is not None
     size = replace(
@@ -205,11 +207,11 @@ def _unsettled(
     )
     is_over = size.trial_windows >= rules.trial_windows_max
     if size.rate_before is not None and is_over and not sample.leaving:
-        barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
+        barred = size.barring(size.target, sample.at + rules.retry_seconds)
         return _removed(barred, MoveReason.NO_GAIN, before=size.rate_before)
     is_late = sample.at - since >= rules.start_seconds_max
-    if is_late and not sample.leaving and sample.ready < size.wanted and size.wanted > 1:
-        barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
+    if is_late and not sample.leaving and sample.ready < size.target and size.target > 1:
+        barred = size.barring(size.target, sample.at + rules.retry_seconds)
         return _removed(barred, MoveReason.NOT_STARTED)
     return size, None
 
@@ -222,15 +224,16 @@ def _decide_by_window(
     if size.rate_before is not None:
         return _decide_trial(again, size.rate_before, rate, sample, rules, has_backlog=has_backlog)
     if not has_backlog:
-        return again, None  # the GPU keeps up with all jobs, so the rate shows nothing
-    more = size.wanted + 1
+        # The GPU keeps up with all jobs, so the rate doesn't show how fast it could be.
+        return again, None
+    more = size.target + 1
     if more > rules.most or size.is_barred(more, sample.at):
         return again, None
     used, total = window.memory_used_max, sample.memory_total
-    if not has_room(used, total, size.wanted, rules.memory_margin):
+    if not has_room(used, total, size.target, rules.memory_margin):
         barred = again.barring(more, sample.at + rules.retry_seconds)
         decision = PackDecision(
-            PackMove.KEEP, MoveReason.NO_MEMORY, size.wanted, rate, None, used, total
+            PackMove.KEEP, MoveReason.NO_MEMORY, size.target, rate, None, used, total
         )
         return barred, decision
     decision = PackDecision(PackMove.ADD, MoveReason.BACKLOG, more, rate, None, used, total)
@@ -246,15 +249,16 @@ def _decide_trial(
     *,
     has_backlog: bool,
 ) -> tuple[PackSize, PackDecision | None]:
-    """Decides whether the newest ComfyUI stays. A gain counts with or without a backlog. Without
-    one, a gain may still come later, so the trial continues for a limited number of windows."""
+    """Decides whether to keep the newest ComfyUI. A gain counts even without a backlog. Without a
+    gain and a backlog, the trial continues for a limited number of measurements, because a gain may
+    still show later."""
     if rate >= before * (1 + rules.gain_min):
-        decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.wanted, rate, before)
+        decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.target, rate, before)
         return replace(size, rate_before=None, trial_windows=0), decision
     trial_windows = size.trial_windows + 1
     if not has_backlog and trial_windows < rules.trial_windows_max:
         return replace(size, trial_windows=trial_windows), None
-    barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
+    barred = size.barring(size.target, sample.at + rules.retry_seconds)
     return _removed(barred, MoveReason.NO_GAIN, rate, before)
 
 
@@ -269,25 +273,25 @@ def has_room(used: int | None, total: int | None, size: int, margin: float) -> b
 def _removed(
     size: PackSize, reason: MoveReason, rate: float | None = None, before: float | None = None
 ) -> tuple[PackSize, PackDecision]:
-    fewer = size.resized(size.wanted - 1)
-    return fewer, PackDecision(PackMove.REMOVE, reason, fewer.wanted, rate, before)
+    fewer = size.resized(size.target - 1)
+    return fewer, PackDecision(PackMove.REMOVE, reason, fewer.target, rate, before)
 
 
 OPTION = "--comfyui-command"
 PORT_MAX = 65535
 FOLDERS = ("input", "output", "temp", "user")
-# The name of a worker's own folder inside the common state folder.
+# Matches the name of a worker's own folder inside the common state folder.
 SLOT_NAME = re.compile(r"(gpu\d+-)?\d+")
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
 class PackSettings:
-    """`per_gpu` is the number of ComfyUIs on each GPU. None means as many as increase the
-    throughput.
+    """The settings of a pack. `per_gpu` is the number of ComfyUIs on each GPU. None means that the
+    number is chosen by measuring the throughput.
 
-    `gpus` contains indexes or UUIDs, as CUDA names them. If it is empty, the environment selects
-    the GPU. `memory_command` prints a GPU's used and total bytes.
+    `gpus` contains CUDA's indexes or UUIDs of GPUs. If it is empty, the environment selects the
+    GPU. `memory_command` prints a GPU's used and total bytes.
     """
 
     per_gpu: int | None = 1
@@ -309,12 +313,12 @@ class PackSettings:
 
 @dataclass(frozen=True)
 class PackSlot:
-    """The settings of one ComfyUI and its worker.
+    """The settings for one ComfyUI and its worker.
 
     `folder` is where that ComfyUI stores its files, if the command contains `{folder}`.
     """
 
-    number: int  # on its GPU, starting at 1
+    number: int  # the slot's number on its GPU, starting at 1
     settings: WorkerSettings
     folder: Path | None = None
 
@@ -379,7 +383,7 @@ def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
     first = parts.port or (443 if parts.scheme == "https" else 80)
     port = first + offset
     if port > PORT_MAX:
-        raise InvalidInput(f"there is no port {port}: give the first one with a lower --backend")
+        raise InvalidInput(f"port {port} doesn't exist. Use a lower port in --backend.")
     if not offset:
         return url, port
     place = parts.netloc.removesuffix(f":{parts.port}")
@@ -387,15 +391,15 @@ def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
 
 
 def _gpu_environ(gpu: str) -> dict[str, str]:
-    # Numbers GPUs by bus, as NVML does. CUDA's default order is by speed.
+    # Makes CUDA number GPUs by bus like NVML. By default, CUDA numbers them by speed.
     return {**dict.fromkeys(GPU_VARIABLES, gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _check_command(command: str, pack: PackSettings) -> None:
     if not pack.is_one and "{port}" not in command:
         raise InvalidInput(
-            "several ComfyUIs need a port each, and --comfyui-command has no {port}",
-            hint='Write it as "python main.py --port {port} --temp-directory {folder}".',
+            "each ComfyUI needs its own port, but --comfyui-command doesn't contain {port}",
+            hint='Use a command such as "python main.py --port {port} --temp-directory {folder}".',
         )
 
 

@@ -11,12 +11,13 @@ from typing import Literal, Protocol, TypeAlias
 from comfyfleet.api.values import Asset
 from comfyfleet.api.worker import Reading
 
-# Requests a new URL for an asset. A worker can do so as long as it holds the job's lease.
+# Requests a new URL for an asset. This works as long as the worker holds the job's lease.
 RenewAsset: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
 
 class Notice(Protocol):
-    """A notice that this machine will stop, or should be left. `at` is the time, if known."""
+    """A notice that this machine will stop or that work should move elsewhere. `at` is the time, or
+    None if it is unknown."""
 
     @property
     def kind(self) -> Literal["spot", "rebalance"]: ...
@@ -33,8 +34,8 @@ class Notices(Protocol):
 
 class MachineReader(Protocol):
     async def read(self) -> Reading:
-        """Returns the machine's figures. It is fast enough for every poll and heartbeat, and never
-        raises."""
+        """Returns the current reading of the machine. Never raises, and is fast enough for every
+        poll and heartbeat."""
         ...
 
 
@@ -50,15 +51,15 @@ class AssetProvider(Protocol):
     def hold(self, asset: Asset, renew: RenewAsset) -> AbstractAsyncContextManager[Path]:
         """Yields the asset as a file that exists inside the `with` block.
 
-        Raises InvalidInput if the asset is permanently unavailable, and Unavailable if that is
-        temporary.
+        Raises InvalidInput if the asset is permanently unavailable, and Unavailable if it is
+        temporarily unavailable.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A worker's access to its machine."""
+    """Gives a worker access to its machine's readings, notices and scale-in protection."""
 
     machine: MachineReader
     notices: Notices
@@ -66,7 +67,7 @@ class Platform:
 
 
 class NoNotices:
-    """The notices of a machine that never sends any."""
+    """A source of notices for machines that never send any."""
 
     async def notices(self) -> AsyncIterator[Notice]:
         return
@@ -74,14 +75,14 @@ class NoNotices:
 
 
 class NoMachine:
-    """A machine reader without figures, for machines that can't be read."""
+    """A machine reader that returns empty readings."""
 
     async def read(self) -> Reading:
         return Reading()
 
 
 class NoProtection:
-    """A protection switch without effect, for machines outside auto-scaling groups."""
+    """A protection switch that does nothing, for machines outside auto-scaling groups."""
 
     def busy(self) -> None:
         pass

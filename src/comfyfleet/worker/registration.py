@@ -18,13 +18,14 @@ from comfyfleet.worker.settings import WORKER_ID_CHARACTERS_MAX, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Seconds between attempts while the id is taken. An id becomes free when its worker has missed
+# Seconds between attempts while the id is in use. An id becomes free when its worker has missed
 # three heartbeats.
 TAKEN_SECONDS = 15.0
 
 
 class RegistrationClient:
-    """Registers the worker. `worker_id` may differ from the configured id if that was taken."""
+    """Registers the worker. `worker_id` may differ from the configured id if that one was in
+    use."""
 
     def __init__(
         self,
@@ -47,27 +48,28 @@ class RegistrationClient:
 
     def check_secret(self) -> None:
         """Raises InvalidInput if there is neither a secret nor a stored key."""
-        known = self._journal.identity()
-        if not self._settings.secret and (known is None or not self._is_ours(known)):
+        identity = self._journal.identity()
+        if not self._settings.secret and (identity is None or not self._is_ours(identity)):
             raise InvalidInput(
                 "the fleet's secret is not set",
-                hint="export COMFYFLEET_FLEET_SECRET=…, as `comfyfleet admin fleets create` showed it.",
+                hint="Run `export COMFYFLEET_FLEET_SECRET=…` with the secret that "
+                "`comfyfleet admin fleets create` printed.",
             )
 
     def take_up(self) -> bool:
         """Loads the stored key. Returns whether there is one."""
-        known = self._journal.identity()
-        if known is None or not self._is_ours(known):
+        identity = self._journal.identity()
+        if identity is None or not self._is_ours(identity):
             return False
-        self._control.key, self.worker_id = known.key, known.worker_id
+        self._control.key, self.worker_id = identity.key, identity.worker_id
         self._has_joined = True
-        self._apply_answer(known.heartbeat_seconds)
+        self._apply_answer(identity.heartbeat_seconds)
         return True
 
     async def register(self, facts: BackendFacts | None) -> Registered:
-        """Registers the worker. Retries until the fleet has room.
+        """Registers the worker. Retries until the fleet has room for it.
 
-        Raises Unauthenticated and InvalidInput, because waiting doesn't fix them.
+        Raises Unauthenticated and InvalidInput, because retrying can't fix these.
         """
         attempt = 0
         while True:
@@ -78,7 +80,7 @@ class RegistrationClient:
                 )
                 break
             except Conflict as error:
-                await self._taken(error)
+                await self._handle_taken_id(error)
             except (FleetFull, Unavailable) as error:
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
                 logger.log(level, "not registered yet", extra={"reason": error.message})
@@ -90,20 +92,21 @@ class RegistrationClient:
         workflows = list(registered.workflows_assigned)
         logger.info("registered", extra={"worker_id": self.worker_id, "workflows": workflows})
         if not workflows:
-            logger.warning("no workflow is assigned to this fleet: there will be no jobs")
+            logger.warning("no workflow is assigned to this fleet, so there will be no jobs")
         return registered
 
     def take_new_key(self, key: str) -> None:
-        """Stores the new key before it is used: its first use invalidates the old one."""
-        known = self._journal.identity()
-        if known is not None and not self._remember(known.model_copy(update={"key": key})):
-            return  # the control plane sends it again with its next response
+        """Stores a new key and then uses it. The key is stored first, because its first use
+        invalidates the old one."""
+        identity = self._journal.identity()
+        if identity is not None and not self._remember(identity.model_copy(update={"key": key})):
+            return  # The control plane sends the key again with its next response.
         self._control.key = key
         logger.info("the worker uses a new key", extra={"worker_id": self.worker_id})
 
     def _remember(self, identity: WorkerIdentity) -> bool:
-        """Stores the key. Returns False if it can't be written. Without a stored key, the worker
-        registers again at its next start."""
+        """Stores the key. Returns False if it can't be written. In that case, the worker registers
+        again at its next start."""
         try:
             self._journal.remember(identity)
         except OSError as error:
@@ -116,16 +119,16 @@ class RegistrationClient:
         self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
         self._control.heartbeat_seconds = self.heartbeat_seconds
 
-    async def _taken(self, error: Conflict) -> None:
+    async def _handle_taken_id(self, error: Conflict) -> None:
         if self._settings.is_default_id and not self._has_joined:
-            # The id was not configured and may belong to a worker on another machine, so another id
-            # is tried. A worker that has registered keeps its id, and with it an operator's
-            # decisions.
+            # The default id may belong to a worker on another machine, so another id is tried. A
+            # worker that has registered before keeps its id, because operators' decisions are
+            # stored under it.
             room = WORKER_ID_CHARACTERS_MAX - 7
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return
         logger.warning(
-            "the id is taken: trying again until it is free",
+            "the id is taken; retrying until it is free",
             extra={"worker_id": self.worker_id, "reason": error.message},
         )
         await self._retry.sleep(TAKEN_SECONDS)
@@ -155,10 +158,11 @@ class RegistrationClient:
             asked_id=settings.worker_id,
         )
 
-    def _is_ours(self, known: WorkerIdentity) -> bool:
+    def _is_ours(self, identity: WorkerIdentity) -> bool:
         settings = self._settings
-        place = (known.control, known.fleet_slug, known.stage)
-        same_id = settings.is_default_id or settings.worker_id in (known.worker_id, known.asked_id)
+        place = (identity.control, identity.fleet_slug, identity.stage)
+        ids = (identity.worker_id, identity.asked_id)
+        same_id = settings.is_default_id or settings.worker_id in ids
         return same_id and place == (settings.control_url, settings.fleet_slug, settings.stage)
 
 
@@ -169,14 +173,14 @@ def _upload_text(description: Description) -> bytes:
 async def upload_object_info(
     store: httpx.AsyncClient, slot: OutputSlot, description: Description
 ) -> None:
-    """Uploads the node types, which help the control plane convert workflows. A failure doesn't
-    affect jobs."""
+    """Uploads the node types, which the control plane uses to convert workflows. Jobs run even if
+    the upload fails."""
     data = await asyncio.to_thread(_upload_text, description)
     try:
         answer = await store.put(slot.url, content=data, headers=slot.headers)
     except httpx.TransportError as error:
         logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
         return
-    # 429 means that other workers of the fleet are uploading the same data.
+    # The store returns 429 while other workers of the fleet are uploading the same data.
     if not answer.is_success and answer.status_code != 429:
         logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

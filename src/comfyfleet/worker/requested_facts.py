@@ -10,13 +10,13 @@ from typing import Any
 from comfyfleet.api.worker import FACTS_TOKENS_MAX, FactsWanted
 
 FACTS_SECONDS_MIN = 5.0
-# Minimum seconds between reads after a call that may have changed the backend.
+# Minimum seconds between two reads if a call may have changed the backend.
 URGENT_FACTS_SECONDS_MIN = 0.5
 
 
 class RequestedFacts:
-    """Collects requests. `answer` reads and reports the backend's facts, with the tokens of the
-    requests."""
+    """Collects requests for the backend's facts. `answer` reads and reports the facts, with the
+    tokens of the requests."""
 
     def __init__(
         self,
@@ -25,17 +25,17 @@ class RequestedFacts:
     ) -> None:
         self._answer = answer
         self._run_in_background = run_in_background
-        self._wanted: list[FactsWanted] = []
-        self._read_at = float("-inf")  # by the monotonic clock
+        self._requests: list[FactsWanted] = []
+        self._read_at = float("-inf")  # monotonic time
         self._is_running = False
         self._is_new = asyncio.Event()
 
     def note_reading(self) -> None:
-        """Notes that the backend is being read now, for whatever reason."""
+        """Notes that the backend is being read now. Reads for other reasons count too."""
         self._read_at = time.monotonic()
 
-    def want(self, wanted: FactsWanted) -> None:
-        self._wanted.append(wanted)
+    def add(self, request: FactsWanted) -> None:
+        self._requests.append(request)
         self._is_new.set()
         if not self._is_running:
             self._is_running = True
@@ -43,10 +43,10 @@ class RequestedFacts:
 
     async def _run(self) -> None:
         try:
-            while self._wanted:
+            while self._requests:
                 await self._wait_until_due()
-                wanted, self._wanted = self._wanted, []
-                tokens = tuple(token for each in wanted for token in each.tokens)
+                requests, self._requests = self._requests, []
+                tokens = tuple(token for request in requests for token in request.tokens)
                 await self._answer(tokens[-FACTS_TOKENS_MAX:])
         finally:
             self._is_running = False
@@ -56,11 +56,11 @@ class RequestedFacts:
         shortens the wait."""
         while True:
             self._is_new.clear()
-            is_urgent = any(each.is_urgent for each in self._wanted)
-            least = URGENT_FACTS_SECONDS_MIN if is_urgent else FACTS_SECONDS_MIN
-            left = self._read_at + least - time.monotonic()
-            if left <= 0:
+            is_urgent = any(request.is_urgent for request in self._requests)
+            interval = URGENT_FACTS_SECONDS_MIN if is_urgent else FACTS_SECONDS_MIN
+            seconds_left = self._read_at + interval - time.monotonic()
+            if seconds_left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await self._is_new.wait()

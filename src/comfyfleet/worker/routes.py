@@ -29,20 +29,20 @@ from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
-AT_ONCE_MAX = 4
+CONCURRENT_CALLS_MAX = 4
 # Seconds until the next poll while the backend is down (PAUSE_SECONDS), or if the control plane
-# doesn't support such calls (UNKNOWN_SECONDS).
+# doesn't support route calls (UNKNOWN_SECONDS).
 PAUSE_SECONDS = 1.0
 UNKNOWN_SECONDS = 60.0
-ATTEMPTS_MAX = 6  # limits the pause between polls
+ATTEMPTS_MAX = 6  # limits how long the pause between failed polls gets
 
 
 class RouteRefused(Exception):
-    """The call is not sent to the backend, or the backend's response is not sent back."""
+    """Raised if a call isn't sent to the backend, or if the backend's response isn't returned."""
 
 
 class RoutePasser:
-    """Polls for calls and handles each one while the next poll waits.
+    """Polls for route calls, and handles each one while the next poll waits.
 
     `on_change` is called after a call that may have changed the backend's models or node types.
     """
@@ -64,7 +64,7 @@ class RoutePasser:
         self._on_change = on_change
         self._retry = retry
         self._failures = 0
-        self._room = asyncio.Semaphore(AT_ONCE_MAX)
+        self._room = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
         self._client = open_client(settings.backend_url or "")
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class RoutePasser:
                     else:
                         calls.create_task(self._handle(call))
         except* WorkerRevoked:
-            logger.info("no more routes are passed on: this worker was revoked")
+            logger.info("route calls are no longer passed on, because this worker was revoked")
         finally:
             await self._client.aclose()
 
@@ -105,7 +105,7 @@ class RoutePasser:
     async def _pause(self, error: FleetError) -> None:
         self._failures = min(self._failures + 1, ATTEMPTS_MAX)
         if isinstance(error, Refused):
-            logger.warning("routes can't be passed on", extra={"reason": error.message})
+            logger.warning("polling for route calls failed", extra={"reason": error.message})
             await self._retry.sleep(UNKNOWN_SECONDS)
         else:
             await self._retry.back_off(self._failures)
@@ -118,9 +118,11 @@ class RoutePasser:
             await self._control.answer_route(answer)
         except Unavailable as error:
             # The answer isn't sent again, because its caller may no longer be waiting.
-            logger.warning("a route's answer was not delivered", extra={"reason": error.message})
+            logger.warning(
+                "the answer to a route call was not delivered", extra={"reason": error.message}
+            )
         except FleetError as error:
-            logger.info("a route's answer came too late", extra={"reason": error.message})
+            logger.info("the answer to a route call was rejected", extra={"reason": error.message})
         finally:
             self._room.release()
 
@@ -134,16 +136,16 @@ class RoutePasser:
             reason = (
                 str(error) if isinstance(error, RouteRefused) else describe_network_error(error)
             )
-            logger.warning("a route was not passed on", extra={"reason": reason})
+            logger.warning("a route call failed", extra={"reason": reason})
             return self._answer(call, error=reason[:REASON_CHARACTERS_MAX])
 
     def _check(self, call: RouteCall) -> None:
-        """Raises RouteRefused if a call isn't allowed. The control plane has checked this too, but
-        the machine's owner must not have to rely on that."""
+        """Raises RouteRefused if a call isn't allowed. The control plane has checked the call too,
+        but the owner of this machine shouldn't have to trust it."""
         path = unquote(call.target.partition("?")[0])
-        is_ours = any(is_below(each, path) for each in self._prefixes)
+        is_ours = any(is_below(prefix, path) for prefix in self._prefixes)
         if call.method not in METHODS or not is_ours or not is_plain(path):
-            raise RouteRefused("this worker does not pass that route on")
+            raise RouteRefused("this worker's settings don't allow calls to that route")
 
     async def _ask(self, call: RouteCall) -> RouteAnswer:
         headers = passed_headers(call.headers, REQUEST_HEADERS)
@@ -156,13 +158,13 @@ class RoutePasser:
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > ROUTE_BYTES_MAX:
-                    raise RouteRefused(f"the answer has more than {ROUTE_BYTES_MAX:,} bytes")
+                    raise RouteRefused(f"the response is larger than {ROUTE_BYTES_MAX:,} bytes")
         finally:
             await response.aclose()
-        kept = passed_headers(response.headers, RESPONSE_HEADERS)
-        return self._answer(call, status=response.status_code, headers=kept, body=bytes(body))
+        headers = passed_headers(response.headers, RESPONSE_HEADERS)
+        return self._answer(call, status=response.status_code, headers=headers, body=bytes(body))
 
-    def _answer(self, call: RouteCall, **told: object) -> RouteAnswer:
+    def _answer(self, call: RouteCall, **fields: object) -> RouteAnswer:
         return RouteAnswer.model_validate(
-            {"worker_id": self._worker_id(), "call_id": call.id, **told}
+            {"worker_id": self._worker_id(), "call_id": call.id, **fields}
         )

@@ -1,4 +1,4 @@
-"""The progress of a run as a worker reports it. Pure functions compute it from the run's events."""
+"""Computes a run's progress from its events."""
 
 import base64
 from collections.abc import Mapping
@@ -8,15 +8,16 @@ from typing import Any
 from comfyfleet.api import worker as wire
 from comfyfleet.comfy.events import Cached, Event, NodeDone, NodeStarted, Preview, Progress
 
-# Base64 makes a preview a third longer, and the API accepts 700,000 characters.
+# Maximum size of a preview in bytes. Base64 makes it a third longer, and the API accepts 700,000
+# characters.
 PREVIEW_BYTES_MAX = 500_000
 METADATA_MAX, NODE_CHARACTERS_MAX = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Counts finished nodes. All nodes have the same weight, and the current node counts in
-    proportion to its steps."""
+    """Counts the finished nodes of a run. All nodes have the same weight, and the current node
+    counts in proportion to its finished steps."""
 
     nodes: frozenset[str]
     done: frozenset[str] = frozenset()
@@ -41,8 +42,8 @@ class NodeCounts:
 
 
 def reported_preview(preview: Preview | None) -> wire.RunPreview | None:
-    """Returns a preview for a report. Returns None if there is none, or if it is too large or of an
-    unsupported type."""
+    """Converts a preview for a report. Returns None without a preview, and for one that is too
+    large or has an unsupported type."""
     if preview is None or preview.content_type not in wire.PREVIEW_TYPES:
         return None
     if len(preview.data) > PREVIEW_BYTES_MAX:
@@ -56,8 +57,8 @@ def reported_preview(preview: Preview | None) -> wire.RunPreview | None:
 
 
 def node_ids(preview: Preview) -> dict[str, str | None]:
-    """Returns the ids of the nodes that an image belongs to. The rest of its metadata stays private
-    to the backend."""
+    """Returns the node ids from a preview's metadata. The rest of the metadata isn't reported,
+    because it is private to the backend."""
     return {
         name: value if value is None else value[:NODE_CHARACTERS_MAX]
         for name, value in preview.metadata.items()
@@ -84,9 +85,9 @@ def advance_progress(counts: NodeCounts, event: Event) -> NodeCounts:
 
 
 def _at(counts: NodeCounts, node_id: str) -> NodeCounts:
-    """Switches to another node.
+    """Returns the counts after the run has moved on to a node.
 
-    Nodes run one after another, so the previous one has finished even if no message said so.
+    Nodes run one after another, so the previous node has finished even if no message reported it.
     """
     if node_id == counts.node:
         return counts

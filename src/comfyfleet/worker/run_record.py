@@ -19,7 +19,7 @@ from comfyfleet.errors import PromptRefused
 from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
 from comfyfleet.worker.run_progress import node_ids
 
-# Additional message types for data that ComfyUI sends as binary frames.
+# Message types that the worker adds for data that ComfyUI sends as binary frames.
 TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
 OWN_TYPES = "comfyfleet_"
 ENDS = frozenset({"execution_success", "execution_error", "execution_interrupted"})
@@ -29,19 +29,21 @@ PROBLEMS_MAX, REFUSAL_CHARACTERS_MAX = 20, 10_000
 PICTURE_BYTES_MAX = 8 * 1024 * 1024
 # Maximum width or height in pixels of the previews that ComfyUI's samplers send.
 PREVIEW_PIXELS_MAX = 512
-# Limits for one report and for the final report. A worker's request is limited to 16 MiB.
+# Limits in bytes for one report and for the final report. The control plane accepts requests of up
+# to 16 MiB from workers.
 REPORT_BYTES_MAX = 4 * 1024 * 1024
 LAST_BYTES_MAX = 12 * 1024 * 1024
 REPORT_EVENTS_MAX = 2_000
-# Above this size, only the newest `progress_state` is kept. Each one names all nodes so far, which
-# takes much memory for a long prompt.
+# If the unreported messages are larger than this, only the newest `progress_state` and `progress`
+# are kept. Each `progress_state` names all nodes so far, which takes a lot of memory for long
+# prompts.
 REPLACED_BYTES_MIN = 1024 * 1024
-UNTOLD_EVENTS_MAX = 20_000
-UNTOLD_BYTES_MAX = 64 * 1024 * 1024
+UNREPORTED_EVENTS_MAX = 20_000
+UNREPORTED_BYTES_MAX = 64 * 1024 * 1024
 # Messages that can be dropped, because the next one contains the same information.
 REPLACEABLE = frozenset({"progress_state", "progress"})
 NOT_OF_THE_RUN = frozenset({"status", "feature_flags", "crystools.monitor"})
-# ComfyUI's own progress messages. In any other message, a node may show a result.
+# ComfyUI's own progress messages. All other messages may contain a node's results.
 OF_PROGRESS = ENDS | {
     "execution_start",
     "execution_cached",
@@ -49,42 +51,42 @@ OF_PROGRESS = ENDS | {
     "progress",
     "progress_state",
 }
-# Maximum length of the error text of a failed run that isn't charged. A node may quote a result in
-# it.
+# Maximum length of the error message of a failed run whose results are held. The run isn't charged,
+# and a node may quote a result in the message.
 UNPAID_CHARACTERS_MAX = 1_000
 EXECUTED = "executed"
 KEPT_ALWAYS = OF_PROGRESS | {EXECUTED}
 
 
-# Identifies a file of a run's own folder on the backend: output or temp, subfolder, name.
+# Identifies a file in a run's own folder on the backend: output or temp, subfolder, and name.
 FileKey: TypeAlias = tuple[str, str, str]
 
 
 class RecordedEvent(NamedTuple):
     event: RunEvent
     size: int  # approximate bytes when sent
-    is_held: bool = False  # a result of a run that hasn't been charged yet
+    is_held: bool = False  # whether it contains a result that hasn't been charged yet
     at: float = 0.0  # arrival time by the record's clock
-    files: frozenset[FileKey] = frozenset()  # files that the message names
+    files: frozenset[FileKey] = frozenset()  # the files that the message names
 
     @property
     def is_replaceable(self) -> bool:
         return self.event[0] in REPLACEABLE
 
 
-# Seconds. A message that names a file waits until the file is delivered, and later messages wait
-# too, to keep their order. After this time, the later ones are sent first, so that progress stays
-# visible.
+# A message that names a file waits until the file is delivered. To keep the order, later messages
+# wait too. After this many seconds, they are sent anyway, so that progress stays visible.
 ORDER_SECONDS_MAX = 2.0
 
 
-# A worker that was restarted under the same lease must not reuse earlier report numbers, so the
-# first number is random.
+# The number of the first report is a random number of this many bits, because a worker that is
+# restarted during the same lease must not reuse earlier numbers.
 FIRST_NUMBER_BITS = 62
 
 
 class LiveReport(NamedTuple):
-    """The messages of one heartbeat. It is repeated unchanged until the control plane responds."""
+    """The messages in a heartbeat. The report is repeated unchanged until the control plane
+    responds."""
 
     number: int
     events: tuple[RunEvent, ...]
@@ -92,7 +94,7 @@ class LiveReport(NamedTuple):
 
 
 class LastReport(NamedTuple):
-    """The run record's part of the final report."""
+    """The part of the final report that comes from the run's record."""
 
     events: tuple[RunEvent, ...] = ()
     number: int | None = None
@@ -104,14 +106,14 @@ class LastReport(NamedTuple):
 
 
 class RecordTurns:
-    """Decides which run of a backend may report messages. The next run begins while files of the
-    previous one are delivered, but clients know only one run at a time."""
+    """Decides which run of a backend may report messages. The next run may start while files of the
+    previous one are still being delivered, but clients expect one run at a time."""
 
     def __init__(self) -> None:
         self._records: list[RunRecord] = []
 
     def begin(self, record: "RunRecord") -> bool:
-        """Adds a run, and returns whether it may report messages at once."""
+        """Adds a run, and returns whether it may report messages immediately."""
         if record not in self._records:
             self._records.append(record)
         return self._before(record) is None
@@ -135,7 +137,7 @@ class RecordTurns:
 
 
 class RunRecord:
-    """Records the messages of one run. `folder` is the job's own folder on the backend, which is
+    """Records a run's messages. `folder` is the job's own folder on the backend, whose name is
     hidden from clients."""
 
     def __init__(
@@ -154,33 +156,33 @@ class RunRecord:
         self._last_number = secrets.randbits(FIRST_NUMBER_BITS)
         self._unheard: LiveReport | None = None
         self._clock = clock
-        self._untold: list[RecordedEvent] = []
+        self._unreported: list[RecordedEvent] = []
         self._bytes = 0
         self._delivered: dict[FileKey, DeliveredOutput] = {}
-        self._tells_all = False
+        self._reports_all = False
         self.told_outputs = False
         self._shown_names: dict[str, str] = {}
         self.has_ended = asyncio.Event()
-        self.may_tell = True  # whether it is this run's turn to report messages
+        self.may_report = True  # whether it is this run's turn to report messages
 
-    def _keep(self, untold: list[RecordedEvent]) -> None:
-        self._untold = untold
-        self._bytes = _size(untold)
+    def _keep(self, events: list[RecordedEvent]) -> None:
+        self._unreported = events
+        self._bytes = _size(events)
 
     def take(self, raw: str) -> None:
-        """Records a text message as the backend sent it."""
+        """Records a text message from the backend. Only private names in it are replaced."""
         message = json.loads(raw)
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or not isinstance(data, dict) or kind in NOT_OF_THE_RUN:
             return
         if kind.startswith(OWN_TYPES):
             return
-        # The control plane reports the end, once the result is available.
+        # The control plane reports the end itself when the result is available.
         if kind != "executing" or data.get("node") is not None:
             self._add((kind, self._hide(data)), len(raw))
 
     def show_as(self, names: Mapping[str, str]) -> None:
-        """Sets the names that clients see, by the files' names on the backend."""
+        """Sets the file names that clients see. `names` maps the names on the backend to them."""
         self._shown_names = dict(names)
 
     def _hide(self, value: Any) -> Any:
@@ -189,8 +191,8 @@ class RunRecord:
         return hide_folder(value, self._folder)
 
     def note(self, event: Event) -> bool:
-        """Records a message from a binary frame, and returns whether it was recorded. Previews are
-        temporary and are not recorded."""
+        """Records a message from a binary frame. Returns False for a preview, which is temporary
+        and isn't recorded."""
         match event:
             case NodeText(node_id=node_id, text=text):
                 self._add((TEXT, {"node": node_id, "text": text}), len(text))
@@ -203,44 +205,46 @@ class RunRecord:
         return True
 
     def refuse(self, error: PromptRefused, at: float) -> None:
-        """Records that the backend refused the prompt, with its own reason. The prompt never ran."""
-        self._holds_results = False  # there are no results
+        """Records that the backend refused the prompt, with the backend's reason. The prompt never
+        ran."""
+        self._holds_results = False  # A refused prompt has no results.
         timestamp = int(at * 1000)
         self._add(("execution_start", {"prompt_id": "", "timestamp": timestamp}), 0)
         data = {"prompt_id": "", **_refusal(error), "timestamp": timestamp}
         self._add(("execution_error", self._hide(data)), len(data["exception_message"]))
 
     def add_output(self, output: DeliveredOutput) -> None:
-        """Adds a file that the control plane can use from now on."""
+        """Adds a file that has been delivered, so that messages that name it can be reported."""
         self._delivered[key_of(output)] = output
 
     def drop_output(self, output: DeliveredOutput) -> None:
-        """Removes a file that the control plane refused. The final report includes it."""
+        """Removes a file that the control plane refused. The final report will contain it again."""
         self._delivered.pop(key_of(output), None)
 
     def outputs_in(self, events: Sequence[RunEvent]) -> tuple[DeliveredOutput, ...]:
         """Returns the delivered files that these events name."""
-        named = dict.fromkeys(key for each in events for key in sorted(files_in(each)))
+        named = dict.fromkeys(key for event in events for key in sorted(files_in(event)))
         return tuple(self._delivered[key] for key in named if key in self._delivered)
 
     def next_report(self) -> LiveReport | None:
-        """Returns the unanswered report, or else a new one with the messages that can be reported
-        now. Returns None if there are none."""
+        """Returns the report that has had no response yet. Otherwise, returns a new one with the
+        messages that can be reported now, or None if there are no messages."""
         if self._unheard is None and (events := self.pop_live()):
             self._unheard = LiveReport(self._next_number(), events, self.outputs_in(events))
         return self._unheard
 
     def note_answer(self) -> None:
-        """Forgets the last report, because the control plane has logged it."""
+        """Drops the last report, because the control plane has stored it."""
         self._unheard = None
 
     def note_silence(self, *, is_refused: bool) -> None:
-        """Handles a report without a response, which the control plane may have logged.
+        """Handles a report that failed. The control plane may have stored it if there was no
+        response.
 
-        The report is repeated under its number, so that it counts once. A refused report was not
-        logged, so its messages are sent again in a new report, without the refused files. A control
-        plane that doesn't support numbers gets the messages again too, because duplicates are
-        better than losses.
+        The report is repeated with the same number, so that it is stored only once. A refused
+        report was not stored, so its messages are sent again in a new report, without the refused
+        files. A control plane that doesn't support numbers gets the messages again too, because
+        duplicate messages are better than lost ones.
         """
         report = self._unheard
         if report is None:
@@ -259,54 +263,55 @@ class RunRecord:
     def pop_live(self) -> tuple[RunEvent, ...]:
         """Removes and returns the messages that can be reported now, up to the limits of one
         report."""
-        told: list[RecordedEvent] = []
+        events: list[RecordedEvent] = []
         size = 0
-        for each in self._live():
-            is_full = len(told) >= REPORT_EVENTS_MAX or size + each.size > REPORT_BYTES_MAX
-            if told and is_full:
+        for event in self._live():
+            is_full = len(events) >= REPORT_EVENTS_MAX or size + event.size > REPORT_BYTES_MAX
+            if events and is_full:
                 break
-            told.append(each)
-            size += each.size
-        if told:
-            gone = {id(each) for each in told}
-            self._keep([each for each in self._untold if id(each) not in gone])
-        return tuple(each.event for each in told)
+            events.append(event)
+            size += event.size
+        if events:
+            removed = {id(event) for event in events}
+            self._keep([event for event in self._unreported if id(event) not in removed])
+        return tuple(recorded.event for recorded in events)
 
     def _live(self) -> Sequence[RecordedEvent]:
-        if not self.may_tell:
+        if not self.may_report:
             return ()
-        first = next((i for i, each in enumerate(self._untold) if self._waits(each)), None)
+        first = next((i for i, event in enumerate(self._unreported) if self._waits(event)), None)
         if first is None:
-            return self._untold
-        is_late = self._clock() - self._untold[first].at > ORDER_SECONDS_MAX
-        if is_late or self._tells_all:
-            return [each for each in self._untold if not self._waits(each)]
-        return self._untold[:first]
+            return self._unreported
+        is_late = self._clock() - self._unreported[first].at > ORDER_SECONDS_MAX
+        if is_late or self._reports_all:
+            return [event for event in self._unreported if not self._waits(event)]
+        return self._unreported[:first]
 
-    def _waits(self, each: RecordedEvent) -> bool:
-        """Checks whether an event must wait for its files or for the last report. Uncharged results
-        and the end of a run wait for the last report, because the run may be repeated elsewhere."""
-        is_late = each.is_held or each.event[0] in ENDS
-        return is_late or not each.files <= self._delivered.keys()
+    def _waits(self, recorded: RecordedEvent) -> bool:
+        """Checks whether an event must wait for its files or for the final report. Uncharged
+        results and the end of a run are sent with the final report, because the run may be repeated
+        elsewhere."""
+        is_late = recorded.is_held or recorded.event[0] in ENDS
+        return is_late or not recorded.files <= self._delivered.keys()
 
-    def tell_all(self) -> None:
-        """Allows all messages regardless of order, because they exceed the last report's limits."""
-        self.may_tell = self._tells_all = True
+    def report_all(self) -> None:
+        """Allows messages to be sent out of order, because too many remain for the final report."""
+        self.may_report = self._reports_all = True
 
     def release_results(self) -> None:
-        """Releases the results of a successful run, which is charged with its last report."""
-        self._keep([each._replace(is_held=False) for each in self._untold])
+        """Releases the held results of a successful run, which is charged with its final report."""
+        self._keep([event._replace(is_held=False) for event in self._unreported])
         self._holds_results = False
 
     def drop_results(self) -> None:
-        """Drops the results of a failed run, which isn't charged."""
-        left = [each for each in self._untold if not each.is_held]
-        self._keep([_without_values(each) for each in left] if self._holds_results else left)
+        """Drops the held results of a failed run, which isn't charged."""
+        rest = [event for event in self._unreported if not event.is_held]
+        self._keep([_without_values(event) for event in rest] if self._holds_results else rest)
 
     def put_back(self, events: Sequence[RunEvent]) -> None:
-        """Puts back messages that could not be reported, before all others."""
-        again = [self._recorded(each, len(json.dumps(each))) for each in events]
-        self._keep([*again, *self._untold])
+        """Puts messages that could not be reported back in front of all others."""
+        again = [self._recorded(event, len(json.dumps(event))) for event in events]
+        self._keep([*again, *self._unreported])
 
     def pop_last(self) -> LastReport:
         """Removes and returns the messages for the final report. Messages beyond its limits are
@@ -314,18 +319,18 @@ class RunRecord:
         unheard, self._unheard = self._unheard, None
         if unheard is None:
             return LastReport(self.pop_all(), self._next_number())
-        taken = sum(len(json.dumps(event)) for event in unheard.events)
+        used_bytes = sum(len(json.dumps(event)) for event in unheard.events)
         return LastReport(
-            self.pop_all(LAST_BYTES_MAX - taken),
+            self.pop_all(LAST_BYTES_MAX - used_bytes),
             self._next_number(),
             UnheardReport(number=unheard.number, events=unheard.events),
         )
 
     def pop_all(self, bytes_max: int | None = None) -> tuple[RunEvent, ...]:
-        """Removes all unreported messages and returns those that fit into the final report."""
-        told = _fitting(self._untold, LAST_BYTES_MAX if bytes_max is None else bytes_max)
+        """Removes all unreported messages, and returns the ones that fit into the final report."""
+        events = _fitting(self._unreported, LAST_BYTES_MAX if bytes_max is None else bytes_max)
         self._keep([])
-        return tuple(each.event for each in told)
+        return tuple(recorded.event for recorded in events)
 
     @property
     def has_live(self) -> bool:
@@ -333,37 +338,37 @@ class RunRecord:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether the messages exceed the limits of the last report."""
-        return len(self._untold) > REPORT_EVENTS_MAX or self._bytes > REPORT_BYTES_MAX
+        """Whether the messages are too many or too large for one report."""
+        return len(self._unreported) > REPORT_EVENTS_MAX or self._bytes > REPORT_BYTES_MAX
 
     def history(self, outputs: Outputs) -> dict[str, Any] | None:
         if outputs.history is None:
             return None
         hidden: dict[str, Any] = self._hide(outputs.history)
-        # Without a history, the control plane creates one from the messages.
+        # If the history is too large, the control plane creates one from the messages.
         return hidden if len(json.dumps(hidden)) <= REPORT_BYTES_MAX else None
 
     def is_result(self, picture: Preview) -> bool:
-        """Checks whether an image is a result rather than a preview. While results are held, every
-        large image counts as a result, whichever node sends it."""
+        """Checks whether an image is a result rather than a preview. While results are held, a
+        large image from any node counts as a result."""
         node = self._prompt.get(picture.node_id or "", {})
         return node.get("class_type") in SENDS_RESULTS or (
             self._holds_results and _is_large(picture.data)
         )
 
     def _add(self, event: RunEvent, size: int, *, is_held: bool = False) -> None:
-        new, count = self._recorded(event, size, is_held=is_held), len(self._untold)
+        new, count = self._recorded(event, size, is_held=is_held), len(self._unreported)
         is_much = count > REPORT_EVENTS_MAX or self._bytes > REPLACED_BYTES_MIN
         if is_much and new.is_replaceable:
-            self._keep([each for each in self._untold if each.event[0] != event[0]])
-        is_all = count > UNTOLD_EVENTS_MAX or self._bytes > UNTOLD_BYTES_MAX
+            self._keep([other for other in self._unreported if other.event[0] != event[0]])
+        is_all = count > UNREPORTED_EVENTS_MAX or self._bytes > UNREPORTED_BYTES_MAX
         if not is_all or event[0] in KEPT_ALWAYS:
-            self._untold.append(new)
+            self._unreported.append(new)
             self._bytes += size
 
     def _recorded(self, event: RunEvent, size: int, *, is_held: bool = False) -> RecordedEvent:
-        """Creates a record of an event. While results are held, so is any event that may show
-        one."""
+        """Creates a record of an event. While results are held, events that may contain one are
+        held too."""
         kind, data = event
         shows = bool(data.get("output")) if kind == EXECUTED else kind not in OF_PROGRESS
         held = is_held or (self._holds_results and shows)
@@ -371,12 +376,11 @@ class RunRecord:
 
 
 def _refusal(error: PromptRefused) -> dict[str, Any]:
-    """Returns the reason for a refusal in the form of ComfyUI's report about a failed node."""
-    problems = [
-        each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
-    ]
+    """Returns the reason for a refusal in the format of ComfyUI's message about a failed node."""
+    details = error.details.get("problems") or ()
+    problems = [problem for problem in details if isinstance(problem, NodeProblem)]
     first = problems[0] if problems else None
-    lines = [_reason(each) for each in problems[:PROBLEMS_MAX]] or [error.message]
+    lines = [_reason(problem) for problem in problems[:PROBLEMS_MAX]] or [error.message]
     return {
         "node_id": first.node_id if first else None,
         "node_type": first.class_type if first else None,
@@ -390,8 +394,8 @@ def _refusal(error: PromptRefused) -> dict[str, Any]:
 
 
 def _reason(problem: NodeProblem) -> str:
-    """Returns ComfyUI's message and details, without the list of choices, which may name other
-    users' files."""
+    """Returns the problem's message and details. The list of choices is removed, because it may
+    name other users' files."""
     details = problem.details
     if problem.kind == "value_not_in_list":
         details = details.partition(" not in ")[0]
@@ -399,7 +403,8 @@ def _reason(problem: NodeProblem) -> str:
 
 
 def _without_values(recorded: RecordedEvent) -> RecordedEvent:
-    """Shortens an error message and removes the inputs and outputs of its node."""
+    """Shortens the message of an error event and removes the node's inputs and outputs. Returns
+    other events unchanged."""
     kind, data = recorded.event
     if kind != "execution_error":
         return recorded
@@ -426,14 +431,14 @@ def _is_large(picture: bytes) -> bool:
 
 
 def _size(events: Sequence[RecordedEvent]) -> int:
-    return sum(each.size for each in events)
+    return sum(event.size for event in events)
 
 
 def _fitting(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[RecordedEvent]:
     if len(events) > RUN_EVENTS_MAX or _size(events) > bytes_max:
-        events = [each for each in events if not each.is_replaceable]
+        events = [recorded for recorded in events if not recorded.is_replaceable]
     if _size(events) > bytes_max:
-        events = [each for each in events if each.event[0] not in (TEXT, PICTURE)]
+        events = [recorded for recorded in events if recorded.event[0] not in (TEXT, PICTURE)]
     while events and _size(events) > bytes_max:
         events = events[1:]
     return events[-RUN_EVENTS_MAX:]
@@ -456,8 +461,8 @@ def replace_text(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, Mapping):
-        return {key: replace_text(each, old, new) for key, each in value.items()}
-    return [replace_text(each, old, new) for each in value] if isinstance(value, list) else value
+        return {key: replace_text(item, old, new) for key, item in value.items()}
+    return [replace_text(item, old, new) for item in value] if isinstance(value, list) else value
 
 
 def hide_folder(value: Any, folder: str) -> Any:
@@ -466,8 +471,8 @@ def hide_folder(value: Any, folder: str) -> Any:
         plain = value.replace(f"{folder}/", "").replace(folder.replace("/", "\\"), "")
         return plain.replace(folder, "")
     if isinstance(value, Mapping):
-        return {key: hide_folder(each, folder) for key, each in value.items()}
-    return [hide_folder(each, folder) for each in value] if isinstance(value, list) else value
+        return {key: hide_folder(item, folder) for key, item in value.items()}
+    return [hide_folder(item, folder) for item in value] if isinstance(value, list) else value
 
 
 def _picture(preview: Preview) -> dict[str, Any]:
@@ -488,12 +493,12 @@ def files_in(event: RunEvent) -> frozenset[FileKey]:
     if not isinstance(output, dict):
         return frozenset()
     return frozenset(
-        _key(str(each.get("type") or "output"), str(each.get("subfolder") or ""), each["filename"])
-        for listed in output.values()
-        if isinstance(listed, list)
-        for each in listed
-        if isinstance(each, dict) and isinstance(each.get("filename"), str)
-        if each.get("type") in ("output", "temp", None)
+        _key(str(file.get("type") or "output"), str(file.get("subfolder") or ""), file["filename"])
+        for files in output.values()
+        if isinstance(files, list)
+        for file in files
+        if isinstance(file, dict) and isinstance(file.get("filename"), str)
+        if file.get("type") in ("output", "temp", None)
     )
 
 

@@ -9,8 +9,8 @@ from uuid import UUID
 from comfyfleet.api.worker import Job
 
 HIDDEN = "[hidden]"
-# A key's first characters of this number are hidden too, because a long text may be cut off in the
-# middle of a key.
+# A part of a key is hidden if it contains at least the key's first 12 characters, because a long
+# text may be cut off in the middle of a key.
 PART_CHARACTERS = 12
 
 
@@ -21,13 +21,13 @@ def hide(text: str, secrets: Collection[str]) -> str:
 
 
 def _hide_parts(text: str, secret: str) -> str:
-    """Hides incomplete keys that are cut off at the end."""
+    """Hides parts of a key that was cut off in the middle."""
     first, *rest = text.split(secret[:PART_CHARACTERS])
-    return HIDDEN.join([first, *(_without_start(each, secret[PART_CHARACTERS:]) for each in rest)])
+    return HIDDEN.join([first, *(_without_start(part, secret[PART_CHARACTERS:]) for part in rest)])
 
 
 def _without_start(text: str, start: str) -> str:
-    """Removes the longest prefix that the text shares with `start`."""
+    """Removes the longest common prefix of `text` and `start` from the text."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(text, start, strict=False))
     return text[sum(1 for _ in same) :]
 
@@ -44,8 +44,8 @@ def hide_in_values(value: Any, secrets: Collection[str]) -> Any:
 
 
 class JobSecrets:
-    """The keys of a worker's current jobs. A job's keys are hidden only in reports about that
-    job."""
+    """The callers' keys for a worker's current jobs. A job's keys are hidden only in reports about
+    that job."""
 
     def __init__(self) -> None:
         self._by_lease: dict[UUID, Collection[str]] = {}

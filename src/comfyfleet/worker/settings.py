@@ -20,20 +20,21 @@ _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def prompt_id_of(job_id: UUID, lease_number: int) -> str:
-    """Returns the prompt id of a lease. It is always the same for one lease, so that the prompt can
-    be found again.
+    """Returns the prompt id of a lease. The id is derived from the lease, so that a restarted
+    worker can find the prompt.
 
-    A new lease is another run with another id. The id is lowercase, as newer ComfyUI versions
+    Each lease of a job has a different id. The id is lowercase, which newer ComfyUI versions
     require.
     """
     return str(uuid5(job_id, str(lease_number)))
 
 
 def default_worker_id(hostname: str, backend_url: str | None) -> str:
-    """Returns an id that doesn't change at restarts and differs for each backend of a machine."""
+    """Returns a worker id that stays the same across restarts and is different for each backend of
+    a machine."""
     parts = urlsplit(backend_url) if backend_url else None
-    beside = parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1")
-    where = ["cloud"] if parts is None else [] if beside else [parts.hostname or ""]
+    is_local = parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    where = ["cloud"] if parts is None else [] if is_local else [parts.hostname or ""]
     port = [str(parts.port)] if parts is not None and parts.port else []
     text = "-".join([hostname, *where, *port])
     plain = _NOT_IN_WORKER_ID.sub("-", text).strip("-._:")
@@ -43,11 +44,11 @@ def default_worker_id(hostname: str, backend_url: str | None) -> str:
 def output_names(filenames: Sequence[str], primary: str | None) -> list[str]:
     """Returns a distinct name for each output. The first one may use the lease's upload slot
     (`primary`)."""
-    taken: list[str] = []
+    names: list[str] = []
     for number, filename in enumerate(filenames):
         name = primary if number == 0 and primary else safe_name(filename)
-        taken.append(name if name not in taken else f"{number + 1}-{name}"[:NAME_CHARACTERS_MAX])
-    return taken
+        names.append(name if name not in names else f"{number + 1}-{name}"[:NAME_CHARACTERS_MAX])
+    return names
 
 
 def safe_name(text: str) -> str:
@@ -60,7 +61,8 @@ GRACE_SECONDS = 60.0
 STALL_SECONDS = 300.0
 CACHE_BYTES = 10 * 1024**3
 FREE_MEMORY_MIN = 0.1
-# Upper limit in seconds for following a run. The job defines the run's own limit.
+# The worker stops following a run after this many seconds. The run's own limit, which the job
+# defines, is usually much shorter.
 FOLLOW_SECONDS_MAX = 7 * 24 * 3600.0
 LOOK_SECONDS = 2.0
 RETRIES_MAX = 5
@@ -69,7 +71,7 @@ CANCEL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of a worker. `backend_url` is a ComfyUI address, and None means Comfy Cloud.
+    """The settings of a worker. `backend_url` is a ComfyUI address, or None for Comfy Cloud.
     `secret` is left out of the repr."""
 
     control_url: str
@@ -89,20 +91,20 @@ class WorkerSettings:
     stall_seconds: float = STALL_SECONDS
     cache_bytes: int = CACHE_BYTES
     comfyui_command: str | None = None
-    # The worker makes its ComfyUI free memory if less than this share of memory is free. 0 disables
-    # this.
+    # If less than this share of the memory is free, the worker makes its ComfyUI free memory. 0
+    # disables this.
     free_memory_min: float = FREE_MEMORY_MIN
-    # in addition to inherited variables
+    # Environment variables for ComfyUI, in addition to the inherited ones.
     comfyui_environ: Mapping[str, str] = field(default_factory=dict)
-    backend_folder: Path | None = None  # holds the backend's input, output and temp
+    backend_folder: Path | None = None  # contains the backend's input, output and temp folders
     max_retries: int = RETRIES_MAX
-    job_seconds: float | None = None  # limit of a whole job, None to use only the job's own limit
+    job_seconds: float | None = None  # limit for a whole job, or None for only the job's own limit
     poll_seconds: float = LOOK_SECONDS
-    passthrough: tuple[str, ...] = ()  # prefixes of routes that are passed on to the backend
+    passthrough: tuple[str, ...] = ()  # prefixes of routes whose calls are sent to the backend
 
     @property
     def place(self) -> str:
-        """The backend's address for messages, without credentials."""
+        """The backend's address for use in messages, without credentials."""
         if self.backend_url is None:
             return "Comfy Cloud"
         scheme, _, rest = self.backend_url.partition("://")
@@ -135,21 +137,23 @@ class WorkerSettings:
 
     @property
     def probe_limits(self) -> BackendLimits:
-        """The limits for checking whether the backend responds."""
+        """The limits for calls that check whether the backend responds."""
         return BackendLimits(max_retries=0, answer_seconds=10.0, connect_seconds=5.0)
 
-    def with_variables(self, given: ComfyuiVariables) -> "WorkerSettings":
+    def with_variables(self, variables: ComfyuiVariables) -> "WorkerSettings":
         """Returns the settings with the limits from the `COMFYUI_…` variables."""
         return replace(
             self,
-            job_seconds=given.timeout_seconds,
-            max_retries=self.max_retries if given.max_retries is None else given.max_retries,
-            poll_seconds=given.poll_seconds or self.poll_seconds,
+            job_seconds=variables.timeout_seconds,
+            max_retries=(
+                self.max_retries if variables.max_retries is None else variables.max_retries
+            ),
+            poll_seconds=variables.poll_seconds or self.poll_seconds,
         )
 
 
 def _first_set(environ: Mapping[str, str], ours: str, other: str) -> str:
-    """Returns the name of the variable to use, which is `other` only if `ours` isn't set."""
+    """Returns `other` if only this variable is set. Otherwise, returns `ours`."""
     return other if environ.get(other) and not environ.get(ours) else ours
 
 
@@ -157,7 +161,9 @@ def concurrency_from(environ: Mapping[str, str]) -> int:
     name = _first_set(environ, "COMFYFLEET_MAX_CONCURRENCY", "MAX_CONCURRENCY")
     text = environ.get(name) or "1"
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= CONCURRENCY_MAX):
-        raise InvalidInput(f"{name} is {text!r}; it takes a whole number, 1 to {CONCURRENCY_MAX}")
+        raise InvalidInput(
+            f"{name} must be a whole number from 1 to {CONCURRENCY_MAX}, not {text!r}"
+        )
     return int(text)
 
 
@@ -170,6 +176,7 @@ def heartbeat_seconds_from(environ: Mapping[str, str]) -> float:
         seconds = 0.0
     if not 0 < seconds <= HEARTBEAT_SECONDS_MAX:
         raise InvalidInput(
-            f"{name} is {text!r}; it takes seconds above 0, at most {HEARTBEAT_SECONDS_MAX:g}"
+            f"{name} must be a number of seconds above 0 and at most {HEARTBEAT_SECONDS_MAX:g}, "
+            f"not {text!r}"
         )
     return seconds

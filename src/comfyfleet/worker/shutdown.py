@@ -12,8 +12,8 @@ from comfyfleet.worker.platform import Notices
 
 logger = logging.getLogger(__name__)
 
-# Part of the remaining time that is reserved for handing back unfinished jobs and deregistering: at
-# most RESERVE_SECONDS, and at most this share of the time.
+# Time that is reserved at the end for handing back unfinished jobs and deregistering. It is at most
+# RESERVE_SECONDS, and at most the share RESERVE_PART_MAX of the time until the deadline.
 RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
 # Maximum seconds to wait for anything after a second stop request.
@@ -28,9 +28,10 @@ class StopRequest:
     def __init__(
         self, changed: Callable[[], None] = lambda: None, *, is_logged: bool = True
     ) -> None:
-        """`is_logged` determines whether requests are logged."""
+        """Stores the callback that is called after each request. If `is_logged` is False, requests
+        are not logged."""
         self.reason: ShutdownReason | None = None
-        self.deadline = float("inf")  # by the monotonic clock
+        self.deadline = float("inf")  # monotonic time
         self.hurry_until = float("inf")
         self.reserve_seconds = RESERVE_SECONDS
         self.changed = changed
@@ -45,8 +46,8 @@ class StopRequest:
         return max(0.0, self.deadline - time.monotonic())
 
     def seconds_to(self, deadline: float) -> float:
-        """Returns the seconds until a deadline by the monotonic clock. After a second stop request,
-        the hurry deadline also applies."""
+        """Returns the seconds until a deadline of the monotonic clock. A second stop request
+        shortens them."""
         return min(deadline, self.hurry_until) - time.monotonic()
 
     def ask(self, reason: ShutdownReason, seconds: float) -> None:
@@ -57,7 +58,7 @@ class StopRequest:
         self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))
         if self._is_logged:
             extra = {"reason": reason, "seconds": round(seconds)}
-            logger.info("stopping: no more jobs are taken", extra=extra)
+            logger.info("stopping; no more jobs will be taken", extra=extra)
         self.changed()
 
 

@@ -1,4 +1,4 @@
-"""The worker: leases as many jobs as its backend can run, and shuts down in order."""
+"""The worker, which leases as many jobs as its backend can run and shuts down in an orderly way."""
 
 import asyncio
 import contextlib
@@ -62,31 +62,30 @@ logger = logging.getLogger(__name__)
 
 # Seconds between checks for free space while the disk is full.
 DISK_SECONDS = 5.0
-# Maximum seconds that the shutdown waits before it checks its deadline again.
+# Maximum seconds between two checks of the deadline during a shutdown.
 LOOK_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
 # Seconds that a prefetch waits for the final report of a lease whose outputs are being uploaded.
 PREFETCH_DELAY_SECONDS = 1.0
-# Seconds that a prefetch waits while jobs arrive one by one. It would compete with their results,
-# and most of them need no prefetch.
+# Seconds that a prefetch waits while jobs arrive one by one. Then it is rarely needed and would
+# compete with the delivery of results.
 ALONE_SECONDS = 0.25
-# Seconds. A poll that returns a job within this time shows that jobs are queued.
+# A poll that returns a job within this many seconds shows that jobs were queued.
 BACKLOG_SECONDS = 0.1
-# Seconds that a pending prefetch poll continues after the backend becomes idle. The final report
-# that follows may turn it into the poll of an idle worker. After that, a new poll informs the
-# control plane.
+# Seconds that a pending prefetch poll continues after the backend becomes idle. During this time,
+# the final report may turn it into the poll of an idle worker. Otherwise, a new poll replaces it.
 IDLE_POLL_DELAY_SECONDS = 0.25
 # Seconds between two fetches of the backend's node types. Slow fetches are less frequent.
 FACTS_SECONDS = 60.0
 FACTS_ATTEMPTS_MAX, UPLOAD_PAUSE_SECONDS = 5, 0.3
 CLOUD_FACTS_SECONDS = 900.0
 FACTS_SHARE = 1 / 100
-# Seconds to hand back unfinished jobs, however late the notice arrived.
+# Maximum seconds for handing back unfinished jobs, even if the machine stops before then.
 HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
 
 
-# Conditions that are reported as problems. A planned restart isn't a problem.
+# Conditions that are reported to the control plane as problems. A planned restart (GROWN) isn't.
 _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.DOWN: "down",
     BackendCondition.HUNG: "hung",
@@ -94,7 +93,7 @@ _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.CLOSED: "closed",
     BackendCondition.DISK_FULL: "disk_full",
 }
-# Unstarted leases are handed back only under these conditions, because no prompt can start.
+# Under these conditions, leases that haven't started are handed back, because they can't start.
 _STOP_BY_CONDITION = {
     BackendCondition.DOWN: StopReason.BACKEND_DOWN,
     BackendCondition.DISK_FULL: StopReason.DISK_FULL,
@@ -103,14 +102,14 @@ _STOP_BY_CONDITION = {
 
 @dataclass(slots=True)
 class JobCounts:
-    """Counts of job outcomes, shared by all workers that get the same object."""
+    """Counts of job outcomes. Workers can share one object."""
 
     finished: int = 0
     out_of_memory: int = 0
 
 
 class Worker:
-    """Runs one prompt while another waits in the backend and earlier outputs are uploaded."""
+    """Leases and runs jobs. One prompt runs, one waits, and earlier outputs are uploaded."""
 
     def __init__(
         self,
@@ -143,27 +142,28 @@ class Worker:
             address=settings.backend_address,
         )
         self._keeper = self._memory_keeper(owned)
-        self._has_backlog = True  # according to the last poll
-        self._taken_at = float("-inf")  # by the monotonic clock
-        self._is_recycling = False  # ComfyUI will be restarted after its current jobs
+        self._has_backlog = True  # whether jobs were queued at the last poll
+        self._taken_at = float("-inf")  # monotonic time of the newest job's arrival
+        self._is_recycling = False  # whether ComfyUI will be restarted after its current jobs
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._facts: BackendFacts | None = None
         self._reported_facts: BackendFacts | None = None
-        self._polled_facts: BackendFacts | None = None  # when the poll began
-        self._polled_load = 0  # when the poll began
-        self._polled_condition: BackendCondition | None = None  # when the poll began
+        # The facts, load and condition at the start of the current poll.
+        self._polled_facts: BackendFacts | None = None
+        self._polled_load = 0
+        self._polled_condition: BackendCondition | None = None
         self._is_polling = False
-        self._is_requesting = False  # a job, by a poll or with the final report of a lease
+        self._is_requesting = False  # whether a poll or final report requests a job now
         self._logged_reason: str | None = None  # the last logged reason why there was no job
-        self._description: Description | None = None  # until it is uploaded
+        self._description: Description | None = None  # None once it has been uploaded
         self._requested_facts = RequestedFacts(self._answer_facts_requests, self._run_in_background)
         self._background: set[asyncio.Task[None]] = set()
         self._revoked: WorkerRevoked | None = None
 
     async def work(self) -> None:
-        """Runs until stopped. Raises WorkerRevoked if it was revoked, and Unauthenticated or
-        InvalidInput if it isn't allowed to register."""
+        """Runs until stopped. Raises WorkerRevoked if the worker was revoked, and Unauthenticated
+        or InvalidInput if it can't register."""
         side = [asyncio.create_task(stop_on_notices(self._platform.notices, self.stop))]
         if self._owned is not None:
             side.append(asyncio.create_task(self._owned.keep_log_small()))
@@ -176,7 +176,7 @@ class Worker:
                 await self._lease_jobs()
             await self._shut_down()
         except FleetError:
-            # The control plane no longer accepts results, so nothing may keep running.
+            # The control plane no longer accepts results, so all work is stopped.
             self.stop.ask("shutdown", 0)
             await self._shut_down()
             raise
@@ -184,15 +184,15 @@ class Worker:
             if self._revoked is not None:
                 raise self._revoked
         finally:
-            for each in [*side, *self._background, *self._lease_runners.values()]:
-                each.cancel()
-            # These tasks may be starting a process. It must be known before it can be stopped.
+            for task in [*side, *self._background, *self._lease_runners.values()]:
+                task.cancel()
+            # Wait for these tasks first, because they may be starting the process to stop.
             await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
                 await self._stop_process(self._owned)
 
     def _memory_keeper(self, owned: ManagedProcess | None) -> MemoryKeeper | None:
-        """Returns None if the worker can't restart its backend."""
+        """Creates the memory keeper. Returns None if the worker can't restart its backend."""
         backend = self._deps.backend
         if owned is None or not isinstance(backend, ComfyServer):
             return None
@@ -228,7 +228,7 @@ class Worker:
         if self._is_recycling and self.is_idle:
             self._is_recycling = False
             fault = BackendFault("backend_fault", BackendCondition.GROWN)
-            self._health.note(fault, "it keeps memory")
+            self._health.note(fault, "ComfyUI didn't free its memory on request")
 
     def _route_passer(self) -> RoutePasser:
         return RoutePasser(
@@ -236,7 +236,7 @@ class Worker:
             self._control,
             worker_id=lambda: self._registration.worker_id,
             is_ready=lambda: self.is_ready,
-            on_change=lambda: self._requested_facts.want(FactsWanted(tokens=())),
+            on_change=lambda: self._requested_facts.add(FactsWanted(tokens=())),
             retry=self._deps.retry,
         )
 
@@ -268,7 +268,7 @@ class Worker:
                     raise
                 if not is_logged:
                     logger.warning(
-                        "the disk is full: waiting until there is room",
+                        "the disk is full; waiting until there is space",
                         extra={"detail": str(error)},
                     )
                 is_logged = True
@@ -298,7 +298,7 @@ class Worker:
                 return
             with self._requesting_job():
                 polled = await self._unless_stopped(self._poll(failures), self._is_poll_outdated)
-                # The next request must already report this job as held.
+                # Take the job now, because the next request must already report it as held.
                 await self._take_job(polled)
             is_cut = polled is None and self._polled_condition is not self._health.condition
             failures = 0 if polled is not None or is_cut else failures + 1
@@ -340,7 +340,7 @@ class Worker:
                 return
         answer = await self._control.end(report)
         if answer.polls_on and self._is_polling:
-            # The load still includes this lease.
+            # The lease of this report is still counted, so subtract one.
             self._polled_load = min(self._polled_load, len(self._lease_runners) - 1)
 
     async def _end_and_poll(self, report: Complete) -> None:
@@ -354,12 +354,12 @@ class Worker:
 
     def _may_poll(self) -> bool:
         """Checks whether to poll now. A prefetch waits briefly for a result that is about to be
-        sent, so that one call does both. While jobs arrive one by one, every poll lets the result
-        go first."""
+        sent, because its report can request a job too. While jobs arrive one by one, every poll
+        does this."""
         if self._health.condition is BackendCondition.GROWN:
-            return False  # a planned restart isn't a problem to report
+            return False  # A planned restart isn't reported.
         if self._health.condition is not None:
-            # The poll reports the problem at once, and the control plane returns no job.
+            # This poll only reports the problem. The control plane returns no job.
             return not self._is_requesting
         is_prefetch = self._load() >= self._settings.max_concurrency
         waits = is_prefetch and (
@@ -369,25 +369,22 @@ class Worker:
         return self._has_room() and not self._is_requesting and not waits
 
     def _is_alone(self) -> bool:
-        """Checks whether the newest job arrived a moment ago and no others were queued."""
+        """Checks whether the newest job has just arrived and no other jobs were queued."""
         return not self._has_backlog and time.monotonic() < self._taken_at + ALONE_SECONDS
 
     def _is_submitting(self) -> bool:
-        """Checks whether a job that arrived a moment ago is still to be submitted, which goes
-        first."""
+        """Checks whether a job that has just arrived hasn't been submitted to the backend yet."""
         is_new = time.monotonic() < self._taken_at + ALONE_SECONDS
-        return is_new and any(
-            each.lease.phase is LeasePhase.PREPARING for each in self._lease_runners
-        )
+        return is_new and self._count(LeasePhase.PREPARING) > 0
 
     def _is_ending(self, seconds: float) -> bool:
-        """Checks whether a result has been in delivery for less than this many seconds."""
+        """Checks whether the delivery of a result started less than this many seconds ago."""
         since = time.monotonic() - seconds
-        return any(each.lease.delivers_since > since for each in self._lease_runners)
+        return any(runner.lease.delivers_since > since for runner in self._lease_runners)
 
     def _is_poll_outdated(self) -> bool:
-        """Checks whether the pending poll is outdated: a changed or idle backend may get another
-        job."""
+        """Checks whether the pending poll is outdated, because the backend has changed or become
+        idle and may now get a different job."""
         if self._health.condition is not self._polled_condition:
             return True
         most = self._settings.max_concurrency
@@ -398,9 +395,9 @@ class Worker:
         )
 
     def _has_room(self) -> bool:
-        """Checks whether the worker can take another lease. It takes one beyond those that run, and
-        limits those in delivery so that results don't pile up behind a slow network."""
-        delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
+        """Checks whether the worker can take another lease. It takes one more than it can run, and
+        limits deliveries so that results don't pile up behind a slow network."""
+        delivering = self._count(LeasePhase.DELIVERING)
         return (
             self._health.condition is None
             and not self._is_recycling
@@ -410,12 +407,12 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker accepts jobs."""
+        """Whether the worker currently accepts jobs."""
         return self._has_begun and self._health.condition is None and not self.stop.asked
 
     @property
     def waiting(self) -> int:
-        """Number of leases that wait for a slot. A negative number counts free slots."""
+        """The number of leases that wait for a slot, or minus the number of free slots."""
         return self._load() - self._settings.max_concurrency
 
     @property
@@ -424,7 +421,10 @@ class Worker:
 
     def _load(self) -> int:
         """Returns the number of leases whose prompts have not finished."""
-        return sum(each.lease.phase is not LeasePhase.DELIVERING for each in self._lease_runners)
+        return len(self._lease_runners) - self._count(LeasePhase.DELIVERING)
+
+    def _count(self, phase: LeasePhase) -> int:
+        return sum(runner.lease.phase is phase for runner in self._lease_runners)
 
     async def _poll(self, failures: int) -> Polled | None:
         sent_at, key = time.monotonic(), self._control.key
@@ -438,14 +438,14 @@ class Worker:
         except Unauthenticated as error:
             self._is_polling = False
             if key != self._control.key:
-                return None  # another response has delivered a new key
+                return None  # Another response has already delivered a new key.
             logger.warning("the key is no longer valid", extra={"reason": error.message})
             await self._describe()
             await self._register()
             return None
         except FleetError as error:
             level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
-            logger.log(level, "a poll was not answered", extra={"reason": error.message})
+            logger.log(level, "a poll failed", extra={"reason": error.message})
             await self._deps.retry.back_off(min(failures + 1, 6))
             return None
         finally:
@@ -458,7 +458,7 @@ class Worker:
             logger.info("no jobs: %s", polled.reason)
         is_early = time.monotonic() - sent_at < self._control.wait_seconds / 2
         if polled.job is None and polled.facts_wanted is None and is_early:
-            # The poll returned early because of draining, a pause or no assignment.
+            # The response came early because the worker is draining or paused, or has no workflow.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
 
@@ -468,7 +468,7 @@ class Worker:
             self._run_in_background(self._upload(polled.object_info_upload))
         self._apply_new_key(polled.new_token)
         if polled.facts_wanted is not None:
-            self._requested_facts.want(polled.facts_wanted)
+            self._requested_facts.add(polled.facts_wanted)
         if polled.drain:
             self._hand_back_unstarted(StopReason.DRAIN)
 
@@ -476,7 +476,7 @@ class Worker:
         self, wait_seconds: float | None = None, ended: UUID | None = None
     ) -> Poll:
         reading = await self._read()
-        jobs = [each.lease.job for each in self._lease_runners]
+        jobs = [runner.lease.job for runner in self._lease_runners]
         held = [job for job in jobs if job.lease_token != ended]
         facts, self._polled_load = self._polled_facts, self._load()
         problem = self._polled_condition
@@ -500,7 +500,7 @@ class Worker:
 
     def _take(self, entry: JournalEntry, *, resumes: bool = False) -> None:
         job = entry.job
-        if any(each.lease.job.lease_token == job.lease_token for each in self._lease_runners):
+        if any(runner.lease.job.lease_token == job.lease_token for runner in self._lease_runners):
             return
         lease = ActiveLease(entry, self._on_phase)
         lease.resumes = resumes
@@ -511,7 +511,7 @@ class Worker:
         self._platform.protection.busy()
         self._taken_at = time.monotonic()
         asyncio.get_running_loop().call_later(ALONE_SECONDS, self._wake)
-        # Not at the start: the next requested job will run after this one.
+        # The model is noted before the run starts, because the next requested job runs after it.
         self.models.used(job)
         held = asyncio.create_task(lease_runner.run())
         self._lease_runners[lease_runner] = held
@@ -522,7 +522,7 @@ class Worker:
         self._counts.finished += isinstance(lease_runner.lease.entry.report, Complete)
         if not held.cancelled() and (error := held.exception()) is not None:
             logger.error(
-                "a lease ended by an unexpected error", extra=lease_runner.ids, exc_info=error
+                "a lease ended with an unexpected error", extra=lease_runner.ids, exc_info=error
             )
         if not self._lease_runners:
             self._platform.protection.idle()
@@ -531,7 +531,7 @@ class Worker:
         if self._keeper is not None and not self.stop.asked:
             self._run_in_background(self._keeper.look())
 
-    # Events of leases
+    # Lease events
 
     def _heartbeat_loop_of(self, lease_runner: LeaseRunner) -> HeartbeatLoop:
         return HeartbeatLoop(
@@ -551,7 +551,7 @@ class Worker:
     def _stop_revoked(self, error: WorkerRevoked) -> None:
         """Stops all leases and the worker, because the control plane no longer accepts results."""
         if self._revoked is None:
-            logger.warning("this worker was revoked: it stops", extra={"reason": error.message})
+            logger.warning("stopping; this worker was revoked", extra={"reason": error.message})
             self._revoked = error
             for lease_runner in self._lease_runners:
                 lease_runner.stop(StopReason.LOST)
@@ -570,7 +570,7 @@ class Worker:
     def _on_answer(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
         self._apply_new_key(answer.new_token)
         if answer.facts_wanted is not None:
-            self._requested_facts.want(answer.facts_wanted)
+            self._requested_facts.add(answer.facts_wanted)
         if answer.cancelled:
             lease_runner.stop(StopReason.CANCELLED)
         elif answer.interrupt:
@@ -581,14 +581,14 @@ class Worker:
             self._hand_back_unstarted(StopReason.DRAIN)
 
     def _hand_back_unstarted(self, why: StopReason) -> None:
-        for lease_runner in [each for each in self._lease_runners if self._is_unstarted(each)]:
+        for lease_runner in [*filter(self._is_unstarted, self._lease_runners)]:
             lease_runner.stop(why)
 
     def _is_unstarted(self, lease_runner: LeaseRunner) -> bool:
-        """Checks whether a lease has certainly not started. A prompt may start at any moment unless
+        """Checks whether a lease can't have started. A queued prompt may start at any moment unless
         others occupy all slots."""
         phase = lease_runner.lease.phase
-        others_run = sum(each.lease.phase is LeasePhase.RUNNING for each in self._lease_runners)
+        others_run = self._count(LeasePhase.RUNNING)
         return phase is LeasePhase.PREPARING or (
             phase is LeasePhase.QUEUED and others_run >= self._settings.max_concurrency
         )
@@ -604,7 +604,8 @@ class Worker:
         self._health.note(fault, detail)
 
     def _on_journal_error(self, error: OSError) -> None:
-        """Pauses new leases: a worker without its journal would forget them if it were killed."""
+        """Pauses new leases, because a worker that can't write its journal would lose them if it
+        were killed."""
         self._on_fault(DISK_FULL, str(error))
 
     def _on_condition(self) -> None:
@@ -651,7 +652,7 @@ class Worker:
         except NotOffered:
             facts = BackendFacts(kind="Comfy Cloud")
         except FleetError as error:
-            logger.warning("the backend could not be described", extra={"reason": error.message})
+            logger.warning("reading the backend's facts failed", extra={"reason": error.message})
             return
         if facts != self._facts:
             self._facts, self._description = facts, description
@@ -662,8 +663,8 @@ class Worker:
         await self._report_facts(tokens)
 
     async def _report_facts(self, tokens: tuple[str, ...]) -> None:
-        """Reports the description, and again after uploading object_info. After an error, the next
-        poll reports it."""
+        """Reports the backend's facts, and uploads object_info and reports again if necessary.
+        After an error, the next poll reports the facts."""
         facts = self._facts
         for _ in range(FACTS_ATTEMPTS_MAX):
             report = FactsReport(
@@ -685,7 +686,7 @@ class Worker:
             await self._upload(answer.object_info_upload)
 
     async def _refresh_facts(self) -> None:
-        """Repeats `_describe`, because node packs and models change while ComfyUI runs."""
+        """Calls `_describe` regularly, because node packs and models change while ComfyUI runs."""
         usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
         took = 0.0
         while True:
@@ -697,12 +698,12 @@ class Worker:
                 await self._deps.inputs.shrink()
 
     def _is_idle(self) -> bool:
-        """Checks whether the backend may be probed: it has no prompt and isn't a cloud service,
-        which should not be probed every few seconds."""
-        in_backend = any(each.lease.in_backend for each in self._lease_runners)
+        """Checks whether the backend may be probed, because it has no prompt. Cloud services are
+        never probed every few seconds."""
+        in_backend = any(runner.lease.in_backend for runner in self._lease_runners)
         return not in_backend and not self._settings.is_cloud
 
-    # Leaving
+    # Shutdown
 
     async def _shut_down(self) -> None:
         why = StopReason(self.stop.reason or "shutdown")
@@ -722,16 +723,16 @@ class Worker:
         )
 
     def _log_waiting(self) -> None:
-        count = sum(each.stop_reason is None for each in self._lease_runners)
+        count = sum(runner.stop_reason is None for runner in self._lease_runners)
         if count and self.stop.seconds_left > 0:
             logger.warning(
-                "waiting up to %.0f s for what still runs (jobs: %d); a second Ctrl-C ends it now",
+                "waiting up to %.0f s for running jobs (jobs: %d); a second Ctrl-C stops them now",
                 self.stop.seconds_left,
                 count,
             )
 
     async def _deregister(self, deadline: float) -> bool:
-        """Deregisters the worker and returns whether that succeeded. A second signal cuts this
+        """Deregisters the worker and returns whether that succeeded. A second stop signal cuts this
         short."""
         if self._control.key is None or self._revoked is not None:
             return False
@@ -744,7 +745,7 @@ class Worker:
         return deregistering.result()
 
     async def _stop_process(self, owned: ManagedProcess) -> None:
-        """Stops the process gracefully. A second signal kills it."""
+        """Stops the process gracefully. After a second stop signal, kills it."""
         stopping = asyncio.create_task(owned.stop())
         stopping.add_done_callback(lambda _: self._wake())
         await self._wait_for(stopping.done, lambda: self.stop.seconds_to(float("inf")))
@@ -753,8 +754,7 @@ class Worker:
         await stopping
 
     async def _wait_for_leases(self, seconds_left: Callable[[], float]) -> None:
-        """Waits until all leases have ended or time is up. The deadline may move closer in the
-        meantime."""
+        """Waits until all leases have ended or the deadline, which may move closer, has passed."""
         await self._wait_for(lambda: not self._lease_runners, seconds_left)
 
     async def _wait_for(
@@ -786,7 +786,7 @@ class Worker:
     async def _unless_stopped(
         self, coroutine: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
     ) -> Any:
-        """Runs `coroutine`. Returns None if a stop request or `until` comes first."""
+        """Runs `coroutine`. Returns None if a stop is requested or `until` becomes true first."""
         work = asyncio.create_task(coroutine)
         try:
             while not (work.done() or self.stop.asked or until()):

@@ -20,7 +20,7 @@ from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.worker import control_client
 from comfyfleet.worker.control_client import ControlClient
 
-UNDELIVERED = re.compile("an output was not taken|did not accept a final report")
+UNDELIVERED = re.compile("an output was not accepted|did not accept a final report")
 
 
 async def test_a_control_plane_that_is_away_in_mid_run_loses_nothing(

@@ -237,7 +237,7 @@ async def test_a_comfyui_that_ends_by_itself_is_told_with_how_it_ended(
     await owned.start()
     await eventually(lambda: not owned.is_running)
     await owned.start()
-    assert "ComfyUI has ended by itself (exit code 3) and is started again" in caplog.text
+    assert "ComfyUI exited unexpectedly (exit code 3) and is being restarted" in caplog.text
     await eventually(lambda: not owned.is_running)
     await asyncio.sleep(0.1)  # what the event loop kept of the process is closed
 
@@ -272,7 +272,7 @@ async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
     finally:
         other.kill()
         other.wait()
-    assert f"what answers at {place.url} is no ComfyUI" in caplog.text
+    assert f"the program at {place.url} isn't ComfyUI" in caplog.text
     assert owned.pid is None
     told = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(told) == 1

@@ -226,7 +226,7 @@ async def test_auto_is_refused_where_nobody_tells_the_memory(box: Box) -> None:
         await plan_gpus(box.settings(), auto, {"CUDA_VISIBLE_DEVICES": ""})
     for wrong in ("false", "echo 7", "echo 9 8", "/nowhere"):
         silent = PackSettings(per_gpu=None, memory_command=wrong)
-        with pytest.raises(InvalidInput, match="does not tell the memory of GPU 0"):
+        with pytest.raises(InvalidInput, match="does not report the memory of GPU 0"):
             await plan_gpus(box.settings(), silent, {})
     told = PackSettings(per_gpu=None, gpus=("2",), memory_command="echo {gpu} 80")
     (gpu,) = await plan_gpus(box.settings(), told, {})

@@ -103,11 +103,12 @@ async def test_it_grows_to_two_not_to_three_and_shrinks_when_memory_runs_out(
     assert 'comfyfleet_worker_backends{gpu="0",state="ready"} 1.0' in told
     lines = [line for line in caplog.messages if "on GPU 0" in line]
     assert lines == [
-        "one more ComfyUI is started on GPU 0: backlog",
-        "as many ComfyUIs as before on GPU 0: gain",
-        "one more ComfyUI is started on GPU 0: backlog",
-        "one ComfyUI fewer on GPU 0: no_gain",
-        "one ComfyUI fewer on GPU 0: out_of_memory",
+        "starting another ComfyUI on GPU 0, because jobs are waiting on all of them",
+        "keeping the number of ComfyUIs on GPU 0, because the newest one increased the throughput",
+        "starting another ComfyUI on GPU 0, because jobs are waiting on all of them",
+        "stopping one ComfyUI on GPU 0, because "
+        "the newest one didn't increase the throughput enough",
+        "stopping one ComfyUI on GPU 0, because a run ran out of memory",
     ]
     # Whoever went has ended what it ran.
     run = [each for each in plane.dispatches.values() if each.leases]

@@ -179,7 +179,7 @@ async def test_a_wrong_secret_is_said_in_one_line(
     monkeypatch.setattr("tests.support.workers.memory_plane.SECRET", "another one")
     code, said = await ended(start())
     assert code == 1
-    assert said.splitlines()[-1].startswith("error: register was answered 401")
+    assert said.splitlines()[-1].startswith("error: register failed with status 401")
 
 
 @pytest.mark.slow

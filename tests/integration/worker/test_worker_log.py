@@ -46,7 +46,7 @@ async def test_a_backend_that_is_not_there_is_told_once_and_that_it_is_back(
     assert len(told) == 2
     assert told[0].startswith(f"waiting for the backend at http://{place}: ")
     assert told[0].endswith("connection refused")
-    assert told[1] == f"the backend at http://{place} answers"
+    assert told[1] == f"the backend at http://{place} is ready"
 
 
 async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
@@ -60,7 +60,7 @@ async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
             await control.register(said, SECRET)
     await control.aclose()
     assert lines(caplog, "control plane") == [
-        f"the control plane at {url} doesn't answer: register at {url}: connection refused"
+        f"the control plane at {url} isn't responding: register at {url}: connection refused"
     ]
     plane.errors["register"] = 1
     control = ControlClient(plane.url)
@@ -68,7 +68,8 @@ async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
         await control.register(said, SECRET)
     await control.register(said, SECRET)
     await control.aclose()
-    assert lines(caplog, "control plane")[-1] == f"the control plane at {plane.url} answers again"
+    last = lines(caplog, "control plane")[-1]
+    assert last == f"the control plane at {plane.url} is responding again"
 
 
 async def test_a_part_of_the_service_that_is_away_is_no_control_plane_that_does_not_answer(
@@ -92,8 +93,8 @@ async def test_a_part_of_the_service_that_is_away_is_no_control_plane_that_does_
     await control.aclose()
     told = lines(caplog, "control plane")
     assert [each.rpartition(plane.url)[2].partition(":")[0] for each in told] == [
-        " doesn't answer",
-        " answers again",
+        " isn't responding",
+        " is responding again",
     ]
 
 
@@ -154,7 +155,7 @@ async def test_an_address_that_does_not_answer_is_logged_by_its_own_name(
         await control.register(Register(worker_id="w", fleet_slug="gpus"), SECRET)
     await control.aclose()
     assert lines(caplog, "control plane") == [
-        f"the control plane at {first} doesn't answer (register at {first}: connection refused);"
+        f"the control plane at {first} isn't responding (register at {first}: connection refused);"
         f" using {second}"
     ]
 
@@ -204,11 +205,11 @@ async def test_each_switch_between_control_planes_is_one_line(
     for _ in range(3):
         await beat(control)
     assert lines(caplog, "control plane") == [
-        "the control plane at http://a doesn't answer (heartbeat at http://a: connection refused); using http://b",
-        "the control plane at http://b doesn't answer (heartbeat at http://b: connection refused); using http://a",
-        "the control plane at http://a doesn't answer (heartbeat at http://a: connection refused); using http://b",
-        "the control plane at http://b doesn't answer: heartbeat at http://b: connection refused",
-        "the control plane at http://a answers again",
+        "the control plane at http://a isn't responding (heartbeat at http://a: connection refused); using http://b",
+        "the control plane at http://b isn't responding (heartbeat at http://b: connection refused); using http://a",
+        "the control plane at http://a isn't responding (heartbeat at http://a: connection refused); using http://b",
+        "the control plane at http://b isn't responding: heartbeat at http://b: connection refused",
+        "the control plane at http://a is responding again",
     ]
     await control.aclose()
 
@@ -250,6 +251,6 @@ async def test_one_slow_call_is_no_control_plane_that_does_not_answer(
         await control.poll(Poll(worker_id="w"))
     slow_ended.set()
     await slow
-    assert len(lines(caplog, "doesn't answer")) == (0 if answers_others else 1)
+    assert len(lines(caplog, "isn't responding")) == (0 if answers_others else 1)
     assert control._url == ("http://a" if answers_others else "http://b")
     await control.aclose()

@@ -179,7 +179,7 @@ async def test_a_damaged_transfer_is_repeated_once(tmp_path: Path, web: Web) -> 
     web.troubles = [b"c?t"]
     assert await got(cache, b"cat") == b"cat"
     web.troubles = [b"d?g", b"d?g"]
-    with pytest.raises(InvalidInput, match="'input' is not what was stored"):
+    with pytest.raises(InvalidInput, match="'input' differs from the stored file"):
         await got(cache, b"dog")
     assert kept_in(tmp_path) == {b"cat"}
 

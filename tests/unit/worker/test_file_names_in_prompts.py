@@ -46,7 +46,7 @@ def test_a_placeholder_is_replaced_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("binding", ["7.image", "image", ".", ""])
 def test_a_binding_to_nowhere_is_refused(binding: str) -> None:
-    with pytest.raises(InvalidInput, match="no node"):
+    with pytest.raises(InvalidInput, match="isn't in the prompt"):
         fill_prompt(PROMPT, {"input": "x"}, (asset(binding=binding),))
 
 

@@ -26,7 +26,7 @@ async def test_a_full_disk_is_logged_with_its_folder(
     health.note(DISK_FULL, "No space left on device")
     [record] = caplog.records
     assert record.getMessage() == (
-        f"the disk is full at {tmp_path}: no jobs are taken until it has room again"
+        f"the disk is full ({tmp_path}): taking no jobs until there is space again"
     )
 
 
@@ -38,7 +38,7 @@ class Answering:
 @pytest.mark.parametrize(
     ("fault", "end"),
     [
-        (DISK_FULL, "the disk of {folder} has room again"),
+        (DISK_FULL, "the disk with {folder} has enough space again"),
         (
             BackendFault("backend_down", BackendCondition.DOWN),
             "the backend at http://127.0.0.1:8188 works again",

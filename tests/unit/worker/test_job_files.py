@@ -149,7 +149,7 @@ def test_no_node_of_a_prompt_takes_the_place_of_what_confines_a_prefix() -> None
 @pytest.mark.parametrize("prefix", [["1", 0], {"x": 1}, 5])
 def test_a_prefix_of_a_stranger_that_can_not_be_confined_is_refused(prefix: Any) -> None:
     prompt = {"9": node("Save", filename_prefix=prefix)}
-    with pytest.raises(InvalidInput, match="must be a text"):
+    with pytest.raises(InvalidInput, match="must be a string"):
         with_output_folder(prompt, FOLDER, BackendFileInputs(), is_strangers=True)
 
 

@@ -50,9 +50,9 @@ class Scene:
             self.size, decision = decide_pack_size(self.size, self.look(), rules)
             if decision is not None:
                 self.decisions.append((self.at, decision))
-                assert decision.size == self.size.wanted
-            if self.size.wanted != self.count:
-                self.count, self.settled_at = self.size.wanted, self.at + START_SECONDS
+                assert decision.size == self.size.target
+            if self.size.target != self.count:
+                self.count, self.settled_at = self.size.target, self.at + START_SECONDS
         return self
 
     def look(self) -> GpuSample:
@@ -106,7 +106,7 @@ def test_what_brought_nothing_is_tried_again_only_after_a_while() -> None:
 
 def test_it_grows_to_the_most_that_is_allowed_where_each_brings_more() -> None:
     scene = Scene(rates=(30, 60, 90, 120)).run(3600)
-    assert scene.size.wanted == RULES.most
+    assert scene.size.target == RULES.most
     assert REMOVE not in [move for move, _, _ in scene.moves]
 
 
@@ -173,10 +173,10 @@ def test_where_nobody_tells_the_memory_nothing_is_added() -> None:
 
 def test_without_work_it_goes_back_to_one() -> None:
     scene = Scene(rates=(30, 60, 90, 120)).run(2400)
-    assert scene.size.wanted == 4
+    assert scene.size.target == 4
     scene.backlog = lambda at: False
     scene.run(3 * (RULES.spare_seconds + START_SECONDS + RULES.sample_seconds))
-    assert scene.size.wanted == 1
+    assert scene.size.target == 1
     assert scene.moves[-3:] == [(REMOVE, MoveReason.SPARE, size) for size in (3, 2, 1)]
 
 
@@ -185,7 +185,7 @@ def test_out_of_memory_takes_one_away_at_once_and_is_remembered() -> None:
     assert scene.moves.count((REMOVE, MoveReason.OUT_OF_MEMORY, 2)) == 1
     (at,) = [at for at, each in scene.decisions if each.reason is MoveReason.OUT_OF_MEMORY]
     assert [each.size for later, each in scene.decisions if later > at] == []
-    assert scene.size.wanted == 2
+    assert scene.size.target == 2
 
 
 def test_out_of_memory_with_one_bars_a_second() -> None:
@@ -238,4 +238,4 @@ def test_it_never_outgrows_the_memory_never_flaps_and_always_comes_back_to_one(
             assert after - before >= min(RULES.window_seconds, RULES.spare_seconds)
         if first.reason in (MoveReason.NO_GAIN, MoveReason.OUT_OF_MEMORY, MoveReason.NOT_STARTED):
             assert not (second.move is ADD and after - before < RULES.retry_seconds)
-    assert scene.size.wanted == 1, "it has been idle for long"
+    assert scene.size.target == 1, "it has been idle for long"

@@ -72,7 +72,7 @@ def test_the_last_report_fits_and_keeps_what_names_files(monkeypatch: pytest.Mon
 
 
 def test_a_backend_that_talks_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_record, "UNTOLD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(run_record, "UNREPORTED_BYTES_MAX", 10_000)
     run = record()
     for _ in range(1_000):
         run.note(NodeText("run", "1", "z" * 1_000))
@@ -107,7 +107,7 @@ def test_the_end_of_a_run_is_told_with_its_last_report_only() -> None:
     """History has the run then; and one that failed here may have begun again elsewhere."""
     clock = iter(range(0, 1_000, 10))
     run = RunRecord(SENDER, "folder", clock=lambda: next(clock))
-    run.may_tell = True
+    run.may_report = True
     run.take(told("executed", node="1", output={"images": [{"filename": "a.png"}]}))
     run.take(told("progress", value=1))
     run.take(told("execution_success", prompt_id="x"))
@@ -233,7 +233,7 @@ def show_results(run: RunRecord) -> None:
 def test_what_may_show_a_result_waits_until_it_is_paid_for() -> None:
     run = priced()
     show_results(run)
-    run.tell_all()
+    run.report_all()
     assert [kind for kind, _ in run.pop_live()] == ["progress"]
     run.release_results()
     assert json.dumps(run.pop_last().events).count("a poem") == 3
@@ -268,7 +268,7 @@ def test_a_run_that_is_not_paid_for_quotes_little_of_its_results() -> None:
 
 
 def test_messages_of_custom_nodes_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_record, "UNTOLD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(run_record, "UNREPORTED_BYTES_MAX", 10_000)
     run = priced()
     for _ in range(1_000):
         run.take(told("pack-shows-text", text="z" * 1_000))
