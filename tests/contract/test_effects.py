@@ -66,7 +66,7 @@ async def test_a_draft_is_a_version_that_no_new_job_gets_until_it_is_chosen(
         )
         assert (kept.version, draft.version) == (1, 2)
         assert len(await catalog.properties_in_use(tx, kept.slug)) == len(PROPERTIES)
-        with pytest.raises(InvalidInput, match="terms"):
+        with pytest.raises(InvalidInput, match="these settings apply to all versions"):
             await catalog.register_workflow(tx, drafted(), terms, now=NOW, is_draft=True)
         used = await catalog.activate_version(tx, kept, version=draft.version)
         assert (await catalog.get_version(tx, used)).properties == draft.properties

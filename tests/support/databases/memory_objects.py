@@ -14,4 +14,4 @@ class MemoryObjects:
         try:
             return self.kept[key]
         except KeyError:
-            raise NotFound(f"there is no object {key!r}") from None
+            raise NotFound(f"object {key!r} was not found") from None

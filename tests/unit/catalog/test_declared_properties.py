@@ -142,7 +142,7 @@ def test_a_prompt_with_a_broken_node_is_refused() -> None:
 def test_a_document_that_no_database_could_keep_is_refused() -> None:
     for text in ("a\0b", "\ud800"):
         document = {"4": {"class_type": "CLIPTextEncode", "inputs": {"text": text}}}
-        with pytest.raises(InvalidInput, match="the document"):
+        with pytest.raises(InvalidInput, match="invalid document"):
             drafted(document=document, output_node_id=None)
     about_nul = {"4": {"class_type": "CLIPTextEncode", "inputs": {"text": "a\\u0000b"}}}
     assert drafted(document=about_nul, output_node_id=None)

@@ -94,7 +94,7 @@ def test_a_seed_is_kept_within_its_range() -> None:
         ("seed", -1, "a seed must be between 0 and"),
         ("seed", 2**64, "a seed must be between 0 and"),
         ("input", "example.png", "is not a file id"),
-        ("nothing", 1, "there is no property 'nothing'; available properties: input, what"),
+        ("nothing", 1, "unknown property 'nothing'; available properties: input, what"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_name(name: str, value: Any, message: str) -> None:

@@ -131,8 +131,8 @@ def _complete_at_input(
 
 
 def _refuse_file_name(prop: Property, declared: Any, node_id: str | None) -> None:
-    """Refuses a text property for an input that names a file. Otherwise, it could name any file on
-    the backend, including other customers' files."""
+    """Rejects a text property for an input that names a file. Through such a property, customers
+    could use any file on the backend, including files of other customers."""
     if prop.is_media or declared is None:
         return
     options = input_spec("", declared).options
@@ -204,8 +204,7 @@ def _check_bounds(prop: Property) -> None:
 def _by_node_id(
     prop: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
 ) -> Property:
-    """Replaces a node's title or class in a binding with its id, in the same way as `--set`
-    does."""
+    """Replaces a node's title or class in a binding with the node's id, as `--set` does."""
     binding = prop.binding or ""
     node, dot, name = binding.rpartition(".")
     if not (node and dot and name) or place_of(binding, prompt):
@@ -229,10 +228,10 @@ def _bound_place(
         if "." not in binding or not node:
             raise property_error(prop, f"the binding {shown(binding)} is not <node id>.<input>")
         raise property_error(
-            prop, f"there is no node {shown(node)} in the prompt (binding {binding})", node=node
+            prop, f"the prompt has no node {shown(node)} (binding {binding})", node=node
         )
     entry = read_entry(place.node_id, prompt[place.node_id], object_info)
-    # The inputs of a node of an unknown type are unknown as well.
+    # The inputs of an unknown node type aren't known either, so they can't be checked.
     if entry.info and place.input not in entry.inputs and declared_at(entry, place.input) is None:
         known = dict.fromkeys([*entry.declared(), *entry.inputs])
         bindable = [name for name in known if _socket_at(entry, name) is None]
@@ -249,13 +248,13 @@ def _refuse_socket(prop: Property, entry: PromptEntry, place: InputPlace) -> Non
     if kind is not None:
         raise property_error(
             prop,
-            f"{place.input} of node {entry.name} accepts {kind} from another node only, not a value",
+            f"{place.input} of node {entry.name} accepts {kind} from another node, but no value",
             node=entry.id,
         )
 
 
 def _socket_at(entry: PromptEntry, name: str) -> str | None:
-    """Returns the type that an input accepts from another node. Returns None if it accepts a
+    """Returns the type of link that an input requires. Returns None if the input accepts a
     value."""
     declared = declared_at(entry, name)
     current = entry.inputs.get(name)
@@ -281,8 +280,8 @@ def _placeholder_place(
 
 
 def _complete(prop: Property, declared: Any, *, is_bound: bool) -> Property:
-    """Fills in the choices, the range and `required` from the node's declaration, where the
-    property doesn't set them."""
+    """Fills in the choices, the range and `required` from the node's declaration if the property
+    doesn't set them."""
     spec = input_spec("", declared) if declared is not None else None
     if prop.type == "choice" and prop.choices is None and spec is not None:
         prop = replace(prop, choices=tuple(choices_of(spec) or ()) or None)
@@ -294,8 +293,8 @@ def _complete(prop: Property, declared: Any, *, is_bound: bool) -> Property:
         )
     if prop.default is not None or prop.type == "seed":
         return replace(prop, required=bool(prop.required))
-    # Without a value, a bound input keeps the document's value, but a placeholder would remain in
-    # the text.
+    # Without a value, a bound input keeps the value in the document, but a placeholder would be
+    # left in the text.
     if not is_bound and prop.required is False:
         raise property_error(
             prop, "a property with a placeholder must be required or have a default"
@@ -361,7 +360,7 @@ def draft_workflow(
     warning if `object_info` was reported by a worker (`is_reported`)."""
     check_slug(slug)
     kind, content = find_document(document)
-    data = _serialise(content)
+    data = _serialize(content)
     prompt = marked_prompt_of(
         kind, content, object_info, placeholders_of(properties), keep_unknown=True
     )
@@ -407,7 +406,7 @@ def _types_named(kind: Kind, document: Mapping[str, Any]) -> set[str]:
     return {used.class_type for used in inspect(opened).node_types}
 
 
-def _serialise(document: Mapping[str, Any]) -> bytes:
+def _serialize(document: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -417,7 +416,7 @@ def _serialise(document: Mapping[str, Any]) -> bytes:
     )
     if problem or "\ue000comfyfleet-" in text:
         raise InvalidInput(
-            f"the document: {problem or 'it contains reserved characters'}", field="document"
+            f"invalid document: {problem or 'it contains reserved characters'}", field="document"
         )
     data = text.encode()
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -487,8 +486,8 @@ def _with_unknown_types(
     properties: Sequence[Property],
     object_info: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[ModelUse, ...], set[int]]:
-    """Completes nodes of unknown types. The conversion can't determine their type and the names of
-    their values.
+    """Completes nodes of unknown types, for which the conversion can't determine the type or the
+    names of the values.
 
     Their types, model files and placeholders are taken from the workflow. Returns the prompt, the
     models, and the marks whose place is unknown."""
@@ -529,8 +528,8 @@ def _notes(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterabl
 
 
 def _missing_inputs(prompt: Mapping[str, Any], object_info: Mapping[str, Any]) -> Iterable[str]:
-    """Yields a single warning about all required inputs that the prompt doesn't have, because
-    ComfyUI would refuse it."""
+    """Yields one warning that lists all missing required inputs, because ComfyUI would refuse the
+    prompt."""
     incomplete = [
         f"node {entry.name} lacks {', '.join(names)}"
         for node_id, node in prompt.items()

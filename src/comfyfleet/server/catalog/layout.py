@@ -27,7 +27,7 @@ from comfyfleet.workflow.inspect.results import InspectedInput
 NODES_MAX, LINKS_MAX, GROUPS_MAX = 5_000, 20_000, 500
 PROPERTIES_MAX, CHOICES_MAX, CHANGES_MAX = 1_000, 500, 500
 MODES: Mapping[int, Literal["muted", "bypassed"]] = {2: "muted", 4: "bypassed"}
-# The layout of prompts, which contain no positions.
+# The grid on which prompts are drawn, because prompts contain no positions.
 COLUMN_WIDTH, ROW_HEIGHT, NODE_WIDTH, NODE_HEIGHT = 340.0, 180.0, 260.0, 120.0
 NAME_CHARACTERS_MAX = 60
 COLUMNS_MAX = 200
@@ -84,7 +84,7 @@ def _slot(slot: Mapping[str, Any]) -> DrawnSlot:
 
 
 def _link(link: Any) -> Iterator[DrawnLink]:
-    """Yields a link. Depending on the format version, it is stored as a list or as an object."""
+    """Yields a link, which is stored as a list or as an object, depending on the format version."""
     if isinstance(link, Mapping):
         names = ("origin_id", "origin_slot", "target_id", "target_slot", "type")
         values = [link.get(name) for name in names]

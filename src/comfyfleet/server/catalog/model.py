@@ -116,11 +116,11 @@ class WorkflowVersion:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTerms:
-    """The terms for all versions of a workflow. None leaves a term unchanged, or at its default."""
+    """Settings for all versions of a workflow. None keeps the current value or the default."""
 
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
-    price_tokens: int | None = None  # offers the workflow to customers; 0 means deliberately free
+    price_tokens: int | None = None  # the price at which customers can use it; 0 means free
     is_withdrawn: bool | None = None  # True means the workflow is no longer offered
     output: OutputRule | None = None
     ai_mark: AiMark | None = None
@@ -139,13 +139,13 @@ class WorkflowDraft:
     node_types: tuple[str, ...]
     models: tuple[ModelUse, ...]
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # information about checks that are only possible later
+    notes: tuple[str, ...] = ()  # checks that could not be done yet
     shows_text_only: bool = False  # its output nodes accept no media and save no files
 
     @property
     def document_key(self) -> str:
-        """The object key, derived from the content, so the document can be stored before its
-        row."""
+        """The object key. It is derived from the content, so the document can be stored before its
+        row exists."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
 
 
@@ -211,7 +211,7 @@ VALUE_DEPTH_MAX = 4
 
 
 def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
-    """Returns the model files that a prompt names, in order and without duplicates."""
+    """Returns the model files that are named in a prompt, in order and without duplicates."""
     uses = (
         ModelUse(f"{node.get('class_type', '')}.{name}", file)
         for node in prompt.values()
@@ -224,7 +224,7 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Returns the model files that property values name. Their node classes are not known here."""
+    """Returns the model files that are named in property values, without their node classes."""
     choices = (
         (prop.binding.rpartition(".")[2], _first_text(values.get(prop.name), prop.default))
         for prop in properties
@@ -234,7 +234,7 @@ def models_chosen(
 
 
 def model_key(models: Iterable[ModelUse]) -> str | None:
-    """Returns a job's largest model, as far as input names tell. Workers avoid reloading it."""
+    """Returns a job's largest model, judging by the input names. Workers avoid reloading it."""
     uses = list(models)
     heavy = next((use for tier in HEAVY_INPUTS for use in uses if is_heavy(use, tier)), None)
     chosen = heavy or next(iter(uses), None)
@@ -257,13 +257,14 @@ def prompt_needs(prompt: Mapping[str, Any]) -> WorkflowRequirements:
 
 
 def needs_hash(needs: WorkflowRequirements) -> str:
-    """Returns a hash of the node types and models of an open prompt. Never equals a `model_set`."""
+    """Returns a hash of an open prompt's node types and models. It never equals a `model_set`."""
     data = json.dumps([needs.node_types, sorted(set(needs.models))])
     return hashlib.sha256(data.encode()).hexdigest()
 
 
 def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:
-    """Returns what the backend lacks. Models of inputs without a reported list count as present."""
+    """Returns the missing requirements. Models of inputs without a reported list count as
+    present."""
     return backend_offer(facts).lacks(version.node_types, version.models)
 
 
@@ -299,8 +300,8 @@ def resolve_values(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the checked value of each property that has one (None is no value), files as
-    UUIDs."""
+    """Returns the checked values by property name, without properties whose value is None. Files
+    are returned as UUIDs."""
     named = {prop.name: prop for prop in properties}
     for given_values in (values, overrides):
         refuse_unknown(given_values, named, named)
@@ -349,7 +350,7 @@ def refuse_unknown(given: Iterable[str], names: Container[str], settable: Iterab
         if name not in names:
             known = ", ".join(settable) or "none"
             raise InvalidValue(
-                f"there is no property {shown(name)}; available properties: {known}", property=name
+                f"unknown property {shown(name)}; available properties: {known}", property=name
             )
 
 
@@ -397,7 +398,7 @@ def _boolean(prop: Property, value: Any, _is_operator_value: bool) -> bool:
 
 
 def _choice(prop: Property, value: Any, _is_operator_value: bool) -> Any:
-    """Returns the choice of the same type that equals the value. In Python, True equals 1."""
+    """Returns the choice with the same value and type, because True equals 1 in Python."""
     choices = prop.choices or ()
     for choice in choices:
         if choice == value and isinstance(choice, bool) == isinstance(value, bool):
@@ -460,8 +461,8 @@ def json_schema_of(
     overrides: Mapping[str, Any],
     locked: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns a JSON Schema of the `properties` that customers may send, without locked ones. An
-    override is used as the default."""
+    """Returns a JSON Schema of the `properties` that customers may send, without locked properties.
+    Overrides become the defaults."""
     shown = [prop for prop in properties if not prop.is_primary_input and prop.name not in locked]
     return {
         "$schema": DIALECT,
@@ -480,7 +481,7 @@ def _property_schema(prop: Property, overrides: Mapping[str, Any]) -> dict[str, 
     default = overrides.get(prop.name)
     if default is None:
         default = prop.default
-    # A default for a file names a file on the backend, which customers can't send.
+    # The default of a media property names a file on the backend, which customers can't use.
     if default is not None and not prop.is_media:
         schema["default"] = default
     return schema
@@ -777,7 +778,7 @@ def _check_media_types(settings: EffectSettings, properties: Sequence[Property])
 
 
 class RunTerms(NamedTuple):
-    """The terms of a run that a worker receives, from the job's workflow and effect."""
+    """The settings of a workflow and effect that the worker gets for a run."""
 
     run_limit_seconds: int
     keeps_metadata: bool  # False removes the prompt and workflow from output files

@@ -34,13 +34,13 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 
 def mark_text(number: int) -> str:
-    """Returns the mark of a placeholder. It consists of private-use characters, which user texts
-    don't contain."""
+    """Returns the mark that stands for a placeholder. It contains private-use characters, which
+    don't occur in user text."""
     return f"\ue000comfyfleet-{number}\ue001"
 
 
 def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]:
-    """Replaces placeholders with marks, in input values only. Class names and ids don't change."""
+    """Replaces placeholders in input values with marks. Class names and ids don't change."""
     return {
         node_id: {**node, "inputs": _map_input_texts(node, _marker(placeholders))}
         for node_id, node in prompt.items()
@@ -48,7 +48,7 @@ def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]
 
 
 def marked_workflow(workflow: Mapping[str, Any], placeholders: Sequence[str]) -> dict[str, Any]:
-    """Replaces placeholders with marks, in saved widget values only, including those of
+    """Replaces placeholders in saved widget values with marks, including the values in
     subgraphs."""
     marked = _map_saved_values(workflow, _marker(placeholders), VALUE_DEPTH_MAX)
     return dict(marked)
@@ -80,8 +80,8 @@ def marks_in(value: Any) -> set[int]:
 
 
 def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
-    """Replaces marks with values. If the mark is the whole input, the value keeps its type. Inside
-    a text, the value becomes text."""
+    """Replaces marks with values. A value keeps its type if the mark is the whole input. Otherwise,
+    it is inserted as text."""
 
     def fill(text: str) -> Any:
         whole = _MARK.fullmatch(text)
@@ -96,7 +96,8 @@ def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def as_input(value: Any) -> Any:
-    """Wraps a list, because ComfyUI would interpret it as a link. ComfyUI unwraps this form."""
+    """Wraps a list in an object that ComfyUI unwraps. ComfyUI would interpret a plain list as a
+    link."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -110,7 +111,7 @@ def _marker(placeholders: Sequence[str]) -> Callable[[str], str]:
     if not placeholders:
         return lambda text: text
     numbers = {text: number for number, text in enumerate(placeholders)}
-    # The longest come first, because a placeholder may be the start of another.
+    # The longest placeholders come first, because one placeholder may be the start of another.
     ordered = sorted(placeholders, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, ordered)))
     return lambda text: pattern.sub(lambda match: mark_text(numbers[match[0]]), text)
@@ -157,7 +158,8 @@ BINDING_DOTS_MAX = 50
 
 
 class RandomSource(NamedTuple):
-    """The time and random generator that the conversion uses for dates and wildcards in texts."""
+    """The time and the random generator that the conversion uses for dates and wildcards in
+    text."""
 
     now: datetime | None = None
     rng: Random | None = None
@@ -225,7 +227,8 @@ def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
 def with_value(
     prompt: Mapping[str, Any], place: InputPlace, value: Any, object_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the prompt with a value set. A choice with its own inputs adds them."""
+    """Returns the prompt with a value set. If the value is a choice that has inputs of its own,
+    adds these inputs."""
     node = prompt[place.node_id]
     entry = read_entry(place.node_id, node, object_info)
     declared = declared_at(entry, place.input)
@@ -315,8 +318,8 @@ def fill_payload(
 
 
 def _require_plain_prefixes(prompt: Mapping[str, Any]) -> None:
-    """Refuses file name prefixes with control characters. No file can have such a name, so every
-    attempt of the job would fail."""
+    """Rejects file name prefixes with control characters. No file can have such a name, so every
+    attempt to run the job would fail."""
     for node in prompt.values():
         prefix = node.get("inputs", {}).get(FILE_PREFIX)
         if isinstance(prefix, str) and not is_plain_line(prefix):
@@ -340,8 +343,7 @@ def _fill_values(
     resolved: Mapping[str, Any],
     object_info: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Fills in all values except files. Files keep their placeholder or value until the worker
-    knows their name."""
+    """Fills in all values except files. The worker sets the names of files later."""
     texts = [prop for prop in properties if prop.placeholder]
     marks = {
         number: prop.placeholder if _is_unfilled(prop, resolved) else resolved[prop.name]
@@ -354,8 +356,8 @@ def _fill_values(
         place = place_of(prop.binding, result)
         if place is None:
             raise InvalidInput(
-                f"the property {prop.name}: the node of its binding {prop.binding} is not in the "
-                "prompt that this fleet's backends would get",
+                f"the property {prop.name}: the node of its binding {prop.binding} is missing from "
+                "the prompt for this fleet's backends",
                 property=prop.name,
             )
         result = with_value(result, place, resolved[prop.name], object_info)
@@ -401,8 +403,8 @@ def _assets(
 def _refuse_overlap(
     properties: Sequence[Property], resolved: Mapping[str, Any], assets: Sequence[AssetRef]
 ) -> None:
-    """Refuses a text that contains a file's placeholder, because the worker would replace it there
-    as well."""
+    """Rejects text that contains a file's placeholder, because the worker would replace it there as
+    well."""
     waiting = [asset.placeholder for asset in assets if asset.placeholder]
     for prop in properties:
         value = resolved.get(prop.name)

@@ -103,8 +103,8 @@ async def register_workflow(
     run_limit_seconds: int = RUN_LIMIT_SECONDS,
     is_draft: bool = False,
 ) -> tuple[RegisteredWorkflow, WorkflowVersion]:
-    """Registers a workflow or its next version. New jobs use it from now on, unless it is a draft,
-    which is tried first.
+    """Registers a workflow or its next version. New jobs use the version immediately, unless it is
+    a draft that has yet to be tested.
 
     The document must already be stored (`store_document`). `run_limit_seconds` is the default for a
     new workflow. Its first version is never a draft, because customers can't use it without an
@@ -148,7 +148,7 @@ async def _next_version(
         return await _update_workflow(tx, locked[0], {**values, "version": locked[1]}), locked[1]
     if values:
         raise InvalidInput(
-            "terms apply to all versions, so a draft can't have its own", field="is_draft"
+            "these settings apply to all versions, so a draft can't change them", field="is_draft"
         )
     return locked
 
@@ -169,7 +169,7 @@ async def find_workflow(tx: Tx, slug: str) -> RegisteredWorkflow:
     if workflow is not None:
         return workflow
     known = [workflow.slug for workflow in await store.all_workflows(tx, with_open=False)]
-    raise NotFound(f"there is no workflow {slug!r}{hint(slug, known, 'there are')}")
+    raise NotFound(f"workflow {slug!r} was not found{hint(slug, known, 'existing workflows')}")
 
 
 async def list_workflows(tx: Tx, *, with_open: bool = False) -> list[RegisteredWorkflow]:
@@ -208,8 +208,8 @@ async def get_version(
 
 
 async def properties_in_use(tx: Tx, slug: str) -> tuple[Property, ...]:
-    """Returns the properties of the version that new jobs get. Empty if the workflow is missing or
-    inactive."""
+    """Returns the properties of the version that new jobs get, or nothing if the workflow is
+    missing or inactive."""
     workflow = await store.workflow_by_slug(tx, slug) if is_storable(slug) else None
     if workflow is None or workflow.is_open or not workflow.is_active:
         return ()
@@ -239,7 +239,7 @@ async def deactivate_version(tx: Tx, workflow: RegisteredWorkflow) -> Registered
 
 
 async def pause_workflow(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
-    """Pauses a workflow. New jobs are accepted, and wait."""
+    """Pauses a workflow. New jobs are still accepted, but they wait."""
     return await _update_workflow(tx, workflow, {"is_paused": True})
 
 
@@ -262,8 +262,8 @@ def open_slug(fleet: Fleet) -> str:
 
 
 async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> RegisteredWorkflow:
-    """Returns the fleet's open workflow, which runs prompts without a registered workflow. The
-    first call creates it."""
+    """Returns the fleet's open workflow, as which prompts run that match no registered workflow.
+    The first call creates it."""
     if fleet.open_workflow_id is not None:
         return await get_workflow(tx, fleet.open_workflow_id)
     slug = open_slug(fleet)
@@ -276,8 +276,8 @@ async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> Registered
 
 
 async def set_prompt_terms(tx: Tx, fleet: Fleet, terms: FleetPrompts, *, now: datetime) -> Fleet:
-    """Sets the terms for prompts that ComfyUI clients run on the fleet. Accepted prompts keep their
-    price."""
+    """Sets the price and the limits of prompts that ComfyUI clients run on the fleet. Prompts that
+    were already accepted keep their price."""
     fleet = await fleets.set_prompts(tx, fleet, terms)
     if fleet.prompts is not None or fleet.open_workflow_id is not None:
         workflow = await open_workflow_of(tx, fleet, now=now)
@@ -341,7 +341,7 @@ async def _update_workflow(
 
 def _require_workflow(workflow: RegisteredWorkflow | None, name: str) -> RegisteredWorkflow:
     if workflow is None:
-        raise NotFound(f"there is no workflow {name}")
+        raise NotFound(f"workflow {name} was not found")
     return workflow
 
 
@@ -351,7 +351,7 @@ UNKNOWN_FACTS = BackendFacts()
 
 @dataclass(frozen=True, slots=True)
 class MissingForWorker:
-    """The requirements of a workflow that a worker doesn't meet. It is falsy if nothing is
+    """The requirements of a workflow that a worker doesn't meet. The object is falsy if nothing is
     missing."""
 
     missing: MissingRequirements = field(default_factory=MissingRequirements)
@@ -404,7 +404,7 @@ async def assign_workflows(
 async def missing_in_fleet(
     tx: Tx, fleet: Fleet, workflow: RegisteredWorkflow, version: WorkflowVersion | None = None
 ) -> dict[str, MissingForWorker]:
-    """Returns what each worker of the fleet lacks to run a workflow. Leaves out workers about which
+    """Returns the missing requirements of each worker of the fleet. Leaves out workers about which
     nothing is known."""
     workers = [
         worker
@@ -424,8 +424,8 @@ def missing_by_worker(
     workers: Iterable[FleetWorker],
     facts: Mapping[str, BackendFacts],
 ) -> dict[str, MissingForWorker]:
-    """Returns what each worker lacks. The capabilities of all workers are known, but backend facts
-    only if they have been reported."""
+    """Returns the missing requirements of each worker. Leaves out workers that have all
+    capabilities but have not reported their backend yet."""
     lacks = {
         worker.worker_id: MissingForWorker(
             missing_on_backend(version, facts.get(worker.worker_id, UNKNOWN_FACTS)),
@@ -495,7 +495,7 @@ async def create_effect(
 ) -> EffectDefinition:
     if workflow.is_open:
         raise InvalidInput(
-            "an open workflow has no properties and can't be an effect", field="workflow_slug"
+            "an effect can't use an open workflow, which has no properties", field="workflow_slug"
         )
     version = await get_version(tx, workflow)
     check_new_effect(slug, settings, version.properties)
@@ -598,7 +598,7 @@ async def resolve(tx: Tx, effect_id: UUID) -> ResolvedEffect:
     workflow active."""
     offer = await store.resolve_effect(tx, effect_id)
     if offer is None or not offer.is_open:
-        raise NotFound(f"there is no effect {effect_id}")
+        raise NotFound(f"effect {effect_id} was not found")
     return offer
 
 
@@ -607,7 +607,7 @@ async def resolve_with_fleet(tx: Tx, effect_id: UUID | None) -> tuple[ResolvedEf
     workflow."""
     resolved = await store.resolve_effect_with_fleet(tx, effect_id)
     if resolved is None or not resolved[0].is_open:
-        raise NotFound(f"there is no effect {effect_id}")
+        raise NotFound(f"effect {effect_id} was not found")
     return resolved
 
 
@@ -672,10 +672,10 @@ async def require_no_broken_effects(
 
 
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms:
-    """Returns the terms of a run. Without an effect, outputs keep no metadata."""
+    """Returns the settings of a run. Without an effect, metadata is removed from the outputs."""
     terms = await store.run_terms(tx, workflow_id, effect_id)
     if terms is None:
-        raise NotFound(f"there is no workflow {workflow_id}")
+        raise NotFound(f"workflow {workflow_id} was not found")
     return terms
 
 
@@ -764,7 +764,7 @@ class ExampleIndex:
 
 def _require_effect(effect: EffectDefinition | None, name: str) -> EffectDefinition:
     if effect is None:
-        raise NotFound(f"there is no effect {name}")
+        raise NotFound(f"effect {name} was not found")
     return effect
 
 

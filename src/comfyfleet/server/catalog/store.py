@@ -266,7 +266,7 @@ _RUN_TERMS = PreparedStatement(
 
 
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
-    """Reads the terms of a run. Returns None if the workflow doesn't exist."""
+    """Reads the settings of a run. Returns None if the workflow doesn't exist."""
     rows = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
     if not rows:
         return None

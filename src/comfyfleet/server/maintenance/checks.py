@@ -101,7 +101,7 @@ async def _check_file(context: JobContext, pool: Database, file: File) -> Checke
         await _give_up(context, pool, file)
         return None
     try:
-        # Otherwise, it is an operator's upload that no job uses yet.
+        # An announced file that gets here is an operator's upload that no job uses yet.
         file = await confirm_upload(context, pool, file)
     except REFUSALS:
         await _give_up(context, pool, file)
@@ -111,13 +111,13 @@ async def _check_file(context: JobContext, pool: Database, file: File) -> Checke
     except Unavailable:
         raise
     except FleetError as error:
-        # Otherwise, it would be the first unchecked file forever.
+        # Store the error, because the file would otherwise remain the first unchecked file forever.
         learnt = {"check_error": error.code}
     return Checked(file, {**file.metadata, **learnt}, context.clock())
 
 
 async def _give_up(context: JobContext, pool: Database, file: File) -> None:
-    """Deletes an announced file that was not linked for a day, unless it is being linked right
+    """Deletes an announced file that was not used within a day, unless it is being confirmed right
     now."""
     async with pool.transaction() as tx:
         is_gone = await store.remove_announced(tx, file)

@@ -23,7 +23,7 @@ from comfyfleet.server.queue.model import LaneDepth, QueueLane
 logger = logging.getLogger(__name__)
 
 TARGET_SECONDS = 300.0
-ASSUMED_SECONDS = 60.0  # for a job of a workflow that has never run
+ASSUMED_SECONDS = 60.0  # duration of a job if its workflow has never run
 OVERDUE_MAX = 4
 METRICS_PER_CALL_MAX = 1000  # CloudWatch's limit per call
 METRICS_PER_FLEET = 4

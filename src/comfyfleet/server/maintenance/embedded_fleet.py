@@ -30,15 +30,16 @@ SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
 LOCAL_KEY_FILE = "local.key"
 # The user for prompts from programs on this machine that send no key.
 LOCAL = "local"
-# More than one person can spend between two starts.
+# The balance after each start, and the balance below which it is topped up. Both exceed what one
+# person can spend between two starts.
 LOCAL_TOKENS, LOCAL_TOKENS_LEAST = 1_000_000_000, 500_000_000
 LOCAL_TENANT = UUID("de7a0170-0000-4000-8000-00000000c0de")
 SECRET_MODE = 0o600
 
 
 async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
-    """Returns the fleet's secret. The file is written before the database. If that was interrupted,
-    it is repaired here."""
+    """Returns the fleet's secret. The secret is written to the file before the database. If that
+    was interrupted, completes it."""
     path = data / SECRET_FILE
     secret = _read_secret(path) or _write_secret(path, new_key())
     async with plane.central.transaction() as tx:
@@ -47,7 +48,8 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
 
 
 async def open_embedded_fleet(plane: ControlPlane) -> None:
-    """Lets its workers run prompts of ComfyUI clients, unless an operator has changed that.
+    """Allows the fleet to run prompts of ComfyUI clients, unless an operator has changed this
+    setting.
 
     Custom nodes are allowed, because the user who starts `up` has installed them, and the prompts
     come from this machine."""

@@ -112,8 +112,8 @@ async def _remove_rows_of(tx: Tx, tenant_id: UUID, removed: Sequence[File]) -> N
 async def _needed_by_runs(
     tx: Tx, tenant_id: UUID, page: Sequence[File], before: datetime
 ) -> set[UUID]:
-    """Returns the files that a run may still use: inputs of a run, and files that were made in a
-    run or reused from an earlier one."""
+    """Returns the files that a run may still use: its inputs, and files that it generated or reused
+    from an earlier run."""
     made_by = {file.id: job for file in page if (job := job_in_key(file.path))}
     input_ids = await graph_actions.input_files_of_open_runs(tx, tenant_id)
     if not made_by:
@@ -144,7 +144,7 @@ STEPS_PER_PASS_MAX = 200
 MESSAGES_KEPT = timedelta(hours=1)
 # A prompt that was accepted while its file was being overwritten may still run.
 REPLACED_KEPT = timedelta(days=1)
-# counted from the expiry; until then, the link shows that it has expired
+# Period after the expiry of a link during which its page still says that it has expired.
 SHARES_KEPT = timedelta(days=30)
 PAUSE_SECONDS_MAX = 1.0
 # Deletes at most the given number of rows, and returns how many it deleted.
@@ -278,7 +278,7 @@ async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> 
     parts: dict[str | None, list[EndedDispatch]] = defaultdict(list)
     for row in page:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
-    may_go = [row.id for row in parts.pop(None, [])]  # of tenants that no longer exist
+    may_go = [row.id for row in parts.pop(None, [])]  # their tenants no longer exist
     for name, part in parts.items():
         with errors_logged(f"pool {name}: ended dispatches are kept for now"):
             async with context.pools[name or ""].read() as tx:

@@ -98,8 +98,8 @@ async def _sync_object_info(
 OUTBOX_PER_PASS_MAX = 500
 DUE_PER_PASS_MAX = 1000
 RECONCILE_SECONDS = 60.0
-# More often than once a minute, so that no rollup is late by a minute. If there is nothing new, it
-# reads nothing.
+# Interval of the rollup sweep. It is shorter than a minute, so that no rollup is a minute late.
+# Without new data, the sweep reads nothing.
 ROLLUP_SECONDS = 20.0
 # Takes about one second per minute, regardless of the backlog. The next pass continues where this
 # one ended.
@@ -227,7 +227,8 @@ async def reconcile_some(plane: ControlPlane) -> None:
             await context.set_reconcile_cursor(tx, repairs.next)
 
 
-# Another control plane may have been notified of a job's end, but this one must be woken too.
+# Seconds between reads of the outbox, because the end of a job may have been reported to another
+# control plane.
 GRAPH_OUTBOX_SECONDS = 1.0
 
 
@@ -261,7 +262,7 @@ async def in_all_pools(
     )
 
 
-# The shortest interval of a schedule is one minute.
+# Seconds between checks for due triggers. The shortest interval of a schedule is one minute.
 TRIGGER_SECONDS = 1.0
 
 

@@ -33,7 +33,7 @@ class File:
     id: UUID
     tenant_id: UUID
     disk: str  # local or s3
-    path: str  # the key in object storage, which is unique
+    path: str  # the unique key in object storage
     filename: str  # the name given by its owner
     mime_type: str
     created_at: datetime
@@ -50,7 +50,7 @@ class File:
 
     @property
     def object_keys(self) -> tuple[str, str]:
-        """The keys of its object and of its thumbnail, if there is one. Both are deleted
+        """The keys of the file's object and of its thumbnail, if it can have one. Both are deleted
         together."""
         return self.path, small_key(self.path)
 
@@ -141,8 +141,8 @@ def replace_suffix(filename: str, suffix: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Returns the last part of a path, with only those characters that are safe in file systems,
-    URLs and shells. Keeps the suffix."""
+    """Returns the last part of a path, limited to characters that are safe in file systems, URLs
+    and shells. Keeps the suffix."""
     last = re.split(r"[/\\]", unicodedata.normalize("NFC", name))[-1]
     cleaned = "".join(_safe(character) for character in last).strip(" .")
     stem, dot, suffix = cleaned.rpartition(".")
@@ -257,11 +257,11 @@ class MediaItem:
 
 
 class MediaFilter(NamedTuple):
-    """The filters for a list of media. A field that is None doesn't filter."""
+    """The filters for a list of media. None matches everything."""
 
     kind: MediaKind | None = None
     status: MediaStatus | None = None
-    effect_id: UUID | None = None  # the effect of any of its jobs
+    effect_id: UUID | None = None  # an effect that was used for any of its jobs
     text: str | None = None  # part of the file name
 
 

@@ -16,8 +16,8 @@ AT_ONCE_MAX = 2
 WAITING_PER_TENANT_MAX = 50
 PROCESS_SECONDS_MAX = 30.0
 OUTPUT_BYTES_MAX = 1_000
-# The locations of Python, its packages and temporary files. Everything else, such as databases,
-# keys and proxies, is left out.
+# The environment variables that locate Python, its packages and temporary files. All others, such
+# as those for databases, keys and proxies, are left out.
 _PASSED_ON = frozenset(
     {"APPDATA", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUSERBASE", "SYSTEMROOT", "TEMP",
      "TMP", "TMPDIR", "USERPROFILE"}

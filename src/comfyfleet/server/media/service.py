@@ -69,7 +69,7 @@ async def require_quota(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> Non
     used = await store.used_bytes(tx, tenant_id)
     if used + size > most:
         raise StorageFull(
-            f"the quota of {most:,} bytes has no room for {size:,} more; {used:,} are used",
+            f"{size:,} more bytes would exceed the quota of {most:,} bytes; {used:,} are in use",
             quota_bytes=most,
             used_bytes=used,
         )
@@ -108,8 +108,8 @@ async def lock_kept(
     *,
     since: datetime | None,
 ) -> dict[UUID, File]:
-    """Locks the user's existing files that have been kept since the given time, or all of them if
-    it is None."""
+    """Locks those of the files that exist and whose retention period started after `since`. None
+    means no time limit."""
     ordered_ids = sorted(set(file_ids))
     files: dict[UUID, File] = {}
     for start in range(0, len(ordered_ids), FILES_AT_ONCE_MAX):
@@ -201,7 +201,7 @@ async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
 
 
 def _missing(file_id: UUID) -> NotFound:
-    return NotFound(f"there is no file {file_id}", file_id=str(file_id))
+    return NotFound(f"file {file_id} was not found", file_id=str(file_id))
 
 
 MEDIA_PER_PAGE_MAX = 500
@@ -226,7 +226,7 @@ async def create_media(
 async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID) -> MediaItem:
     item = await store.get_media(tx, tenant_id, user_id, media_id)
     if item is None:
-        raise NotFound(f"there is no media {media_id}")
+        raise NotFound(f"media item {media_id} was not found")
     return item
 
 
@@ -312,7 +312,7 @@ async def list_shares(
 async def get_share(tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID) -> SharedLink:
     share = await store.get_share(tx, tenant_id, user_id, share_id)
     if share is None:
-        raise NotFound(f"there is no share {share_id}")
+        raise NotFound(f"share {share_id} was not found")
     return share
 
 
@@ -336,7 +336,7 @@ async def attach_job(
     attached = await store.attach_job(tx, tenant_id, user_id, media_id, job_id)
     if attached is None:
         await get_media(tx, tenant_id, user_id, media_id)
-        raise Refused("the media has expired", field="video_id")
+        raise Refused("the media item has expired", field="video_id")
     return attached
 
 

@@ -137,7 +137,7 @@ JITTER = 0.2
 
 
 def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | None:
-    """Returns the time of the next attempt after this many failed ones, or None if there is none.
+    """Returns the time of the next attempt after this many failed ones, or None after the last one.
     `chance` (0 to 1) adds jitter."""
     if tries >= TRIES_MAX:
         return None

@@ -98,14 +98,14 @@ async def get_webhook(
 ) -> RegisteredWebhook:
     webhook = await store.get_webhook(tx, tenant_id, user_id, webhook_id)
     if webhook is None:
-        raise NotFound(f"there is no webhook {webhook_id}")
+        raise NotFound(f"webhook {webhook_id} was not found")
     return webhook
 
 
 async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> None:
     """Deletes a webhook with its pending deliveries and its log."""
     if not await store.delete_webhook(tx, tenant_id, user_id, webhook_id):
-        raise NotFound(f"there is no webhook {webhook_id}")
+        raise NotFound(f"webhook {webhook_id} was not found")
 
 
 async def enqueue(
@@ -202,7 +202,7 @@ async def list_deliveries(
     page."""
     before = await store.get_delivery(tx, webhook.id, before_id) if before_id else None
     if before_id and before is None:
-        raise NotFound(f"there is no delivery {before_id}")
+        raise NotFound(f"delivery {before_id} was not found")
     return await store.list_deliveries(
         tx, webhook.id, before=before, limit=min(limit, LOG_PAGE_MAX)
     )
@@ -213,12 +213,12 @@ async def redeliver(
 ) -> WebhookDelivery:
     """Sends a delivery again, with the same id, so that its receiver can recognize it."""
     if await store.get_delivery(tx, webhook.id, delivery_id) is None:
-        raise NotFound(f"there is no delivery {delivery_id}")
+        raise NotFound(f"delivery {delivery_id} was not found")
     if not webhook.is_active:
         raise Conflict("the webhook is disabled; enable it first")
     delivery = await store.reset_delivery(tx, webhook.id, delivery_id, now=now)
     if delivery is None:
-        raise NotFound(f"there is no delivery {delivery_id}")
+        raise NotFound(f"delivery {delivery_id} was not found")
     return delivery
 
 

@@ -54,7 +54,7 @@ from comfyfleet.server.pipelines.run_state import (
 )
 
 PAGE_MAX = 200
-SAME_NAME_MAX = 50  # pipelines with the same name that are compared with a new one
+SAME_NAME_MAX = 50  # maximum number of pipelines of the same name to compare with a new one
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
 # Limit for one run. Choosing a pair reads all votes of the run. A person gives a few hundred votes
@@ -136,7 +136,8 @@ async def pipeline_warnings(context: JobContext, stored: StoredPipeline) -> tupl
 
 
 def _templates(pipeline: PipelineDefinition) -> list[Mapping[str, Any]]:
-    """Returns all properties. Their size determines how much work their templates take."""
+    """Returns the properties of all steps and judges. Their total size determines how long their
+    templates take."""
     return [work.properties for work in pipeline.works.values()]
 
 
@@ -163,7 +164,7 @@ async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, tex
         matches = await store.pipelines_named(tx, tenant_id, user_id, text, limit=1)
     if not matches:
         raise NotFound(
-            f"there is no pipeline {text!r:.100}",
+            f"pipeline {text!r:.100} was not found",
             hint="List your pipelines with: comfyfleet pipeline list",
         )
     return matches[0].id
@@ -181,7 +182,7 @@ async def _own_pipeline(
 ) -> StoredPipeline:
     stored = await store.get_pipeline(tx, tenant_id, pipeline_id)
     if stored is None or stored.user_id != user_id or stored.deleted_at is not None:
-        raise NotFound(f"there is no pipeline {pipeline_id}")
+        raise NotFound(f"pipeline {pipeline_id} was not found")
     return stored
 
 
@@ -283,7 +284,7 @@ async def _as_file(tx: Tx, owner: tuple[UUID, UUID], name: str, value: Any) -> s
     except NotFound:
         return await _own_file(tx, owner, name, named)
     if item.original_file_id is None:
-        raise Refused("the media has expired", field=field)
+        raise Refused("the media item has expired", field=field)
     return str(item.original_file_id)
 
 
@@ -295,7 +296,7 @@ async def _own_file(tx: Tx, owner: tuple[UUID, UUID], name: str, file_id: UUID) 
         file = None
     if file is None or file.user_id != user_id:
         raise InvalidInput(
-            f"the variable {name!r}: there is no media or file {file_id}", field=f"variables.{name}"
+            f"the variable {name!r}: file {file_id} was not found", field=f"variables.{name}"
         )
     return str(file.id)
 
@@ -443,7 +444,7 @@ async def change_run(
         run = act.stored.run
         if variables is not None:
             together = {**run.variables, **variables}
-            check_size(together, "variables")  # another request may have added some in the meantime
+            check_size(together, "variables")  # another request may have added variables
             act.changes["variables"] = together
         if limits:
             changed = checked_limits(replace(run.limits, **limits))
@@ -468,7 +469,7 @@ async def _pipeline_of(
         stored = await get_own_run(tx, tenant_id, user_id, run_id)
         made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
     if made_with is None:
-        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+        raise NotFound(f"pipeline {stored.pipeline_id} was not found")
     return made_with.pipeline
 
 
@@ -498,8 +499,8 @@ async def cancel_run(
 async def retry_jobs(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, job_id: UUID | None = None
 ) -> list[UUID]:
-    """Releases one failed job or all of them, so that the generator submits new jobs in their
-    place."""
+    """Marks one failed job or all of them for a retry, so that the generator submits new jobs in
+    their place."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         _refuse_cancelled(act)
         freed = await store_candidates.release_failed(act.tx, run_id, job_id)
@@ -524,11 +525,11 @@ class CandidateRef(NamedTuple):
 async def judge_candidate(
     context: JobContext, ref: CandidateRef, verdict: CandidateStatus
 ) -> PipelineCandidate:
-    """Judges a candidate, regardless of a judge's verdict. Repeating the judgement has no effect.
-    Rejecting a candidate cancels the queued jobs of its branch."""
+    """Records a person's judgment, which takes precedence over a judge's verdict. Repeating it has
+    no effect. Rejecting a candidate cancels the queued jobs of its branch."""
     if verdict not in VERDICT_EVENTS:
         raise InvalidInput(
-            f"a candidate can't be judged as {verdict}; undo its last judgement instead"
+            f"a candidate can't be judged as {verdict}; undo its last judgment instead"
         )
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
         candidate = await _get_candidate(act, ref.candidate_id)
@@ -540,17 +541,17 @@ async def judge_candidate(
 async def _get_candidate(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
     candidate = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
     if candidate is None:
-        raise NotFound(f"there is no candidate {candidate_id}")
+        raise NotFound(f"candidate {candidate_id} was not found")
     return candidate
 
 
 async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCandidate:
-    """Undoes the last judgement of a candidate."""
+    """Undoes the last judgment of a candidate."""
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
         candidate = await _get_candidate(act, ref.candidate_id)
         judgements = await store.last_judgements(act.tx, candidate.id, limit=2)
         if not judgements:
-            raise Conflict("this candidate has no judgement to undo")
+            raise Conflict("this candidate has no judgment to undo")
         last, judged_by = judgements[0], judgements[1].judged_by if len(judgements) > 1 else None
         await set_status(act, candidate, last.before, judged_by)
         await store.undo_judgement(act.tx, last.id, now=act.now)
@@ -569,7 +570,7 @@ async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCand
 class ChosenPair(NamedTuple):
     first: PipelineCandidate
     second: PipelineCandidate
-    votes: int  # votes given in their step
+    votes: int  # votes in the step of the pair
     votes_enough: int
 
     @property
@@ -679,7 +680,7 @@ async def undo_vote(
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         stored = await store.get_vote(act.tx, run_id, vote_id)
         if stored is None:
-            raise NotFound(f"there is no vote {vote_id}")
+            raise NotFound(f"vote {vote_id} was not found")
         vote, counts = stored
         if counts:
             await store.undo_vote(act.tx, vote_id, now=act.now)

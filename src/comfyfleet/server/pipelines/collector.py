@@ -133,7 +133,7 @@ class CollectedJob:
     """The results of a job. They are read before anything is written."""
 
     job: Job
-    pictures: Mapping[int, File] = field(default_factory=dict)  # by output index
+    pictures: Mapping[int, File] = field(default_factory=dict)  # images by output index
     texts: tuple[str, ...] = ()  # used as candidates if there are no images
     remarks: tuple[str, ...] = ()  # outputs that are not candidates, with the reason
 
@@ -183,7 +183,8 @@ async def collect_job(
     *,
     outbox_id: int | None = None,
 ) -> int:
-    """Writes the candidates of a job. Returns their number, or 0 if they were written before."""
+    """Writes the candidates of a job. Returns their number, or 0 if they have already been
+    written."""
     outcome = await _read_outcome(context, pool, tenant_id, job_id)
     written: WriteResult = (0, None)
     act: RunTransaction | None = None
@@ -231,7 +232,7 @@ async def _read_outcome(
 
 
 def _texts(job: Job) -> tuple[str, ...]:
-    """Returns the texts of the first node that showed any."""
+    """Returns the text outputs of the first node that has any."""
     shown = [value for value in job.values if isinstance(value.value, str) and value.value]
     return tuple(value.value for value in shown if value.node_id == shown[0].node_id)
 
@@ -272,7 +273,7 @@ async def _write_score(act: RunTransaction, row: PipelineJob, outcome: Collected
 async def _pipeline_of(act: RunTransaction) -> StoredPipeline:
     pipeline = await store.get_pipeline(act.tx, act.stored.tenant_id, act.stored.pipeline_id)
     if pipeline is None:
-        raise NotFound(f"there is no pipeline {act.stored.pipeline_id}")
+        raise NotFound(f"pipeline {act.stored.pipeline_id} was not found")
     return pipeline
 
 
@@ -287,7 +288,7 @@ async def _write_candidates(
     error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
     state = JobState.DONE if is_done else JobState.FAILED
     if not await job_rows.end_job(tx, row.id, state, now=now, error=error, is_refunded=not is_paid):
-        return 0, None  # written before, or cancelled by this control plane
+        return 0, None  # already written, or cancelled by this control plane
     await store.change_run(tx, stored.id, {"look_at": now, "changed_at": now})
     if not is_done:
         payload = {"job_id": str(row.id), "step": row.step, "error": error}
@@ -438,7 +439,7 @@ async def _fail(context: JobContext, pool: Database, job: UnderwayJob, why: str)
 
 
 async def remove_old_files(context: JobContext, pool: Database) -> bool:
-    """Deletes the files of old runs. Candidates and judgements remain. Returns whether there is
+    """Deletes the files of old runs. Candidates and judgments remain. Returns whether there is
     more to delete."""
     unchanged = context.clock() - timedelta(days=context.settings.pipeline_keep_days)
     async with pool.read() as tx:
@@ -458,7 +459,7 @@ async def _remove_files(context: JobContext, pool: Database, stored: StoredRun) 
     for candidate_id, file_id in files.items():
         await _remove_file(context, pool, stored, candidate_id, file_id)
     if len(files) == FILES_PER_PASS_MAX:
-        return  # the next pass deletes the rest
+        return  # the next pass deletes the remaining files
     async with pool.transaction() as tx:
         now = context.clock()
         await store.change_run(tx, stored.id, {"files_removed_at": now})

@@ -136,7 +136,8 @@ class _Demand:
         making = [job for job in in_flight if not job.is_judge]
         self.tokens = run.tokens
         self.total = len(tree.candidates)
-        # By parent, with None for the base. A failed job keeps its place.
+        # Existing, expected and failed children by parent. None stands for the first step, which
+        # has no parent.
         self.used: Counter[UUID | None] = Counter()
         for candidate in tree.candidates.values():
             self.used[candidate.id] += candidate.child_count
@@ -151,7 +152,7 @@ class _Demand:
         self.total += sum(pipeline.steps[job.step].images_per_job for job in making)
 
     def generations(self, without: Collection[WorkKey] = ()) -> Iterator[Generation]:
-        """Yields the jobs to start, in order, each as often as it is needed.
+        """Yields the jobs to start, in order. Repeats a job that is needed several times.
 
         Judges come first, because their verdicts determine which other jobs are needed."""
         for candidate in self.to_judge:
@@ -168,7 +169,8 @@ class _Demand:
         return self.lacking(parent, number) > 0
 
     def lacking(self, parent: UUID | None, number: int) -> int:
-        """Returns the number of missing candidates. A job's surplus candidates are dropped."""
+        """Returns how many candidates are still needed. It can be negative, because a job may
+        generate more images than needed."""
         return wanted_of(self.pipeline, self.run, number) - self.used[parent]
 
     def gain(self, generation: Generation) -> int:
@@ -266,7 +268,7 @@ def judged_verdict(
 
 
 def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
-    """Returns the candidates that get children, by deepest step, then by best judgement, then
+    """Returns the candidates that get children, by deepest step, then by best judgment, then
     oldest first."""
     by_step: dict[int, list[PipelineCandidate]] = {}
     for candidate in tree.candidates.values():
@@ -334,14 +336,14 @@ def take_turns(
 
 class StepProgress(NamedTuple):
     name: str
-    wanted: int  # for the current number of parents
+    wanted: int  # number of candidates needed for the current parents
     made: int
     approved: int
     rejected: int
     in_flight: int
     failed: int
     needs_approval: bool
-    waiting: int  # for a person's judgement, if the step needs approval
+    waiting: int  # for a person's judgment, if the step needs approval
     judging: int  # judges' jobs among those in flight
     unjudged: int  # candidates that the judge still has to score
 

@@ -76,7 +76,7 @@ WORKS_MAX = 100  # kinds of jobs: 50 steps and their judges
 # Seconds until a retry after an error that a user or operator must fix, such as a price, a workflow
 # or a variable.
 RETRY_SECONDS = 60
-# Checked again after an interval. The end of a job makes the run due in any case.
+# For these reasons, the run is checked again after an interval. The end of a job also makes it due.
 _UNTIL_A_JOB_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
 _random = SystemRandom()
 
@@ -243,7 +243,7 @@ async def _unservable_step(
     works = state.pipeline.works
     for key in sorted(flying & facts.keys()):
         workflow, step = facts[key], works[key]
-        # The result of a template isn't known here.
+        # Leave templates empty, because their results aren't known yet.
         literals = {
             name: "" if "{{" in str(text) else text for name, text in step.properties.items()
         }
@@ -267,7 +267,7 @@ async def _record_trouble(
         if now is not None and now.look_at == seen.look_at:
             changes = {
                 "look_at": later,
-                "reason": None,  # drop the reason of an earlier check
+                "reason": None,  # clear the reason from an earlier check
                 "trouble": said_to_customers(error),
                 "trouble_seconds": None if is_passing else 0,
             }
@@ -398,8 +398,8 @@ def _picture_to_judge(
 
 
 def _needs_file(step: Step) -> bool:
-    """Checks whether a step uses the parent's file. If it doesn't, the parent may be a text, or its
-    file may have been deleted."""
+    """Checks whether a step uses the parent's file. If it doesn't, the parent may consist of text,
+    or its file may have been deleted."""
     used = (name for template in step.properties.values() for name in names_in(template))
     return any(name.split(".")[:2] == ["parent", "file"] for name in used)
 

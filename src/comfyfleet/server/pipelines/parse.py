@@ -98,7 +98,7 @@ def whole_name(template: Any) -> str | None:
 
 
 def _whole(template: Any) -> Expression | None:
-    """Returns the expression if the string contains nothing else."""
+    """Returns the expression if the string consists of a single `{{ … }}`."""
     try:
         return parse_template(template, ROOTS).whole if isinstance(template, str) else None
     except FleetError:
@@ -363,7 +363,7 @@ def repeated_results(
 
 def _is_repeated(number: int, step: Step, facts: WorkflowFacts | None) -> bool:
     if facts is None or (number > 0 and step.children_per_parent == 1):
-        return False  # one child per parent, whose results differ if the step uses the parent
+        return False  # each parent has a single child, so the results differ
     if step.seed is not None:
         return True
     has_open_seed = any(

@@ -65,10 +65,10 @@ async def read_state(
 ) -> PipelineRunState:
     stored = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
     if stored is None:
-        raise NotFound(f"there is no pipeline run {run_id}")
+        raise NotFound(f"pipeline run {run_id} was not found")
     made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
     if made_with is None:
-        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+        raise NotFound(f"pipeline {stored.pipeline_id} was not found")
     tree = RunTree(
         await store_candidates.tree_of(tx, run_id), await store_candidates.list_failed(tx, run_id)
     )
@@ -206,12 +206,13 @@ async def get_own_run(
 ) -> StoredRun:
     stored = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
     if stored is None or stored.user_id != user_id:
-        raise NotFound(f"there is no pipeline run {run_id}")
+        raise NotFound(f"pipeline run {run_id} was not found")
     return stored
 
 
-# Stuck runs: their next job failed with an error that only a person can fix, such as an empty
-# wallet. They are checked at long intervals, and immediately when the problem may be solved.
+# A stuck run can't submit its next job because of an error that only a person can fix, such as an
+# empty wallet. Stuck runs are checked at long intervals, and immediately when the problem may be
+# solved.
 log = logging.getLogger(__name__)
 STUCK_RUN_KIND = "stuck_pipeline"
 
@@ -249,7 +250,8 @@ async def wake_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: 
 
 
 async def _wake_matching(context: JobContext, pool: Database, wanted: StuckRunFilter) -> None:
-    async with pool.read() as tx:  # Usually there are none, and a read takes no locks.
+    # Read first, because a read takes no locks and there are usually no stuck runs.
+    async with pool.read() as tx:
         if not await store.has_stuck_runs(tx, wanted):
             return
     async with pool.transaction() as tx:
@@ -380,7 +382,7 @@ async def read_lineage(
 async def _get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:
     candidate = await store_candidates.get_candidate(tx, run_id, candidate_id)
     if candidate is None:
-        raise NotFound(f"there is no candidate {candidate_id}")
+        raise NotFound(f"candidate {candidate_id} was not found")
     return candidate
 
 

@@ -108,7 +108,7 @@ async def add_judgement(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def last_judgements(tx: Tx, candidate_id: UUID, *, limit: int) -> list[Judgement]:
-    """Returns the last judgements that were not undone, newest first."""
+    """Returns the last judgments that were not undone, newest first."""
     rows = await tx.execute(
         select(pipeline_judgements)
         .where(
@@ -413,7 +413,7 @@ async def due_runs(tx: Tx, *, now: datetime, limit: int) -> list[StoredRun]:
 
 
 class StuckRunFilter(NamedTuple):
-    """Selects stuck runs. A field that is None doesn't filter."""
+    """Selects stuck runs. None matches everything."""
 
     tenant_id: UUID | None = None
     user_id: UUID | None = None

@@ -122,7 +122,7 @@ class ObjectFolder:
             try:
                 file = path.open("rb")
             except _NO_FILE:
-                raise NotFound(f"there is no object {key!r}", key=key) from None
+                raise NotFound(f"object {key!r} was not found", key=key) from None
         status = os.fstat(file.fileno())
         return OpenObject(file, status.st_size, status.st_mtime_ns, self._type_of(key, status))
 
@@ -229,7 +229,7 @@ class ObjectFolder:
                 shutil.copyfile(source, draft)
                 _sync(draft)
             return
-        raise NotFound(f"there is no object {key!r}", key=key)
+        raise NotFound(f"object {key!r} was not found", key=key)
 
     def delete(self, *keys: str) -> None:
         with self._watched(), self._placing:
@@ -292,7 +292,7 @@ class ObjectFolder:
                 return str(note["type"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        # Use the suffix. The file may also have been copied there by hand.
+        # Use the suffix instead. The file may have been copied there manually.
         known = _TYPES.get(os.path.splitext(key)[1])
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
 
@@ -368,8 +368,8 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class UrlGrant:
-    """The permission for one request for one object. All of it is signed except the host, so that
-    the host can have aliases."""
+    """The permission for one request for one object. All parts of the URL except the host are
+    signed, so that the host can have aliases."""
 
     method: str
     key: str

@@ -340,7 +340,7 @@ def _translate_errors(bucket: BucketUrl, key: str) -> Iterator[None]:
         raise _to_our_error(error, bucket, where) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise AccessDenied(
-            f"{where}: there are no credentials for S3",
+            f"{where}: no credentials for S3 were found",
             bucket=bucket.name,
             hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or assign a role to the machine",
         ) from error
@@ -353,9 +353,9 @@ def _to_our_error(error: ClientError, bucket: BucketUrl, where: str) -> Exceptio
     code, message = str(fields.get("Code", "")), str(fields.get("Message", "")) or "no reason given"
     details = {"bucket": bucket.name, "s3_code": code}
     if code == "NoSuchBucket":
-        return Refused(f"{where}: there is no bucket {bucket.name!r}", **details)
+        return Refused(f"{where}: bucket {bucket.name!r} doesn't exist", **details)
     if code in _MISSING:
-        return NotFound(f"there is no object {where}", **details)
+        return NotFound(f"object {where} was not found", **details)
     if code in _DENIED:
         return AccessDenied(f"{where}: S3 denied access ({code}: {message})", **details)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")

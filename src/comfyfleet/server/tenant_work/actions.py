@@ -83,7 +83,8 @@ async def pause_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> St
 async def _open_runs(
     graphs: GraphContext, scope: WorkOwner, *, is_running: bool = False
 ) -> list[WorkItem]:
-    """Returns pipeline runs and graph runs, at least one more than a call stops if there are more."""
+    """Returns pipeline runs and graph runs, at least one more than a single call stops if there are
+    more."""
     async with graphs.context.tenant(scope.tenant_id) as tx:
         return [
             item
@@ -153,7 +154,7 @@ async def deactivate_user(graphs: GraphContext, scope: WorkOwner, *, actor: str)
     """
     context, user_id = graphs.context, scope.user_id
     if user_id is None:
-        raise NotFound("a user must be named")
+        raise NotFound("specify a user")
     pool = await context.pool_of(scope.tenant_id)
     user = await tenant_actions.deactivate_user(
         context.central, pool, scope.tenant_id, user_id, operator=actor, now=context.clock()
@@ -176,8 +177,8 @@ async def _find(graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: 
         found = await store.find_work(tx, tenant_id, kind, item_id)
     if found is None:
         raise NotFound(
-            f"the tenant has no {kind.replace('_', ' ')} {item_id}",
-            hint=f"comfyfleet admin tenants work list {tenant_id} shows what there is.",
+            f"{kind.replace('_', ' ')} {item_id} was not found",
+            hint=f"List the tenant's work with: comfyfleet admin tenants work list {tenant_id}",
         )
     return found
 

@@ -214,7 +214,7 @@ async def _create_operator(
             return await service.create_operator(tx, new, now=now)
         except (Conflict, InvalidInput):
             continue
-    raise Conflict("there is no free name for this operator")
+    raise Conflict("all possible names for this operator are in use")
 
 
 def _operator_names(identity: Identity, operator_id: UUID) -> Iterator[str]:

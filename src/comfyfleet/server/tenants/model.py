@@ -296,7 +296,7 @@ class BrowserSession:
 
     @property
     def until(self) -> datetime | None:
-        """The time when someone has to sign in again."""
+        """The time at which the first of the two sign-ins expires."""
         return min(filter(None, (self.customer_until, self.operator_until)), default=None)
 
 

@@ -151,13 +151,13 @@ async def emptiest_pool(tx: Tx, names: Iterable[str]) -> str:
     counts = await store.count_tenants_by_pool(tx)
     pools = sorted(names, key=lambda name: (counts.get(name, 0), name))
     if not pools:
-        raise Refused("there is no pool; set COMFYFLEET_TENANT_DATABASE_URLS")
+        raise Refused("no tenant database is configured; set COMFYFLEET_TENANT_DATABASE_URLS")
     return pools[0]
 
 
 def _require_tenant(tenant: Tenant | None, tenant_id: UUID) -> Tenant:
     if tenant is None:
-        raise NotFound(f"there is no tenant {tenant_id}")
+        raise NotFound(f"tenant {tenant_id} was not found")
     return tenant
 
 
@@ -209,7 +209,7 @@ async def set_user_active(tx: Tx, tenant_id: UUID, user_id: UUID, *, is_active: 
 
 def _require_user(user: User | None, user_id: UUID) -> User:
     if user is None:
-        raise NotFound(f"there is no user {user_id}")
+        raise NotFound(f"user {user_id} was not found")
     return user
 
 
@@ -276,7 +276,7 @@ async def revoke_key(
     await store.revoke_key(tx, tenant_id, user_id, key_id, now)
     key = await store.get_key(tx, tenant_id, user_id, key_id)
     if key is None:
-        raise NotFound(f"there is no key {key_id}")
+        raise NotFound(f"key {key_id} was not found")
     return key
 
 
@@ -329,5 +329,5 @@ async def revoke_operator(tx: Tx, name: str, *, now: datetime) -> Operator:
     await store.revoke_operator(tx, name, now)
     operator = await store.operator_by_name(tx, name)
     if operator is None:
-        raise NotFound(f"there is no operator {name}")
+        raise NotFound(f"operator {name} was not found")
     return operator

@@ -30,9 +30,9 @@ EXPIRED_PER_SIGN_IN_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """What a key or an identity provider has proved about a person's identity. `is_whole` means
-    that the grant covers all roles of the person, so nothing of the browser's previous session is
-    kept."""
+    """The customer and the operator that a person signs in as with a key or an identity provider.
+    `is_whole` means that the grant covers all roles of the person, so nothing of the browser's
+    previous session is kept."""
 
     customer: Caller | None = None
     operator: Operator | None = None
@@ -102,8 +102,8 @@ async def _replaced(
 async def find_session(
     tx: Tx, secret: str, *, admin_key_hash: str, now: datetime
 ) -> BrowserSession | None:
-    """Returns the current sign-in of a session. Leaves out anyone whose key was revoked or whose
-    time has expired. Returns None if nobody remains."""
+    """Returns the current sign-in of a session, without a customer or operator whose key was
+    revoked or whose sign-in has expired. Returns None if neither is signed in."""
     row = await store.session_by_hash(tx, hash_key(secret))
     if row is None or not is_key_of_hash(secret, row.values["secret_hash"]):
         return None

@@ -451,8 +451,8 @@ def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
 
 
 def debit_statement(is_of_jobs: ColumnElement[bool]) -> Any:
-    """Builds a statement that takes `amount_taken` if the balance is sufficient and there is no
-    reservation yet."""
+    """Builds a statement that takes `amount_taken` from the wallet if the balance is sufficient and
+    the job has no reservation yet."""
     reserved = select(lines.c.id).where(
         lines.c.tenant_id == bindparam("of_tenant"),
         is_of_jobs,
