@@ -196,10 +196,10 @@ def test_a_picture_of_ones_own_is_uploaded(up: CommandProcess, url: str, tmp_pat
     by_id = comfyfleet(*run, "--set", f"photo={uploaded.out.strip()}", environ=environ)
     assert by_id.code == 0, by_id.err
     for wrong, says in {
-        "photo=@nowhere.png": "there is no file nowhere.png",
+        "photo=@nowhere.png": "file nowhere.png was not found",
         "photo=/a/photo.png": "must be the id of a media item or an upload",
         "photo=7": "must be the id of a media item or an upload",
-        "photo=00000000-0000-4000-8000-000000000000": "there is no media or file",
+        "photo=00000000-0000-4000-8000-000000000000": "was not found",
         "other=1": "the run has no variable 'photo'",
     }.items():
         refused = comfyfleet(*run, "--set", wrong, environ=environ)

@@ -9,7 +9,7 @@ from tests.support.server.ports import free_port
 from tests.support.server.small_http import Answer, SmallServer, serving
 
 BASE = "/api/admin"
-NOT_FOUND = {"error": {"code": "not_found", "message": "there is no workflow negativ"}}
+NOT_FOUND = {"error": {"code": "not_found", "message": "workflow negativ was not found"}}
 BUSY = {"error": {"code": "unavailable", "message": "the database is away"}}
 
 
@@ -77,8 +77,8 @@ WORK = f"{BASE}/tenants/t1/work/graph_run/r1/stop"
 def test_an_unknown_run_of_a_tenant_keeps_the_servers_hint(
     small: SmallServer, admin: Admin
 ) -> None:
-    hint = "comfyfleet admin tenants work list t1 shows what there is."
-    message = "the tenant has no graph run r1"
+    hint = "List the tenant's work with: comfyfleet admin tenants work list t1"
+    message = "graph run r1 was not found"
     error = {"code": "not_found", "message": message, "details": {"hint": hint}}
     small.answers[WORK] = refused({"error": error}, 404)
     small.answers[f"{BASE}/tenants"] = Answer(b'{"tenants": [{"id": "t1", "name": "Ada"}]}')
@@ -117,7 +117,7 @@ def test_what_is_not_there_is_told_with_what_is_and_if_that_fails_without(
     small: SmallServer, admin: Admin
 ) -> None:
     small.answers[f"{BASE}/workflows/negativ"] = refused(NOT_FOUND, 404)
-    assert admin("workflows", "show", "negativ").lines == ["error: there is no workflow negativ"]
+    assert admin("workflows", "show", "negativ").lines == ["error: workflow negativ was not found"]
     small.answers[f"{BASE}/workflows"] = Answer(b'{"workflows": [{"slug": "negative"}]}')
     assert admin("workflows", "show", "negativ").lines[1] == "hint: Did you mean: negative?"
 
@@ -143,9 +143,9 @@ def test_what_is_missing_is_not_mistaken_for_what_the_address_names(
     small: SmallServer, admin: Admin
 ) -> None:
     small.answers[f"{BASE}/workflows/negativ"] = refused(
-        {"error": {**NOT_FOUND["error"], "message": "there is no fleet gpu/production"}}, 404
+        {"error": {**NOT_FOUND["error"], "message": "fleet gpu/production was not found"}}, 404
     )
     small.answers[f"{BASE}/workflows"] = Answer(b'{"workflows": [{"slug": "negative"}]}')
     assert admin("workflows", "show", "negativ").lines == [
-        "error: there is no fleet gpu/production"
+        "error: fleet gpu/production was not found"
     ]

@@ -94,7 +94,7 @@ def test_no_file_is_overwritten_but_a_prompt(tmp_path: Path, content: bytes) -> 
 def test_an_object_info_that_is_not_there_is_told_also_of_a_prompt(prompt_file: str) -> None:
     result = comfyfleet("convert", prompt_file, "--object-info", "/nofile.json")
     assert result.code == 1
-    assert "there is no file /nofile.json" in result.err
+    assert "file /nofile.json was not found" in result.err
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:

@@ -128,8 +128,8 @@ def test_books_that_could_not_be_read_are_named_and_are_not_sound(found: int) ->
     with serving({"/api/admin/ledger": Answer(json.dumps(books).encode())}) as plane:
         verified = Admin(plane.url, "key")("ledger", "verify")
     assert verified.code == 1
-    assert "can't be reached: the pools eu, us" in verified.err
-    assert ("5 and not 6" in verified.out, "1 thing does not add up" in verified.err) == (
+    assert "pools that can't be reached were not verified: eu, us" in verified.err
+    assert ("5 and not 6" in verified.out, "1 inconsistency found" in verified.err) == (
         bool(found),
         bool(found),
     )

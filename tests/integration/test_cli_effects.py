@@ -77,11 +77,11 @@ def test_a_photo_goes_through_an_effect_and_its_result_is_saved(
 def test_an_unknown_property_is_answered_with_those_that_can_be_set(ada: Customer) -> None:
     refused = ada.says("effects", "run", "soften", str(PHOTO), "--set", "nope=1", code=1)
     assert refused.lines[-1].startswith(
-        "error: there is no property 'nope'; available properties: radius"
+        "error: unknown property 'nope'; available properties: radius"
     )
     assert "input" not in refused.lines[-1]
     missing = ada.says("effects", "run", "soften", "--set", "nope=1", code=1)
-    assert "there is no property 'nope'" in missing.lines[-1]
+    assert "unknown property 'nope'" in missing.lines[-1]
 
 
 def test_a_failed_job_ends_the_wait_with_1(ada: Customer) -> None:

@@ -20,7 +20,7 @@ def test_a_missing_file_names_the_closest_ones(tmp_path: Path) -> None:
     (tmp_path / "portrait.json").write_text("{}")
     lines = failed("inspect", str(tmp_path / "potrait.json"))
     assert lines == [
-        f"error: there is no file {tmp_path / 'potrait.json'}",
+        f"error: file {tmp_path / 'potrait.json'} was not found",
         f"hint: Did you mean: {tmp_path / 'portrait.json'}?",
     ]
     assert failed("inspect", str(tmp_path / "q"))[1] == "hint: Use - to read from stdin."
@@ -30,7 +30,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     out = tmp_path / "no" / "prompt.json"
     lines = failed("convert", NEGATIVE, "--object-info", OBJECT_INFO, "-o", str(out))
     assert lines[-2:] == [
-        f"error: there is no directory {tmp_path / 'no'}",
+        f"error: directory {tmp_path / 'no'} doesn't exist",
         f"hint: Create it with: mkdir -p {tmp_path / 'no'}",
     ]
 

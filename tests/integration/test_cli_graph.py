@@ -188,7 +188,7 @@ def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
     bare = ada.says("run", file, "--input", f"photo={PHOTO}", "--input", "radius=2", code=1)
     assert bare.lines[-1] == f"hint: To upload it: --input photo=@{PHOTO}"
     bad = ada.says("run", file, "--input", "photo=@nowhere.png", code=1)
-    assert "there is no file nowhere.png" in bad.err
+    assert "file nowhere.png was not found" in bad.err
     clip = PHOTO.with_name("clip.mp4")
     wrong = ada.says(
         "run", file, "--input", f"photo=@{clip}", "--input", "radius=2", "--watch", code=1
@@ -247,7 +247,7 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path, ada: Customer) -> None
     cut = tmp_path / "cut.yaml"
     cut.write_text("name: [")
     assert (
-        f"error: there is no file {tmp_path}/no.yaml"
+        f"error: file {tmp_path}/no.yaml was not found"
         in ada.says("validate", str(tmp_path / "no.yaml"), code=1).err
     )
     assert f"error: {PHOTO} is not UTF-8 text" in ada.says("validate", str(PHOTO), code=1).err
@@ -259,7 +259,7 @@ def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> N
     assert ada.says("show", "A square").out.startswith("flowchart")
     for command in ("show", "draw"):
         unknown = ada.says(command, "circle.yaml", code=1).err
-        assert "there is no file, graph or run circle.yaml" in unknown
+        assert "no file, graph or run named circle.yaml was found" in unknown
     assert "use a name like a.svg" in ada.says("draw", "A square", "-o", "a.png", code=1).err
     not_an_id = ada.says("rerun", "A square", code=2).err
     assert "'A square' is not an id" in not_an_id

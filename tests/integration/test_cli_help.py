@@ -35,7 +35,7 @@ def test_help_is_a_command_too() -> None:
     assert "Usage: comfyfleet admin workflows register" in nested.out
     unknown = comfyfleet("help", "nothing")
     assert (unknown.code, unknown.out) == (1, "")
-    assert "there is no command nothing" in unknown.err
+    assert "unknown command: nothing" in unknown.err
 
 
 def test_the_version_has_a_short_option() -> None:

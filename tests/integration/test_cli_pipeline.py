@@ -84,7 +84,7 @@ def test_a_pipeline_is_created_and_all_that_is_wrong_is_told(tmp_path: Path, ada
     assert "warning" not in refused.err
     assert "Base.workflow: " in refused.err
     assert "Soft and small.radios: " in refused.err
-    assert "there is no file" in ada.says("create", "nowhere.yaml", code=1).err
+    assert "was not found" in ada.says("create", "nowhere.yaml", code=1).err
     picture = tmp_path / "picture.yaml"
     picture.write_bytes(b"\x89PNG")
     for command in ("create", "run"):
@@ -186,7 +186,7 @@ def test_a_pipeline_is_stored_once_and_named_by_its_name(tmp_path: Path, ada: Cu
     assert newer != first
     ada.says("delete", "Two steps")
     assert [each["id"] for each in ada.says("list", "--json").json] == [first]
-    assert "no pipeline 'Three steps'" in ada.says("delete", "Three steps", code=1).err
+    assert "pipeline 'Three steps' was not found" in ada.says("delete", "Three steps", code=1).err
 
 
 def test_runs_exported_to_one_folder_keep_their_own_index(tmp_path: Path, ada: Customer) -> None:
@@ -206,7 +206,7 @@ def test_runs_exported_to_one_folder_keep_their_own_index(tmp_path: Path, ada: C
 
 def test_a_missing_file_is_named_as_a_file(tmp_path: Path, ada: Customer) -> None:
     missing = str(tmp_path / "missing.yaml")
-    assert f"there is no file {missing}" in ada.says("run", missing, code=1).err
+    assert f"file {missing} was not found" in ada.says("run", missing, code=1).err
 
 
 def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer) -> None:
@@ -283,7 +283,7 @@ def test_failed_jobs_are_made_again_when_somebody_says_so(tmp_path: Path, ada: C
 
 def test_a_pipeline_that_is_not_there_says_where_they_are_listed(ada: Customer) -> None:
     said = ada.says("run", "nosuch", code=1).err
-    assert "there is no pipeline 'nosuch'" in said
+    assert "pipeline 'nosuch' was not found" in said
     assert "comfyfleet pipeline list" in said
 
 
@@ -293,8 +293,8 @@ def test_a_run_of_others_is_not_there(
     run_id = ada.says("run", written(tmp_path, FAILING)).out.strip()
     eve = Customer(local_server)
     for command in ("status", "pause", "resume", "tree", "retry"):
-        assert "there is no pipeline run" in eve.says(command, run_id, code=1).err
-    assert "there is no pipeline run" in eve.says("export", run_id, str(tmp_path), code=1).err
+        assert "was not found" in eve.says(command, run_id, code=1).err
+    assert "was not found" in eve.says("export", run_id, str(tmp_path), code=1).err
 
 
 @pytest.mark.parametrize("command", ["graph", "pipeline"])

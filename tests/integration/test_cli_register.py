@@ -56,7 +56,7 @@ def test_a_document_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None
         ("", "must map workflow slugs"),
         ("a: [1]\n", "a must be an object"),
         ("a: {propertis: []}\n", "a has the unknown field propertis"),
-        ("a: {file: none.json}\n", "there is no file"),
+        ("a: {file: none.json}\n", "was not found"),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, problem: str) -> None:

@@ -665,7 +665,7 @@ def test_hints_name_options_that_the_command_has(folder: Path) -> None:
     for missing in (("--image", "no.png"), ("--batch", "no.csv")):
         result = run(SOFTEN, *missing)
         assert result.code == 1
-        assert "there is no file no." in result.err
+        assert "file no." in result.err
         assert "stdin" not in result.err
 
 

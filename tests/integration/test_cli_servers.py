@@ -111,7 +111,7 @@ def test_https_at_a_port_that_speaks_http_says_so(comfyui: SmallServer) -> None:
     for command in (("convert", NEGATIVE), ("run", NEGATIVE)):
         result = comfyfleet(*command, "--server", url)
         assert result.code == 1
-        assert "it doesn't speak TLS; use http:// instead of https://" in result.lines[0]
+        assert "the server doesn't support TLS; use http:// instead of https://" in result.lines[0]
 
 
 def test_nobody_listens() -> None:

@@ -89,7 +89,7 @@ def test_a_schedule_uses_files_that_are_uploaded_with_it(customer: Customer) -> 
     given = ("--graph", "Soft", "--tokens-per-day", "50", "--cron", "0 3 * * *", "--json")
     photo = EXAMPLES / "inputs" / "photo.png"
     missing = customer.says("create", "x", "--input", "photos=@no.png,", *given, code=1)
-    assert "there is no file no.png" in missing.err
+    assert "file no.png was not found" in missing.err
     made = customer.says("create", "nightly", "--input", f"photos=@{photo},", *given).json
     assert len(made["inputs"]["photos"]) == 1
     run_id = customer.says("fire", made["id"]).out.strip()
@@ -175,7 +175,7 @@ def test_a_trigger_is_found_by_its_name(customer: Customer) -> None:
     customer.says("pause", "daily")
     assert "paused" in customer.says("show", made["id"]).out
     unknown = customer.says("show", "weekly", code=1).err
-    assert "there is no trigger 'weekly'" in unknown
+    assert "trigger 'weekly' was not found" in unknown
     assert "comfyfleet triggers list" in unknown
     customer.made("daily", "--cron", "0 1 * * *")
     assert "2 triggers are named 'daily'; use an id" in customer.says("delete", "daily", code=1).err

@@ -118,7 +118,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("submit", "nothing"), "there is no workflow 'nothing'"),
+        (("submit", "nothing"), "workflow 'nothing' was not found"),
         (
             ("submit", "negative", "--set", "depth=3"),
             "no property depth; available properties: width",
@@ -176,7 +176,7 @@ def test_a_name_that_is_not_there_is_told_with_the_closest(
 def test_a_tenant_that_is_not_there_is_told_in_words(admin: Admin) -> None:
     result = admin("tenants", "show", "defaul")
     assert result.code == 1
-    assert "there is no tenant defaul" in result.lines[0]
+    assert "tenant defaul was not found" in result.lines[0]
     assert "(default)" in result.lines[-1]
 
 
@@ -390,7 +390,8 @@ def test_a_comfyui_variable_that_makes_no_sense_is_an_error_at_the_start(
         environ={"COMFYUI_BASE_URL": "http://127.0.0.1:1", f"COMFYUI_{name}": "soon"},
     )
     assert told.code == 1
-    assert f"COMFYUI_{name} is 'soon'" in told.lines[0]
+    assert f"COMFYUI_{name} must be" in told.lines[0]
+    assert "not 'soon'" in told.lines[0]
     assert not (tmp_path / "data").exists()
 
 

@@ -248,7 +248,7 @@ def test_an_open_question_ends_a_wait_in_a_log(shop: Shop) -> None:
     customer = shop.customer(100)
     judged = comfyfleet("pipeline", "run", shop.file(JUDGED), "--wait", environ=customer)
     assert judged.code == 3, judged.err
-    assert "1 candidate waits for your judgement" in judged.err
+    assert "1 candidate waits for your judgment" in judged.err
     asking = comfyfleet("graph", "run", shop.file(ASKING), "--watch", environ=customer)
     assert asking.code == 3, asking.err
     assert "Is it good?" in asking.err
@@ -287,7 +287,7 @@ def test_an_open_question_is_shown_on_a_terminal_and_waited_for(shop: Shop) -> N
     customer = shop.customer(100)
     run = comfyfleet("pipeline", "run", shop.file(JUDGED), environ=customer).out.strip()
     waiting = Waiting(customer, "pipeline", "status", run, "--follow")
-    waiting.shows("waits for your judgement")
+    waiting.shows("waits for your judgment")
     assert comfyfleet("pipeline", "cancel", run, environ=customer).code == 0
     assert waiting.code() == 0
 

@@ -62,7 +62,7 @@ def test_a_port_for_metrics_that_is_taken_is_told_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = said_to(*COMMAND, "--metrics", address)
-    assert f"--metrics: {address} can't listen on this address: Address already in use" in said
+    assert f"--metrics: can't listen on {address}: Address already in use" in said
     assert "Use a different port" in said
 
 

@@ -79,7 +79,7 @@ def read_text(path: Path, *, bytes_max: int = TEXT_BYTES_MAX) -> str:
 
 def read_structure(path: Path) -> Any:
     """Returns the content of a YAML or JSON file."""
-    from comfyfleet.api.documents import read_document  # and YAML with it
+    from comfyfleet.api.documents import read_document  # slow: imports YAML
 
     text = read_text(path)
     with _named(str(path)):
@@ -159,12 +159,12 @@ def explain_errors(path: Path, *, or_else: str | None = None) -> Iterator[None]:
 def _not_found(path: Path, or_else: str | None) -> InvalidInput:
     if not path.parent.is_dir():
         return InvalidInput(
-            f"there is no directory {path.parent}", hint=f"Create it with: mkdir -p {path.parent}"
+            f"directory {path.parent} doesn't exist", hint=f"Create it with: mkdir -p {path.parent}"
         )
     close = difflib.get_close_matches(path.name, _names_in(path.parent), n=NAMES_SHOWN_MAX)
     similar = ", ".join(str(path.with_name(name)) for name in close)
     hint = f"Did you mean: {similar}?" if close else or_else
-    return InvalidInput(f"there is no file {path}", **({"hint": hint} if hint else {}))
+    return InvalidInput(f"file {path} was not found", **({"hint": hint} if hint else {}))
 
 
 def _files_inside(path: Path) -> str:
@@ -368,7 +368,7 @@ def _no_url(url: str, *, port: str = "8188") -> InvalidInput:
 
 def _no_comfyui(base: str, got: str) -> ServerUnavailable:
     return ServerUnavailable(
-        f"{base} is not a ComfyUI: asked for its node types, got {got}",
+        f"{base} is not a ComfyUI: the request for its node types returned {got}",
         hint="Use the address at which ComfyUI's editor opens, such as http://127.0.0.1:8188",
     )
 
@@ -423,7 +423,7 @@ class CliContext:
         self.err.print(Text.assemble((label, style), printable(text)), soft_wrap=True)
 
 
-# A command requests it as its last argument. It isn't a command line option.
+# The type of each command's last argument, which is injected and isn't a command line option.
 InjectedContext: TypeAlias = Annotated[CliContext, Parameter(parse=False)]
 
 

@@ -29,7 +29,7 @@ from comfyfleet.transport.http import Call, describe_network_error
 if TYPE_CHECKING:
     from comfyfleet.client import (
         Client,
-    )  # with all models of the API, and --help needs none of them
+    )  # slow: imports all models of the API, which --help doesn't need
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
 URL_DEFAULT = "http://127.0.0.1:8000"
@@ -48,7 +48,7 @@ LOCAL_HINT = (
     f"on macOS and Windows, {URL} must then be the address with /k/ that it prints."
 )
 OUTPUT = Group("Output", sort_key=9)
-# The available lists, with the field that names each entry.
+# The lists whose entries have names, with the field that contains the name.
 NAME_FIELDS = {
     "workflows": "slug",
     "effects": "slug",
@@ -260,7 +260,7 @@ class ApiSession:
         is_missing = isinstance(error, NotFound) and kind.removesuffix("s") in error.message
         if kind not in NAME_FIELDS or not (is_missing or is_no_id):
             return error
-        message = f"there is no tenant {name}; use the tenant's id" if is_no_id else error.message
+        message = f"tenant {name} was not found; use the tenant's id" if is_no_id else error.message
         names = self._names_of(kind)
         close = difflib.get_close_matches(name, names, n=NAMES_SHOWN_MAX)
         shown_names = ", ".join(

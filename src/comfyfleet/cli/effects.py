@@ -37,7 +37,7 @@ JobId = Annotated[UUID, Parameter(metavar="JOB", help="The job's id.")]
 
 @app.command(name="list")
 def list_effects(
-    text: Annotated[str | None, Parameter(help="Only effects with this text.")] = None,
+    text: Annotated[str | None, Parameter(help="Only effects that contain this text.")] = None,
     /,
     *,
     options: ApiOptions = API_DEFAULTS,
@@ -314,7 +314,7 @@ def cancel_job(
 
 
 def wallet(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Show your balance, and what was added and spent in the last 30 days."""
+    """Show your balance, and the tokens added and spent in the last 30 days."""
     with control(options, context) as plane:
         summary = plane.run(plane.client.wallet_summary()).model_dump(mode="json")
     if options.as_json:

@@ -639,12 +639,13 @@ def retry(
     /,
     *,
     backend: Annotated[
-        str | None, Parameter(metavar="WHO", help="Run the failed nodes there: worker:ID.")
+        str | None,
+        Parameter(metavar="WHO", help="Run the failed nodes on this backend: worker:ID."),
     ] = None,
     max_tokens: Annotated[
         int | None, Parameter(help="A higher spending limit for the whole run.")
     ] = None,
-    watch: Annotated[bool, Parameter(help="Follow it to its end.")] = False,
+    watch: Annotated[bool, Parameter(help="Follow the run to its end.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:

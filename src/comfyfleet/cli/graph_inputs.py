@@ -118,7 +118,7 @@ def json_or_text(text: str) -> Any:
 
 def _uploaded(plane: ApiSession, path: Path) -> str:
     if not path.is_file():
-        raise InvalidInput(f"there is no file {path}")
+        raise InvalidInput(f"file {path} was not found")
     return upload(plane, path, "videos", "uploads")
 
 

@@ -186,7 +186,7 @@ def print_timeline(timeline: RunTimeline | None, context: CliContext) -> None:
         context.out.print(line, soft_wrap=True)
 
 
-# Comparing two runs
+# Commands that compare runs and draw graphs.
 
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The id of a run.")]
 
@@ -290,7 +290,7 @@ def stored_graph(plane: ApiSession, what: str) -> Graph:
         return plane.run(plane.client.graphs.get(what))
     except NotFound:
         raise NotFound(
-            f"there is no file, graph or run {what}",
+            f"no file, graph or run named {what} was found",
             hint="List graphs with comfyfleet graph list, and runs with comfyfleet graph runs",
         ) from None
 

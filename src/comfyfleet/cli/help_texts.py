@@ -208,7 +208,7 @@ comfyfleet jobs cancel JOB
 ```
 """
 
-WALLET = "Show your balance, and what was added and spent in the last 30 days."
+WALLET = "Show your balance, and the tokens added and spent in the last 30 days."
 
 WEBHOOKS = """Manage webhooks that are called when jobs and runs end: list, send a test message.
 

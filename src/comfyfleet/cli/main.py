@@ -22,8 +22,8 @@ from comfyfleet.cli.context import CliContext, InjectedContext, process_context
 from comfyfleet.errors import FleetError, InvalidInput, PersonNeeded, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-PERSON_NEEDED = 3  # the result of a wait that can't succeed without a person
-REVOKED = 77  # an operator revoked the worker, so restarting it is useless
+PERSON_NEEDED = 3  # exit code of a wait that can't succeed without a person
+REVOKED = 77  # exit code of a worker that an operator revoked; restarting it is useless
 
 
 def _default_in_help(value: object) -> str | None:
@@ -105,7 +105,7 @@ def show_help(
     unknown = app.parse_commands(command)[2]
     if unknown:
         raise InvalidInput(
-            f"there is no command {' '.join(command)}",
+            f"unknown command: {' '.join(command)}",
             hint="List all commands with: comfyfleet help",
         )
     app.help_print(command, console=context.out)

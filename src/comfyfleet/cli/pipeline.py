@@ -167,7 +167,7 @@ def run(
         if Path(pipeline).is_file():
             pipeline = str(_made(plane, pipeline_document(plane, Path(pipeline), context)).id)
         elif Path(pipeline).suffix in DOCUMENT_SUFFIXES:
-            raise NotFound(f"there is no file {pipeline}")
+            raise NotFound(f"file {pipeline} was not found")
         handle = plane.run(plane.client.pipelines.run(pipeline, **body))
         if not options.as_json:
             context.print_line(str(handle.id))
@@ -278,7 +278,7 @@ def _watch(
                 if folder and (seen is None or _made_count(run) != _made_count(seen)):
                     folder.write_new()
                 live.update(render_board(run))
-                _tell_changes(run, seen, context)
+                _print_changes(run, seen, context)
                 seen, seconds = run, LOOK_SECONDS
             needed = person_needed(run, context.clock() - troubled_at)
             if needed and run.trouble and not is_checked:
@@ -333,7 +333,7 @@ def person_needed(run: PipelineRun, troubled_seconds: float) -> PersonNeeded | N
 def _judgement_line(run: PipelineRun) -> str:
     waiting = counted(sum(step.waiting for step in run.steps), "candidate waits", "candidates wait")
     return (
-        f"{waiting} for your judgement. List them with: comfyfleet pipeline tree {run.id}; "
+        f"{waiting} for your judgment. List them with: comfyfleet pipeline tree {run.id}; "
         f"judge with: comfyfleet pipeline approve|reject {run.id} CANDIDATE"
     )
 
@@ -342,9 +342,9 @@ def _made_count(run: PipelineRun) -> int:
     return sum(step.made for step in run.steps)
 
 
-def _tell_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
-    """Prints changes. A terminal always shows the problem, but a log would show nothing until the
-    end. A terminal gets instructions for the run's question as well."""
+def _print_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
+    """Prints a new problem in logs, where it would otherwise appear only at the end. Prints
+    instructions for judging on terminals."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
         context.warn(f"run {run.id} is waiting: {run.trouble}")
@@ -488,7 +488,7 @@ def undo(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Undo judgements of candidates."""
+    """Undo judgments of candidates."""
     _judge(run, candidates, "undo", options, context)
 
 
@@ -613,7 +613,7 @@ def candidates(
         Parameter(help="Only candidates with this status: approved, winner, active or rejected."),
     ] = None,
     sort: Annotated[
-        CandidateSort, Parameter(help="By age, by judgement, or by the score of the judge.")
+        CandidateSort, Parameter(help="By age, by judgment, or by the score of the judge.")
     ] = CandidateSort.OLDEST,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
@@ -644,7 +644,7 @@ def _exact(score: float | None) -> str | None:
 
 @app.command
 def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Show candidates as a tree of parents and children, with scores and judgements."""
+    """Show candidates as a tree of parents and children, with scores and judgments."""
     with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "tree")
     if options.as_json:

@@ -107,7 +107,7 @@ class BatchRow:
     named: Mapping[str, str]
 
 
-SINGLE_ROW = BatchRow(1, {}, {})  # a run without changes
+SINGLE_ROW = BatchRow(1, {}, {})  # for a run without a table
 
 
 def read_rows(path: Path) -> tuple[BatchRow, ...]:
@@ -130,9 +130,11 @@ def parse_rows(text: str) -> tuple[BatchRow, ...]:
     except csv.Error as error:
         raise InvalidInput(f"line {lines.line_num} isn't valid CSV: {error}") from error
     if not cells:
-        raise InvalidInput("there are no rows")
+        raise InvalidInput("the table has no rows")
     if len(cells) > ROWS_MAX:
-        raise LimitExceeded(f"there are {len(cells):,} rows, more than the limit of {ROWS_MAX:,}")
+        raise LimitExceeded(
+            f"the table has {len(cells):,} rows, more than the limit of {ROWS_MAX:,}"
+        )
     return tuple(_row(number, columns, line) for number, line in enumerate(cells, 1))
 
 
@@ -209,7 +211,7 @@ class RunConversion:
     unknown: Annotated[
         Literal["drop", "keep"] | None,
         Parameter(
-            help="Leave out nodes of unknown types, or send them like the editor does. By default, they are an error.",
+            help="Leave out nodes of unknown types, or send them as the editor does. By default, they are an error.",
         ),
     ] = None
     reachable_only: Annotated[
@@ -340,7 +342,7 @@ def with_seeds(
     cached results. Doesn't change a seed that is set by node or by the row."""
     if len(rows) * count > ROWS_MAX:
         raise LimitExceeded(
-            f"there would be {len(rows) * count:,} runs, more than the limit of {ROWS_MAX:,}"
+            f"this would start {len(rows) * count:,} runs, more than the limit of {ROWS_MAX:,}"
         )
     free = _has_free_seed(base, values)
     if not free:
@@ -433,7 +435,7 @@ def _warned(edit: Edit, context: CliContext) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The result of a row's run. `error` is None after a success."""
+    """The result of a row's run. `error` is None if the run succeeded."""
 
     number: int
     seconds: float
@@ -592,7 +594,7 @@ def _run(
         context.warn(note)
     with open_target(where, context) as target:
         if way.detach and target.options is None:
-            raise _nobody_to_leave_it_with()
+            raise _no_server_to_detach_on()
         base = prepare_prompt(file, opened, changes, target, context)
         if way.count > 1:
             rows = with_seeds(rows or (SINGLE_ROW,), way.count, base, changes.values, context)
@@ -734,7 +736,7 @@ class _RunCommand:
         return RunSession(backend, self.target, reporter, self.results.output_dir, self.context)
 
 
-def _nobody_to_leave_it_with() -> InvalidInput:
+def _no_server_to_detach_on() -> InvalidInput:
     return InvalidInput(
         "--detach requires a server, because the built-in engine ends with this command",
         hint="Add --server URL. To keep the built-in engine running, use `comfyfleet engine`.",

@@ -75,7 +75,7 @@ SAME_NAMES_MAX = 100_000
 # clip_00003-audio.mp4.
 _COUNTER = re.compile(r"_\d{5}_?(?=$|-)")
 # Names without meaning: ComfyUI's previews, and the hashes used by a cloud as file names.
-_TELLS_NOTHING = re.compile(r"ComfyUI_temp_[a-z]{5}|[0-9a-f]{32,}")
+_MEANINGLESS_NAME = re.compile(r"ComfyUI_temp_[a-z]{5}|[0-9a-f]{32,}")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*]+')
 
 
@@ -87,7 +87,7 @@ def readable_name(filename: str, *, node_name: str | None = None) -> str:
     if not stem:
         stem, dot, suffix = base, "", ""
     stem = _COUNTER.sub("", stem)
-    if _TELLS_NOTHING.fullmatch(stem):
+    if _MEANINGLESS_NAME.fullmatch(stem):
         stem = (node_name or "output").replace("/", "-").replace("\\", "-")
     stem = _UNSAFE.sub("_", stem).strip(" .")[:STEM_CHARACTERS_MAX] or "output"
     return stem + dot + _UNSAFE.sub("_", suffix)[:SUFFIX_CHARACTERS_MAX]
@@ -221,8 +221,8 @@ def find_inputs(
     beside: Path | None,
     exposed: Sequence[ExposedInput] = (),
 ) -> FileInputs:
-    """Returns the files to upload. They were given by name or kind, or the prompt names them and
-    they exist in `beside`."""
+    """Returns the files to upload: files given by name or kind, and files that the prompt names and
+    that exist in the folder `beside`."""
     inspection = inspect(Opened("json", None, prompt), object_info)
     places: dict[Place, Path] = {}
     for kind, path in media.items():
@@ -275,7 +275,7 @@ def _places_of_kind(prompt: Prompt, object_info: Mapping[str, Any], kind: str) -
     if any(value != values[0] for value in values):
         shown = ", ".join(f"{_address(p)} (now {v})" for p, v in zip(places, values, strict=True))
         raise InvalidInput(
-            f"--{kind}: there are several matching inputs: {shown}",
+            f"--{kind} matches several inputs: {shown}",
             hint=f"Specify one: --input {_address(places[0])}=FILE",
         )
     return places
@@ -346,7 +346,7 @@ BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 RUN_SECONDS_MAX = 7 * 24 * 3600.0
 SILENCE_SECONDS_MAX = 300.0
-# short, because users want to see their position in the queue early
+# short, so that users see their position in the queue early
 FIRST_LOOK_SECONDS = 0.5
 
 
@@ -582,7 +582,7 @@ class RunSession:
             raise self._with_resume_hint(error, prompt_id, run_id) from error
 
     async def leave(self, work: RunRequest) -> str:
-        """Submits a prompt and lets it run on its own."""
+        """Submits a prompt without waiting for its end."""
         return await self._submit(work, await self._upload_and_submit(work), self._context.new_id())
 
     async def finish(self, run_id: str, plan: NodePlan, *, again: bool = False) -> RunResults:

@@ -375,7 +375,7 @@ def new_webhook_key(*, data: ExistingData = DATA, context: InjectedContext) -> N
 def _require_central(places: DataLocations, data: Path) -> None:
     if places.central.file is not None and not places.central.file.exists():
         raise InvalidInput(
-            f"{data} has no data of a control plane", hint="Specify the folder: --data DIR"
+            f"{data} contains no control plane data", hint="Specify the folder: --data DIR"
         )
 
 

@@ -29,7 +29,7 @@ control = partial(connect, base=PUBLIC_BASE)
 COLUMNS = ("id", "name", "kind", "cron", "next_at", "used_tokens", "tokens_per_day", "is_paused")
 FIRING_COLUMNS = ("created_at", "cause", "status", "run_id", "run:run_status", "error")
 FIRINGS_SHOWN = 10
-TRIGGERS_MAX = 1_000  # more than a user can have
+TRIGGERS_MAX = 1_000  # page size that exceeds the number of triggers a user can have
 TriggerName = Annotated[str, Parameter(metavar="TRIGGER", help="The trigger's id or name.")]
 Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 
@@ -161,7 +161,7 @@ def _trigger_id(plane: ApiSession, name: str) -> UUID:
     ids = [row["id"] for row in listed if row["name"] == name]
     hint = "List your triggers with: comfyfleet triggers list"
     if not ids:
-        raise NotFound(f"there is no trigger {name!r}", hint=hint)
+        raise NotFound(f"trigger {name!r} was not found", hint=hint)
     if len(ids) > 1:
         raise InvalidInput(f"{len(ids)} triggers are named {name!r}; use an id", hint=hint)
     return UUID(ids[0])

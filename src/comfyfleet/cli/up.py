@@ -214,7 +214,7 @@ class _AllInOne:
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
         if SHOW_BACKENDS not in self.context.environ:
-            # The machines belong to the user.
+            # Show the machines, because they belong to the user.
             settings = replace(settings, show_backends=True)
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(stop_on_signals())
@@ -344,7 +344,8 @@ class _AllInOne:
 
 
 def _prefix(url: str) -> str:
-    """Returns the prefix that a command needs if the default address isn't the right one."""
+    """Returns the variable to put before a command that connects to this address, if it isn't the
+    default."""
     return "" if url == URL_DEFAULT else f"COMFYFLEET_URL={url} "
 
 

@@ -70,7 +70,7 @@ class FleetOptions:
         str | None,
         Parameter(
             group=PLACE,
-            help="Its name in the fleet. Default: `COMFYFLEET_WORKER_ID`, or a name derived from the host name.",
+            help="The worker's name in the fleet. Default: `COMFYFLEET_WORKER_ID`, or a name derived from the host name.",
         ),
     ] = None
 
@@ -238,7 +238,7 @@ async def _work(
                 stack.enter_context(serve_metrics(pack, *metrics))
             except OSError as error:
                 raise InvalidInput(
-                    f"--metrics: {metrics[0]}:{metrics[1]} can't listen on this address: {error.strerror}",
+                    f"--metrics: can't listen on {metrics[0]}:{metrics[1]}: {error.strerror}",
                     hint="Another process or worker may be using the port. Use a different port.",
                 ) from error
         stack.enter_context(stop_on_signals(pack.stop, settings.grace_seconds))

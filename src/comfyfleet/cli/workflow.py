@@ -40,7 +40,7 @@ OR_A_FILE = "Or save its node types while it is running, and use --object-info F
 
 GROUP = Group(
     "Node types",
-    help="The inputs of node types come from a ComfyUI server.",
+    help="Node types and their inputs are read from a ComfyUI server.",
     validator=validators.mutually_exclusive,
     sort_key=2,
 )

@@ -132,8 +132,8 @@ class AdminApi:
     async def inspect_workflow(
         self, file: bytes, *, fleet: str | None = None
     ) -> WorkflowInspection:
-        """Returns what a JSON file, image or video contains: the drawing, the inputs that can be
-        exposed, and what is missing."""
+        """Returns the content of a JSON file, image or video: the drawing, the inputs that can be
+        exposed, and the missing requirements."""
         query = {} if fleet is None else {"fleet": fleet}
         call = Call("POST", f"{PREFIX}/workflows/inspect", content=file, params=query)
         return parse_answer(WorkflowInspection, await self._calls.ask(call))
@@ -146,7 +146,7 @@ class AdminApi:
         return await self._get(WorkflowDiff, "workflows", slug, "diff", before=before, after=after)
 
     async def able_workers(self, slug: str) -> list[AbleWorker]:
-        """Returns the workers of the workflow's fleets, with what each lacks to run it."""
+        """Returns the workers of the workflow's fleets, with the missing requirements of each."""
         return (await self._get(AbleWorkers, "workflows", slug, "workers")).workers
 
     async def effects(self) -> list[AdminEffectAnswer]:
@@ -243,7 +243,8 @@ class AdminApi:
                 yield worker
 
     async def matrix(self) -> Matrix:
-        """Returns which workers can run which workflows, and what the others lack."""
+        """Returns which workers can run which workflows, and the missing requirements of the
+        others."""
         return await self._get(Matrix, "matrix")
 
     async def worker(self, worker_id: str) -> WorkerDetail:

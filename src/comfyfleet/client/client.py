@@ -335,7 +335,7 @@ class Client:
             for video in page.videos:
                 yield Media(**dict(video))
 
-    # Links to results
+    # Links to results.
 
     async def share(
         self, media: Media | UUID | str, *, job_id: UUID | str | None = None, **fields: Any
@@ -360,7 +360,7 @@ class Client:
         await self.calls.ask(Call("DELETE", f"/api/shares/{share_id}"))
 
     async def shared(self, secret: str) -> SharedAnswer:
-        """Returns what a link shows. It requires no key."""
+        """Returns the content that a link shows. Requires no key."""
         call = Call("GET", "/api/shared", path=f"/api/shared/{quote(secret, safe='')}")
         return parse_answer(SharedAnswer, await self.calls.ask(call))
 

@@ -1,4 +1,4 @@
-"""Pipelines of a user, and pipeline runs with their steps, candidates and judgements."""
+"""Pipelines of a user, and pipeline runs with their steps, candidates and judgments."""
 
 import asyncio
 import json
@@ -203,7 +203,7 @@ class PipelineRunHandle:
         return await self._ask(Candidate, call)
 
     async def undo(self, candidate: Candidate | UUID | str) -> Candidate:
-        """Undoes the last judgement of a candidate."""
+        """Undoes the last judgment of a candidate."""
         return await self._ask(Candidate, Call("POST", f"{self._of(candidate)}/undo"))
 
     async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:

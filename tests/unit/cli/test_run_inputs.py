@@ -108,7 +108,7 @@ def test_the_one_loader_of_a_kind_needs_no_name(folder: Path) -> None:
 
 
 def test_of_several_loaders_one_must_be_named(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="there are several matching inputs") as caught:
+    with pytest.raises(InvalidInput, match="matches several inputs") as caught:
         found("x.png", "y.png", media={"image": folder / "cat.png"})
     assert caught.value.details["hint"] == "Specify one: --input 1.image=FILE"
 
@@ -119,7 +119,7 @@ def test_without_a_loader_there_is_no_use_for_a_file(folder: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_told_with_the_closest(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="there is no file") as caught:
+    with pytest.raises(InvalidInput, match="was not found") as caught:
         found("x.png", media={"image": folder / "cta.png"})
     assert "cat.png" in caught.value.details["hint"]
 

@@ -77,7 +77,9 @@ OutputOption = Annotated[
 ]
 AiMarkOption = Annotated[
     Literal["auto", "generated", "edited", "none"] | None,
-    Parameter(help="How delivered files are marked as made by AI; auto decides by the prompt."),
+    Parameter(
+        help="How result files are marked as AI-generated; auto decides based on the prompt."
+    ),
 ]
 
 
@@ -98,7 +100,8 @@ class WorkflowTermsOptions:
     price: Annotated[
         int | None,
         Parameter(
-            metavar="TOKENS", help="Offer it in graphs and pipelines at this price; 0 is free."
+            metavar="TOKENS",
+            help="Offer the workflow in graphs and pipelines at this price; 0 is free.",
         ),
     ] = None
     output_rule: OutputOption = None
@@ -155,7 +158,7 @@ def show_workflow(
 def workers(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """List the workers of its fleets, with the missing requirements of each."""
+    """List the workers of the workflow's fleets, with the missing requirements of each."""
     with connect(options, context) as plane:
         answer = plane.get("workflows", slug, "workers")
     if options.as_json:
@@ -178,7 +181,7 @@ def register(
     ] = (),
     properties: Annotated[
         Path | None,
-        Parameter(metavar="JSON", help="A file with a list of properties, with all their fields."),
+        Parameter(metavar="JSON", help="A file that lists the properties with all their fields."),
     ] = None,
     from_: Annotated[
         Path | None,
@@ -504,7 +507,9 @@ def create(
     workflow: Annotated[str, Parameter(help="The slug of its workflow.")],
     /,
     *,
-    publish_: Annotated[bool, Parameter(name="--publish", help="Publish it immediately.")] = False,
+    publish_: Annotated[
+        bool, Parameter(name="--publish", help="Publish the effect immediately.")
+    ] = False,
     fields: EffectFields = NO_FIELDS,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -556,6 +561,6 @@ def publish(
 def withdraw_effect(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Remove an effect from the catalogue; submitted jobs continue."""
+    """Remove an effect from the catalog. Jobs already submitted are not affected."""
     with connect(options, context) as plane:
         plane.tell(plane.post("effects", slug, "withdraw"), f"effect {slug} is withdrawn")

@@ -19,22 +19,30 @@ AUDIT_COLUMNS = ("id", "at", "actor", "action", "subject", "details")
 class AuditFilterOptions:
     """Selects audit entries."""
 
-    action: Annotated[str | None, Parameter(help="Such as submit, lease, complete, requeue.")] = (
-        None
-    )
-    subject: Annotated[str | None, Parameter(help="Such as dispatch:12 or worker:gpu-7.")] = None
-    actor: Annotated[
-        str | None, Parameter(help="Such as operator:ada, admin, sweep or worker:gpu-7.")
+    action: Annotated[
+        str | None, Parameter(help="Only entries with this action, such as submit or lease.")
     ] = None
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only rows about this tenant.")] = (
-        None
-    )
+    subject: Annotated[
+        str | None,
+        Parameter(help="Only entries about this subject, such as dispatch:12 or worker:gpu-7."),
+    ] = None
+    actor: Annotated[
+        str | None,
+        Parameter(
+            help="Only entries by this actor, such as operator:ada, admin, sweep or worker:gpu-7."
+        ),
+    ] = None
+    tenant: Annotated[
+        str | None, Parameter(metavar="ID", help="Only entries about this tenant.")
+    ] = None
     since: Annotated[
         str | None,
-        Parameter(metavar="TIME", help="Starting at this date or time, such as 2026-11-15."),
+        Parameter(metavar="TIME", help="Only entries since this date or time, such as 2026-11-15."),
     ] = None
-    until: Annotated[str | None, Parameter(metavar="TIME", help="Before this time.")] = None
-    before: Annotated[int | None, Parameter(help="Only rows with a lower id.")] = None
+    until: Annotated[
+        str | None, Parameter(metavar="TIME", help="Only entries before this time.")
+    ] = None
+    before: Annotated[int | None, Parameter(help="Only entries with a lower id.")] = None
 
 
 ALL = AuditFilterOptions()
@@ -45,7 +53,7 @@ def audit(
     filters: AuditFilterOptions = ALL,
     limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     export: Annotated[
-        bool, Parameter(help="Print all matching rows, one JSON object per line.")
+        bool, Parameter(help="Print all matching entries, one JSON object per line.")
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -276,7 +284,8 @@ def _set_order(plane: ApiSession, slug: str, stage: str, in_order: bool) -> dict
 def approval(
     slug: Slug,
     approval: Annotated[
-        Literal["auto", "manual"], Parameter(help="Automatically, or by an operator.")
+        Literal["auto", "manual"],
+        Parameter(help="Whether new workers are approved automatically or by an operator."),
     ],
     /,
     *,
@@ -284,7 +293,8 @@ def approval(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set how workers are approved that join from now on: auto or manual."""
+    """Set how new workers are approved: auto or manual. Workers that have already joined are not
+    affected."""
     with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "approval", approval=approval)
     plane.tell(answer, f"approval of workers that join {slug}/{stage}: {approval}")
@@ -313,7 +323,7 @@ class FleetPromptOptions:
     ] = None
     deny: Annotated[
         tuple[str, ...] | None,
-        Parameter(help="Node types that may not. Repeatable; replaces the list."),
+        Parameter(help="Node types that may not run. Repeatable; replaces the list."),
     ] = None
     allows_unknown: Annotated[
         bool | None,
@@ -392,7 +402,7 @@ def tell_terms(answer: dict[str, Any], options: ApiOptions, context: InjectedCon
 def assign(
     slug: Slug,
     /,
-    *workflows: Annotated[str, Parameter(help="Slugs of workflows.")],
+    *workflows: Annotated[str, Parameter(help="The slugs of the workflows.")],
     stage: Stage = PRODUCTION,
     add: Annotated[bool, Parameter(help="Keep the workflows that are already assigned.")] = False,
     options: ApiOptions = API_DEFAULTS,
@@ -649,7 +659,8 @@ def reprioritise(
 
 def maintenance(
     wanted: Annotated[
-        Literal["on", "off"] | None, Parameter(help="Without it, show the current state.")
+        Literal["on", "off"] | None,
+        Parameter(help="Turn maintenance on or off. Without a value, show the current state."),
     ] = None,
     /,
     *,
@@ -673,9 +684,10 @@ def poisoned(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Jobs that were set aside because they were requeued too often.
+    """List jobs that were set aside because they were requeued too often.
 
-    `comfyfleet admin dispatches show ID` tells what happened each time; `retry` tries once more.
+    `comfyfleet admin dispatches show ID` shows what happened each time. `retry` submits the job
+    again.
     """
     with connect(options, context) as plane:
         answer = plane.get("dispatches", poisoned=True, before=before, limit=limit)

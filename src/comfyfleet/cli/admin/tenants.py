@@ -45,15 +45,15 @@ def verify(
         )
     down = ", ".join(answer.get("pools_left_out", ()))
     if down and answer["found"]:
-        context.warn(f"not verified, because they can't be reached: the pools {down}")
+        context.warn(f"pools that can't be reached were not verified: {down}")
     elif down:
         raise Unavailable(
-            f"not verified, because they can't be reached: the pools {down}",
+            f"pools that can't be reached were not verified: {down}",
             hint="See the control plane's log for the reason, and verify again when they are available.",
         )
     if not answer["is_sound"]:
         raise Conflict(
-            f"{counted(answer['found'], 'thing does', 'things do')} not add up",
+            f"{counted(answer['found'], 'inconsistency', 'inconsistencies')} found",
             hint="See docs/how-to/operate.md for the meaning of each fault and how to fix it.",
         )
 
@@ -158,7 +158,7 @@ def prompt(
     /,
     *,
     attempt: Annotated[
-        int | None, Parameter(help="The attempt; default: the last that was reported.")
+        int | None, Parameter(help="The number of the attempt; default: the last reported one.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -203,7 +203,10 @@ class PlacementOptions:
     )
     affinity: Annotated[
         str | None,
-        Parameter(metavar="WHO", help="Run it only there: worker:ID or fleet:SLUG/STAGE."),
+        Parameter(
+            metavar="WHO",
+            help="Run the job only on this worker or fleet: worker:ID or fleet:SLUG/STAGE.",
+        ),
     ] = None
 
 
@@ -262,7 +265,7 @@ def submit(
     ```
     """
     if following.output_dir:
-        from comfyfleet.cli.run_session import check_folder  # with all backends
+        from comfyfleet.cli.run_session import check_folder  # slow: imports all backends
 
         check_folder(following.output_dir)
     with connect(options, context) as plane:
@@ -285,12 +288,12 @@ class _Submission:
         uploads = parse_files(files, properties, slug)
         ids = self._submitted(slug, values, uploads, count)
         if not self.following.waits:
-            self._tell_ids(ids, slug)
+            self._print_ids(ids, slug)
             return
         try:
             jobs = JobWaiter(self.plane, self.context, self.placing.tenant).wait(ids)
         except KeyboardInterrupt:
-            self._tell_ids(ids, slug)  # the jobs continue, and can be found by these ids
+            self._print_ids(ids, slug)  # the jobs continue, and these ids identify them
             raise
         saved = self._saved(jobs)
         if self.options.as_json:
@@ -339,7 +342,7 @@ class _Submission:
             saved.append(str(path))
         return saved
 
-    def _tell_ids(self, ids: Sequence[str], slug: str) -> None:
+    def _print_ids(self, ids: Sequence[str], slug: str) -> None:
         if self.options.as_json:
             print_json({"ids": ids}, self.context)
             return
@@ -686,7 +689,7 @@ def storage(
 def show_backends(
     tenant: TenantId,
     setting: Annotated[
-        Literal["on", "off", "default"], Parameter(help="`default` is COMFYFLEET_SHOW_BACKENDS.")
+        Literal["on", "off", "default"], Parameter(help="`default` uses COMFYFLEET_SHOW_BACKENDS.")
     ],
     /,
     *,
