@@ -17,8 +17,8 @@ from comfyfleet.server.db.central_tables import fleets, rollups
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.metrics import (
     BUCKETS,
-    KEPT,
     RANGES,
+    RETENTION,
     RUN,
     WAIT,
     Rollup,
@@ -197,9 +197,9 @@ async def test_old_steps_go_and_their_number_is_bounded(scene: Scene) -> None:
         oldest = select(rollups.c.step_seconds, func.min(rollups.c.at))
         rows = await tx.execute(oldest.group_by(rollups.c.step_seconds))
     by_step = {row[0]: row[1] for row in rows}
-    assert by_step.keys() == KEPT.keys()
+    assert by_step.keys() == RETENTION.keys()
     for step, at in by_step.items():
-        assert at >= scene.clock.now - KEPT[step] - timedelta(minutes=21)
+        assert at >= scene.clock.now - RETENTION[step] - timedelta(minutes=21)
 
 
 def test_a_percentile_lies_in_its_bucket() -> None:

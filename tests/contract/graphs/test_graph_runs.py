@@ -370,7 +370,7 @@ async def test_an_answer_and_a_retry_take_the_bare_id_of_a_worker(
         assert len(await graph_setup.work("w1")) == 2
         for kept in (asked, failed):
             assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
-        with pytest.raises(InvalidInput, match="backend .* was not found"):
+        with pytest.raises(InvalidInput, match=r"backend .* was not found"):
             await actions.retry_graph_run(
                 graph_setup.graphs, graph_setup.owner, failed.head.id, backend=""
             )

@@ -619,9 +619,7 @@ def test_a_run_never_spends_more_than_it_may() -> None:
     assert started(s.done("fix", 0)) == []
     s.done("fix", 1)
     (failed,) = failures(s.done("fix", 2))
-    assert (
-        failed.error.message == "the run has spent 6 of 7 tokens, and the next job costs 2"
-    )
+    assert failed.error.message == "the run has spent 6 of 7 tokens, and the next job costs 2"
 
 
 @pytest.mark.parametrize(
