@@ -132,7 +132,7 @@ def test_a_webhook_is_made_its_deliveries_are_seen_and_sent_again(
     with web.customer.http() as http:
         job_id = soften(http, soft_photo["media"])
     row = page.get_by_role("row", name=re.compile(job_id[:8]))
-    expect(row).to_contain_text("can't be found", timeout=WAIT_MS_MAX)
+    expect(row).to_contain_text("can't be resolved", timeout=WAIT_MS_MAX)
     expect(row).to_contain_text("job.completed")
     customer.screenshot("webhooks")
     row.get_by_role("button", name="Payload").click()

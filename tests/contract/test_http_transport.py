@@ -254,7 +254,7 @@ async def test_a_refused_connection_has_sent_nothing(client: httpx.AsyncClient) 
 async def test_an_unknown_host_has_heard_nothing(client: httpx.AsyncClient) -> None:
     with pytest.raises(httpx.ConnectError) as failed:
         await client.post("http://nobody.invalid/")
-    assert describe_network_error(failed.value) == "its name can't be resolved"
+    assert describe_network_error(failed.value) == "the host name can't be resolved"
 
 
 async def test_a_handshake_that_takes_too_long_has_sent_nothing(client: httpx.AsyncClient) -> None:

@@ -154,7 +154,7 @@ async def test_what_is_not_public_is_never_called(
 
 
 async def test_a_name_that_nobody_knows_is_told_as_such(outward: PublicHttpClient) -> None:
-    with pytest.raises(InputUnavailable, match=r"unknown\.example can't be found"):
+    with pytest.raises(InputUnavailable, match=r"unknown\.example can't be resolved"):
         await fetched(outward, "http://unknown.example/photo.png")
 
 

@@ -162,9 +162,9 @@ def _problem(
 
 
 def _of_prompt(error: Mapping[str, Any], prompt: Mapping[str, Any]) -> Iterator[NodeProblem]:
-    """Yields the problem of the prompt as a whole.
+    """Yields the node problem that a server reports as an error of the whole prompt, if any.
 
-    Servers report an unknown node type this way. Newer ones name the node.
+    Servers report an unknown node type this way. Only newer servers name the node.
     """
     extra = error.get("extra_info")
     if not isinstance(extra, dict) or "node_id" not in extra:
@@ -188,8 +188,7 @@ def _title(node: object) -> str:
 def _allowed(kind: str, config: object, details: str) -> str:
     """Describes the valid values, based on the input's declaration: `[type or list, options]`."""
     if kind == "value_not_in_list" and " not in " in details:
-        # If the list is long, the response omits the declaration, but the details contain the
-        # choices.
+        # The response omits long lists from the declaration, but its details contain the choices.
         return details.split(" not in ", 1)[1]
     if not isinstance(config, list) or not config:
         return ""

@@ -122,9 +122,9 @@ class Cancellation(enum.Enum):
     """The confirmed state of a run after a cancel."""
 
     CANCELLED = "cancelled"
-    # it succeeded or failed before the cancel; `follow` returns the result
+    # The run succeeded or failed before it could be cancelled. `follow` returns the result.
     ENDED_BEFORE = "ended_before"
-    NOT_FOUND = "not_found"  # the backend has no such run, so it isn't running
+    NOT_FOUND = "not_found"  # The backend doesn't have the run, so it isn't running.
 
 
 class Backend(Protocol):
@@ -249,7 +249,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
-            raise InvalidValue(f"{self.base_url!r} is not a URL such as {DEFAULT_BASE_URL}")
+            raise InvalidValue(f"{self.base_url!r} isn't a valid URL such as {DEFAULT_BASE_URL}")
 
 
 BASE_URL, TIMEOUT, MAX_RETRIES = "COMFYUI_BASE_URL", "COMFYUI_TIMEOUT", "COMFYUI_MAX_RETRIES"
@@ -271,9 +271,7 @@ def comfyui_variables(environ: Mapping[str, str]) -> ComfyuiVariables:
     """Reads the variables. Raises InvalidValue for an invalid one."""
     base_url = environ.get(BASE_URL) or None
     if base_url is not None and not base_url.startswith(("http://", "https://")):
-        raise InvalidValue(
-            f"{BASE_URL} is {base_url!r}; it must be a URL such as {DEFAULT_BASE_URL}"
-        )
+        raise InvalidValue(f"{BASE_URL} must be a URL such as {DEFAULT_BASE_URL}, not {base_url!r}")
     return ComfyuiVariables(
         base_url=base_url,
         timeout_seconds=_positive(environ, TIMEOUT),
@@ -292,7 +290,7 @@ def _positive(environ: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise InvalidValue(f"{name} is {text!r}; it must be a number of seconds above 0")
+        raise InvalidValue(f"{name} must be a number of seconds above 0, not {text!r}")
     return value
 
 
@@ -301,7 +299,7 @@ def _retries(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text) <= RETRIES_MAX):
-        raise InvalidValue(f"{name} is {text!r}; it must be a whole number from 0 to {RETRIES_MAX}")
+        raise InvalidValue(f"{name} must be a whole number from 0 to {RETRIES_MAX}, not {text!r}")
     return int(text)
 
 

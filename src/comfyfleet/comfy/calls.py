@@ -26,7 +26,7 @@ from comfyfleet.transport.files import open_file, save_body
 from comfyfleet.transport.http import Call, CallRecord, HttpClient, describe_network_error
 from comfyfleet.transport.retry import RetryPolicy, retry_after_seconds
 
-# Enough for a percentile of the recent past. Older latencies are dropped.
+# Number of latencies to keep for each operation. Recent ones are enough for percentiles.
 LATENCIES_KEPT_MAX = 1000
 
 
@@ -64,7 +64,8 @@ class CallTally:
 
 logger = logging.getLogger(__name__)
 
-# The node types of a ComfyUI with many custom nodes have tens of megabytes.
+# Maximum size of a response in bytes. The node types of a ComfyUI with many custom nodes take tens
+# of megabytes.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 # Headers that describe the encoding of the body, which has already been decoded.
 OF_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
@@ -101,15 +102,15 @@ class BackendCalls(HttpClient):
         )
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
-        """Checks whether to retry. A 429 is retried only if it has a Retry-After, because it may
-        also mean that the account has no credit."""
+        """Checks whether to retry a call. A 429 is retried only if it has a Retry-After header,
+        because it may also mean that the account has no credits."""
         if response.status_code == 429:
             return retry_after_seconds(response.headers) is not None
         return may_repeat and response.status_code >= 500
 
     async def ask(self, call: Call) -> httpx.Response:
-        """Sends a call until the status of the response is below 500. Only use this for calls that
-        can safely be repeated.
+        """Sends a call, and retries it after network errors and server errors. Only use this for
+        calls that can safely be repeated.
 
         Raises ServerUnavailable and AccessDenied. The caller handles other statuses.
         """
@@ -119,20 +120,20 @@ class BackendCalls(HttpClient):
         return require_success(call, response)
 
     async def repeat(self, call: Call, transfer: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a file transfer if the network or the server fails."""
+        """Runs a file transfer, and retries it if the network or the server fails."""
         for attempt in range(self.retry.attempts_max):
             if attempt:
                 await self.retry.back_off(attempt)
             try:
                 return await transfer()
             except NETWORK_ERRORS as error:
-                trouble = self.unavailable(call, error)
+                failure = self.unavailable(call, error)
             except ServerUnavailable as error:
-                trouble = error
-        raise trouble
+                failure = error
+        raise failure
 
     async def ask_json(self, call: Call) -> Any:
-        """Returns the JSON of a 200. Also raises UnexpectedAnswer."""
+        """Returns the JSON of a successful response. Also raises UnexpectedAnswer."""
         response = await self.ask(call)
         with self.count_unexpected(call.operation, logging.INFO if call.is_poll else logging.ERROR):
             return parse_answer(call, response)
@@ -202,12 +203,12 @@ def parse_answer(call: Call, response: httpx.Response) -> Any:
             status=response.status_code,
             received=shorten(response.text),
         )
-    return parse_json(response.content, f"the answer to {call.operation}")
+    return parse_json(response.content, f"the response to {call.operation}")
 
 
 def _log(call: Call, place: str, status: int | None, failure: str | None, seconds: float) -> None:
-    """Logs an attempt. Failed polls are logged at INFO, because the polling caller reports the
-    outage once."""
+    """Logs an attempt. Failed polls are logged only at INFO, because the polling code logs the
+    outage once itself."""
     level = logging.WARNING if (status or 0) >= 400 and not call.is_poll else logging.INFO
     logger.log(
         level,
@@ -223,7 +224,7 @@ def _log(call: Call, place: str, status: int | None, failure: str | None, second
     )
 
 
-UPLOAD_ROUTE = "/upload/image"  # for files of every kind
+UPLOAD_ROUTE = "/upload/image"  # accepts files of any type, despite its name
 VIEW_ROUTE = "/view"
 DEFAULT_TYPE = "application/octet-stream"
 GONE = frozenset({404, 410})
@@ -250,7 +251,7 @@ async def _upload(calls: BackendCalls, file: BinaryIO, name: str, subfolder: str
     if response.status_code == 400:
         raise InvalidInput(f"the server refused {name}: {shorten(response.text)}")
     with calls.count_unexpected(call.operation):
-        what = "the answer to an upload"
+        what = "the response to an upload"
         answer = mapping_in(parse_answer(call, response), what)
         subfolder, folder = str(answer.get("subfolder") or ""), str(answer.get("type") or "input")
         return Uploaded(text_at(answer, "name", what), subfolder, folder)
@@ -292,11 +293,10 @@ async def save_response(
 async def require_file(
     calls: BackendCalls, call: Call, response: httpx.Response, gone: FileGone
 ) -> None:
-    """Raises an error unless the response is a file. Raises `gone_error` if the server no longer
-    has the file.
+    """Raises an error unless the response is a file. Raises `gone` if the server no longer has the
+    file.
 
-    An HTML page is never the file, because servers send even HTML files as plain bytes. It must be
-    the error page of a proxy.
+    An HTML page must be a proxy's error page, because servers send even HTML files as plain bytes.
     """
     is_page = response.headers.get("content-type", "").startswith("text/html")
     if response.status_code == 200 and not is_page:

@@ -49,15 +49,16 @@ NO_SUCH_ROUTE = frozenset({404, 405, 501})
 async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
     """Detects the API version of the server.
 
-    AccessDenied, ServerUnavailable and UnexpectedAnswer are raised without a decision.
+    Raises AccessDenied, ServerUnavailable or UnexpectedAnswer if the version can't be determined.
     """
     call = Call("GET", "/jobs/{id}", path=f"/jobs/{UNKNOWN_JOB_ID}")
     try:
         response = await call_repeatable(v2, call)
     except AccessDenied:
-        # A gate in front of all routes may only know v1 keys.
+        # The routes may be behind a gate that only accepts v1 keys.
         return await _detect_v1(v1)
-    # Both return 404: v2 for the job, in its envelope, and v1 for the route.
+    # Both versions return 404. v2 doesn't find the job and responds in its envelope, and v1 doesn't
+    # have the route.
     if parse_error_body(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:
@@ -202,7 +203,7 @@ def _require_encryption(settings: CloudSettings) -> None:
     base = httpx.URL(settings.base_url)
     if settings.key and base.scheme != "https" and not is_loopback(base):
         raise InvalidValue(
-            f"the key must not be sent to {settings.base_url} without encryption. Use https",
+            f"the key must not be sent to {settings.base_url} without encryption. Use https.",
             base_url=settings.base_url,
         )
 

@@ -84,7 +84,7 @@ async def call_once(calls: BackendCalls, call: Call) -> httpx.Response:
     """
     response = await calls.send(call, may_repeat=False)
     if response.status_code >= 500:
-        # A proxy may send this response after the queue has accepted the call.
+        # The queue may have accepted the call, because a proxy may have sent this response.
         raise OutcomeUnknown(f"{call.operation} returned {response.status_code}")
     return _check_rate_limit(call, require_success(call, response))
 
@@ -140,13 +140,13 @@ def resolve_link(base: httpx.URL, link: str) -> httpx.URL:
     try:
         return base.copy_with(path="/", query=None).join(link)
     except httpx.InvalidURL as error:
-        raise UnexpectedAnswer(f"a link can't be read: {error}") from error
+        raise UnexpectedAnswer(f"a link in the response is invalid: {error}") from error
 
 
 def require_own_link(base: httpx.URL, link: str) -> httpx.URL:
-    """Resolves a link that is called with the key.
+    """Resolves a link to which the key will be sent.
 
-    Raises UnexpectedAnswer unless it leads to the server that the key is for.
+    Raises UnexpectedAnswer unless the link leads to the server that the key is for.
     """
     url = resolve_link(base, link)
     if not is_same_origin(base, url):
@@ -157,16 +157,16 @@ def require_own_link(base: httpx.URL, link: str) -> httpx.URL:
 def require_storage_link(base: httpx.URL, at: httpx.URL, location: str) -> httpx.URL:
     """Resolves the redirect of a download.
 
-    Raises UnexpectedAnswer unless it uses https or stays on this machine.
+    Raises UnexpectedAnswer unless the URL uses https or leads to this machine.
     """
     try:
         url = at.join(location)
     except httpx.InvalidURL as error:
-        raise UnexpectedAnswer(f"a redirect can't be read: {error}") from error
+        raise UnexpectedAnswer(f"the URL of a redirect is invalid: {error}") from error
     on_this_machine = base.scheme == "http" and is_loopback(base) and is_loopback(url)
     if url.scheme != "https" and not (url.scheme == "http" and on_this_machine):
         raise UnexpectedAnswer(
-            f"a download is redirected to {url.scheme}://{url.host}, not to https"
+            f"a download is redirected to {url.scheme}://{url.host}, which doesn't use https"
         )
     return url
 

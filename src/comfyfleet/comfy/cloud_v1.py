@@ -110,18 +110,19 @@ def is_retryable(state: str) -> bool:
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-# Limit for unclaimed messages, whose run isn't followed yet. A quick run can end before its submit
-# returns.
+# Maximum number of stored messages for runs that aren't followed yet. A quick run can end before
+# its submit returns.
 UNCLAIMED_MESSAGES_MAX = 500
 SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
-# The URL contains the key, and the library would log it, so it gets a logger without handlers.
+# The websockets library logs URLs. Ours contains the key, so the library gets a logger without
+# handlers.
 SILENT_LOGGER = logging.Logger("silent", level=logging.CRITICAL + 1)
 
 
 class CloudSocket:
-    """A websocket for all runs. Each message is delivered to the run that it names.
+    """A websocket that delivers each message to its run.
 
     Never raises. Without a socket, runs are polled.
     """
@@ -239,7 +240,7 @@ QUEUE = Call("GET", "/queue")
 
 @dataclass(frozen=True, slots=True)
 class V1State:
-    """A job's state in v1's terminology, and the cloud's message about a failure."""
+    """A job's state as named by v1, and the cloud's message about a failure."""
 
     name: str
     error_message: str
@@ -367,7 +368,7 @@ def _cached(detail: Mapping[str, Any]) -> tuple[str, ...]:
     return next((message.nodes for message in log if isinstance(message, Cached)), ())
 
 
-# Limit for searched jobs, because each one costs a request.
+# Maximum number of jobs in a search, because each one costs a request.
 JOBS_SEARCHED_MAX = 100
 ENDED = {
     "status": "completed,failed,cancelled",
@@ -544,7 +545,7 @@ class CloudV1:
     async def outputs(self, run_id: str) -> Outputs:
         record = await find_ended(self._calls, run_id)
         if record is None:
-            raise RunLost(f"the cloud has no ended run {run_id}", run_id=run_id)
+            raise RunLost(f"the cloud doesn't have a finished run {run_id}", run_id=run_id)
         return find_outputs(record.outputs, record.cached)
 
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:

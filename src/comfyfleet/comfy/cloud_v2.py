@@ -119,7 +119,7 @@ class V2JobFault:
 
 @dataclass(frozen=True, slots=True)
 class V2JobProgress:
-    """A complete snapshot of the progress, never a difference."""
+    """A complete snapshot of the progress. v2 never reports only the changes."""
 
     value: float
     node_id: str | None
@@ -334,7 +334,7 @@ JOBS_SEARCHED_MAX = 100
 SETTLING_SECONDS = 0.1
 JOB_ROUTE = "/jobs/{id}"
 WORKFLOW_ROUTE = "/jobs/{id}/workflow"
-# The output keys that nodes use, as far as they can be inferred from v2's kinds.
+# Maps v2's kinds of outputs to the output keys that nodes use. Other kinds are used as keys.
 KEYS = {"image": "images", "file": "files", "latent": "latents"}
 
 
@@ -363,7 +363,7 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 async def fetch_jobs(
     calls: BackendCalls, statuses: Sequence[str] = ()
 ) -> tuple[tuple[V2Job, ...], bool]:
-    """Returns the newest jobs, and whether these are all jobs."""
+    """Returns the newest jobs, and whether there are no others."""
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)
@@ -480,7 +480,7 @@ class EventListener:
             failures = 1 if has_events else failures + 1
 
     async def _read_stream(self, call: Call) -> bool:
-        """Returns whether any event was received before the stream ended."""
+        """Reads the stream. Returns whether any event was received before it ended."""
         has_events = False
         try:
             async with self._calls.stream(call) as response:
@@ -497,7 +497,8 @@ class EventListener:
         except (*NETWORK_ERRORS, LimitExceeded):
             self._was_cut = True
             return has_events
-        # comfy-api-proxy closes the stream of a run that ends, even if it can't report the end yet.
+        # The end of the stream means that the run is over. comfy-api-proxy may close the stream
+        # before it can report the result.
         self._inbox.put(RunOver(self._run_id))
         return has_events
 
@@ -578,7 +579,7 @@ def _preview(run_id: str, data: object) -> Preview:
     return Preview(run_id, str(node_id) if node_id else None, content_type, picture)
 
 
-# Keys that v2 allows. It refuses a submit with any other key.
+# Keys of extra_data that v2 allows. It refuses a submit with any other key.
 EXTRA_DATA_KEYS = ("api_key_comfy_org",)
 REPEATED = "idempotency_key_reuse"
 
@@ -587,24 +588,24 @@ async def submit_prompt(
     calls: BackendCalls, prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]
 ) -> Submitted:
     call = _call(prompt, prompt_id, extra_data)
-    trouble: OutcomeUnknown | UnexpectedAnswer | None = None
+    failure: OutcomeUnknown | UnexpectedAnswer | None = None
     for attempt in range(calls.limits.max_retries + 1):
         if attempt:
             await calls.retry.back_off(attempt)
         try:
             response = await call_once(calls, call)
         except OutcomeUnknown as error:
-            # Repeating is safe, because the server accepts only one submit per key.
-            trouble = error
+            # Retrying is safe, because the server accepts only one submit per idempotency key.
+            failure = error
             continue
         if parse_error_body(response.content).code == REPEATED:
             break
         try:
             return Submitted(_parse_submitted(calls, call, response, prompt))
         except UnexpectedAnswer as error:
-            trouble = error
+            failure = error
             break
-    return await _find_again(calls, prompt_id, trouble)
+    return await _find_again(calls, prompt_id, failure)
 
 
 def _call(prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]) -> Call:
@@ -696,7 +697,9 @@ class CloudV2:
         if job is not None:
             return Submitted(job.job_id, adopted=True)
         if not is_complete:
-            raise OutcomeUnknown("not all jobs can be searched for the run", prompt_id=prompt_id)
+            raise OutcomeUnknown(
+                "the run was not found, but not all jobs could be searched", prompt_id=prompt_id
+            )
         return None
 
     async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncGenerator[Event]:
@@ -710,7 +713,7 @@ class CloudV2:
     async def outputs(self, run_id: str) -> Outputs:
         job = await fetch_settled_job(self._calls, run_id)
         if job is None or not job.is_over:
-            raise RunLost(f"the server has no ended run {run_id}", run_id=run_id)
+            raise RunLost(f"the server doesn't have a finished run {run_id}", run_id=run_id)
         return outputs_of(job)
 
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:

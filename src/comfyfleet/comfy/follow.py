@@ -1,5 +1,5 @@
-"""Follows a run on a ComfyUI server or in the cloud: by its messages, and by polling if there are
-none. The run's state and its transitions are pure.
+"""Follows a run on a ComfyUI server or in the cloud by its messages, or by polling if there are
+none. The functions that change the run's state are pure.
 
 In the cloud, only a poll ends a run. Messages may be late, lost or repeated. They provide live
 progress and determine when to poll.
@@ -46,8 +46,8 @@ from comfyfleet.errors import CancelUnconfirmed, RunLost, RunStalled, RunTimedOu
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run. `end` is the result according to the messages. It counts once `over` is
-    set, because then the history also contains the outputs."""
+    """The state of a run. `end` is the result according to the messages. It is used only after
+    `over` is set, because then the history contains the outputs."""
 
     run_id: str
     started: bool = False
@@ -140,14 +140,14 @@ def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
 
 
 RENEW_PART = 0.25
-# Seconds between a run's result and its last message, when the history is written.
+# Seconds to wait for the last message after a run's result. The history is written in between.
 LAST_MESSAGE_SECONDS = 0.5
 FIRST_POLLS_SECONDS = 0.2
 FIRST_POLLS_PART = 0.1
 
 
 class RunDeadlines:
-    """Checks the run's time limit, and the time limit without progress."""
+    """Enforces a run's time limit, and its limit for the time without progress."""
 
     def __init__(self, limits: BackendLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -182,8 +182,8 @@ class RunDeadlines:
         return is_due
 
     def seconds(self, *, has_no_socket: bool, has_started: bool) -> float:
-        """Returns the seconds until the next poll. Without a socket, the first polls come soon, to
-        handle short runs."""
+        """Returns the seconds until the next poll. Without a socket, the first polls follow each
+        other quickly, so that the end of a short run is noticed soon."""
         now = self._clock()
         look = (
             self._began + self._limits.first_look_seconds - now
@@ -203,7 +203,8 @@ class RunDeadlines:
         now = self._clock()
         if now - self._began >= self._limits.job_seconds:
             raise RunTimedOut(
-                f"run {run_id} has not ended after {self._limits.job_seconds:g} s; it may continue",
+                f"run {run_id} has not ended after {self._limits.job_seconds:g} s. "
+                "It may still be running.",
                 run_id=run_id,
             )
         if now - self._last_progress >= self._limits.stall_seconds:
@@ -216,12 +217,15 @@ class RunDeadlines:
 
 def _progress_key(location: RunLocation | None) -> str:
     if isinstance(location, InQueue):
-        return "it is queued and nothing is running, so the server's prompt thread must be dead; restart the server"
-    return "its node is stuck or the server's prompt thread is dead"
+        return (
+            "the run is queued but no run is executing, so the server's prompt thread must be "
+            "dead. Restart the server."
+        )
+    return "its node is stuck, or the server's prompt thread is dead"
 
 
 class Follower:
-    """Follows a run on a ComfyUI server to its end, even if the socket is lost."""
+    """Follows a run on a ComfyUI server until it ends, even if the socket is lost."""
 
     def __init__(
         self, calls: BackendCalls, run_id: str, inbox: Inbox, channel: ServerSocket | None
@@ -295,15 +299,15 @@ class Follower:
         if isinstance(location, Absent):
             return self._handle_absent()
         if isinstance(location, InHistory) and self._channel is not None and not self._has_message:
-            # The socket missed a whole run, so the connection was lost without an error.
+            # The socket received no message about the whole run, so its connection must be lost.
             self._channel.degraded = True
         return self._take(apply_location(self._state, location))
 
     def _handle_absent(self) -> tuple[Event, ...]:
         if self._state.end is None:
             raise RunLost(
-                f"run {self._run_id} is neither in the server's queue nor in its history: "
-                "it was deleted, or the server has restarted",
+                f"run {self._run_id} is neither in the server's queue nor in its history. "
+                "It was deleted, or the server was restarted.",
                 run_id=self._run_id,
             )
         return self._take(apply_message(self._state, RunOver(self._run_id)))
@@ -316,15 +320,17 @@ class Follower:
 T = TypeVar("T")
 LocateRun: TypeAlias = Callable[[], Awaitable[RunLocation]]
 
-# A job that was just accepted may not be known everywhere yet.
+# A run counts as lost if this many polls in a row don't find it. Right after a submit, some of the
+# cloud's servers may not find it yet.
 ABSENT_POLLS_MAX = 3
-# The end message arrives a moment before the end can be polled.
+# Seconds until the second poll after an end message. The message arrives a moment before polls show
+# the end.
 FIRST_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class PollState:
-    """When a message was last received and when to poll next, in seconds of the same clock."""
+    """The time of the last message and of the next poll, in seconds of the same clock."""
 
     began: float
     last_message: float | None
@@ -373,7 +379,8 @@ async def follow_cloud_run(
 
 
 async def retry_unexpected(poll: Callable[[], Awaitable[T]], calls: BackendCalls) -> T:
-    """Retries a poll with a malformed response, so that a garbled response doesn't lose the run."""
+    """Runs a poll, and retries it after a malformed response, so that a garbled response doesn't
+    lose the run."""
     for attempt in range(1, calls.limits.max_retries + 1):
         try:
             return await poll()
@@ -425,9 +432,9 @@ def check_deadlines(run_id: str, watch: PollState, now: float, limits: BackendLi
     if watch.absent_polls >= ABSENT_POLLS_MAX:
         raise RunLost(f"run {run_id} doesn't exist in the cloud")
     if now - watch.began > limits.job_seconds:
-        raise RunTimedOut(f"the run {run_id} took more than {limits.job_seconds:g} s")
-    # If no message was received so far, there is probably no socket, so missing messages don't mean
-    # a stall.
+        raise RunTimedOut(f"run {run_id} took longer than {limits.job_seconds:g} s")
+    # If no message has been received yet, there is probably no socket, so the run doesn't count as
+    # stalled.
     if watch.last_message is not None and now - watch.last_message > limits.stall_seconds:
         raise RunStalled(f"run {run_id} sent no messages for {limits.stall_seconds:g} s")
 
@@ -445,7 +452,7 @@ async def confirm_cancelled(calls: BackendCalls, run_id: str, poll: LocateRun) -
         await calls.retry.sleep(pause)
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
     raise CancelUnconfirmed(
-        f"run {run_id} was asked to stop but had not ended after {calls.limits.cancel_seconds:g} s",
+        f"run {run_id} was still running {calls.limits.cancel_seconds:g} s after a stop request",
         run_id=run_id,
     )
 

@@ -1,4 +1,4 @@
-"""Parses ComfyUI's websocket messages (those of 0.7.0 to 0.28.0), and provides the inbox from which
+"""Parses ComfyUI's websocket messages (versions 0.7.0 to 0.28.0), and provides the inbox from which
 a run's follower reads them.
 
 Most messages become an event of a run. A message without a run id gets the empty run id: the server
@@ -45,13 +45,14 @@ BLOCKED = "ExecutionBlocked"
 # restarts.
 OUT_OF_MEMORY = "OutOfMemoryError"
 BROKEN = ("illegal memory access", "device-side assert")
-# By the last part of the name, or by the package.
+# Matches the exception types of the system, by the last part of the name or by the package.
 _SYSTEM_TYPE = re.compile(
     r"(?:[\w.]+\.)?(?:RuntimeError|OSError|MemoryError|AcceleratorError|OutOfMemoryError"
     r"|OOM_EXCEPTION|CUDARuntimeError|CUDADriverError)"
     r"|(?:torch|triton|cupy|cupy_backends|pycuda)\.[\w.]+"
 )
-# What PyTorch puts before the text of a library: `CUDA error: `, `[enforce fail at alloc.cpp:7] data. `.
+# Matches a prefix that PyTorch adds to a library's message, such as `CUDA error: ` or
+# `[enforce fail at alloc.cpp:7] data. `.
 _HEAD = re.compile(
     r"(?:\[enforce fail at [^\]\n]{0,200}\][^\n:]{0,40}\. "
     r"|(?:CUDA|HIP|XPU|cuDNN|cuBLAS|Triton)(?: driver)?(?: error| Error \[CUDA\]): "
@@ -64,7 +65,7 @@ UINT32 = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The number of waiting and running prompts. It is sent to every client."""
+    """The number of waiting and running prompts. The server sends it to every client."""
 
     remaining: int
 
@@ -87,7 +88,7 @@ class RunOver:
 
 @dataclass(frozen=True, slots=True)
 class UnknownMessage:
-    """A message of another version or of a custom node. It is ignored."""
+    """A message from another version of ComfyUI or from a custom node. It is ignored."""
 
     kind: str
 
@@ -97,10 +98,11 @@ Data: TypeAlias = Mapping[str, Any]
 
 
 def system_texts(exception_type: str | None, message: str) -> tuple[str, ...]:
-    """Returns the message with and without what PyTorch puts before it; nothing if a node may have written it.
+    """Returns the message with and without the prefixes that PyTorch adds. Returns nothing if a
+    node may have written the message.
 
-    A node may quote a prompt, and so any text, in its error. So a text counts as the system's only if it begins the
-    error of a type that PyTorch, its GPU libraries or the operating system raise.
+    A node's own error may quote any text of the prompt. So a message counts only if the exception
+    has a type that PyTorch, its GPU libraries or the operating system raise.
     """
     if not _SYSTEM_TYPE.fullmatch(exception_type or ""):
         return ()
@@ -283,7 +285,7 @@ def _optional(data: Data, key: str) -> str | None:
 
 
 MESSAGES_MAX = 1000
-# Limit for all messages in one inbox together. A single frame may be just as large.
+# Limit in bytes for all messages in an inbox. A single frame may be just as large.
 MESSAGES_BYTES_MAX = 256 * 1024 * 1024
 
 

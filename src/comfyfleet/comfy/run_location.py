@@ -34,7 +34,8 @@ class InHistory:
     end: End
     cached: tuple[str, ...]
     outputs: Mapping[str, Any]
-    entry: Mapping[str, Any] = field(default_factory=dict, compare=False)  # without its prompt
+    # The whole history entry without its prompt.
+    entry: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ RunLocation: TypeAlias = InQueue | Executing | InHistory | Absent
 
 
 async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
-    """Reads the queue first and then the history, because a run moves from the queue to the history
-    without a gap, and never back."""
+    """Finds a run in the queue or the history. The queue is read first, because a run moves from
+    the queue directly to the history, and never back."""
     answer = await calls.ask_json(QUEUE)
     with calls.count_unexpected(QUEUE.operation):
         location = _in_queue(answer, run_id)
@@ -90,7 +91,7 @@ def _in_queue(answer: object, run_id: str) -> InQueue | Executing | None:
             return Executing(_client_id(row))
     for row in pending:
         if row[1] == run_id:
-            # Pending rows are a heap, so their order in the list is meaningless.
+            # Count by number, because the pending rows form a heap and aren't sorted.
             ahead = len(running) + sum(other[0] < row[0] for other in pending)
             return InQueue(_client_id(row), ahead, running[0][1] if running else None)
     return None
@@ -120,7 +121,7 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
     )
     log = parse_log(status_fields.get("messages") or [])
     cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
-    # The server's status may be that of the previous run, but its messages belong to this run.
+    # The messages take precedence, because the status may be that of the previous run.
     ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
     end = ends[-1] if ends else _end_by_status(run_id, status_fields)
     if isinstance(end, Succeeded):
@@ -136,4 +137,4 @@ def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:
             return Succeeded(run_id)
         case "error":
             return Failed(run_id, "the server reported that the run failed, without a reason")
-    raise unexpected_answer("a history item should say success or error", dict(status))
+    raise unexpected_answer("the status of a history item should be success or error", dict(status))

@@ -75,7 +75,7 @@ from comfyfleet.transport.http import Call, open_client
 from comfyfleet.transport.retry import RetryPolicy
 
 FOLDERS = ("output", "input", "temp")
-# Keys that describe the files next to them for the editor, and are not results.
+# Output keys that aren't results. They only describe the files next to them for the editor.
 ABOUT_FILES = frozenset({"animated"})
 
 
@@ -135,12 +135,12 @@ async def send_prompt(
     body = {"prompt": prompt, "prompt_id": prompt_id, "client_id": client_id}
     if extra_data:
         body["extra_data"] = extra_data
-    # Sent without a number: two waiting prompts with the same number and id would kill the server's
-    # prompt thread.
+    # The prompt is sent without a number, because two waiting prompts with the same number and id
+    # would kill the server's prompt thread.
     call = Call("POST", ROUTE, json=body)
     try:
-        # Repeated only if it was not sent, because a ComfyUI runs every prompt that arrives, even
-        # if it is the same one.
+        # The call is retried only if it was not sent, because a ComfyUI would run the same prompt
+        # twice.
         response = require_success(call, await calls.send(call, may_repeat=False))
         return _read(calls, call, response, prompt)
     except (OutcomeUnknown, UnexpectedAnswer) as error:
@@ -168,8 +168,8 @@ async def _find_submitted(calls: BackendCalls, call: Call, prompt_id: str, error
         try:
             if not isinstance(await locate_run(calls, prompt_id), Absent):
                 return prompt_id
-        except (ServerUnavailable, UnexpectedAnswer) as trouble:
-            error = trouble
+        except (ServerUnavailable, UnexpectedAnswer) as failure:
+            error = failure
         await calls.retry.back_off(attempt)
     raise _outcome_of_search(calls, call, prompt_id, error) from error
 
@@ -181,8 +181,8 @@ def _outcome_of_search(
         return error
     reason = error.message if isinstance(error, FleetError) else str(error) or type(error).__name__
     return OutcomeUnknown(
-        f"the prompt was sent but not confirmed ({reason}). It was not found in the queue or history. "
-        "It may still arrive: adopt it by its id, or submit it with a new id",
+        f"the prompt was sent but not confirmed ({reason}). It was not found in the queue or "
+        "history. It may still arrive. Adopt it by its id, or submit it with a new id.",
         prompt_id=prompt_id,
     )
 
@@ -193,8 +193,8 @@ ATTEMPTS_MAX = 1000
 
 
 async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
-    """Polls, sends a stop request, and polls again until the cancel is confirmed, because an
-    interrupt between two nodes of a run can get lost."""
+    """Cancels a run. Repeats the stop request until a poll confirms the end, because an interrupt
+    between two nodes of a run can get lost."""
     clock, before = calls.retry.clock, None
     deadline = clock() + calls.limits.cancel_seconds
     for attempt in range(ATTEMPTS_MAX):
@@ -207,7 +207,7 @@ async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
         before = location
         await calls.retry.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
     raise CancelUnconfirmed(
-        f"run {run_id} was asked to stop but is still running after {calls.limits.cancel_seconds:g} s",
+        f"run {run_id} was still running {calls.limits.cancel_seconds:g} s after a stop request",
         run_id=run_id,
     )
 
@@ -219,7 +219,7 @@ def _confirmed(location: RunLocation, before: RunLocation | None) -> Cancellatio
         case InHistory():
             return Cancellation.ENDED_BEFORE
         case Absent():
-            # Runs that are deleted from the queue leave no trace.
+            # A run that was deleted from the queue leaves no trace in the history.
             deleted = isinstance(before, InQueue)
             return Cancellation.CANCELLED if deleted else Cancellation.NOT_FOUND
     return None
@@ -229,7 +229,8 @@ async def _ask_to_stop(
     calls: BackendCalls, run_id: str, location: RunLocation, attempt: int
 ) -> None:
     if attempt == 0:
-        # Newer servers have one route for both cases, without a race condition between them.
+        # Newer servers can cancel waiting and executing runs by one route, without a race
+        # condition.
         route = "/api/jobs/{id}/cancel"
         answer = await calls.ask(Call("POST", route, path=f"/api/jobs/{run_id}/cancel"))
         if answer.status_code == 200:
@@ -237,7 +238,7 @@ async def _ask_to_stop(
     if isinstance(location, InQueue):
         await calls.ask(Call("POST", "/queue", json={"delete": [run_id]}))
     else:
-        # Never without the id, which would stop whichever run is executing, for any client.
+        # Always send the id. Without it, the server stops the executing run of any client.
         await calls.ask(Call("POST", "/interrupt", json={"prompt_id": run_id}))
 
 
@@ -326,7 +327,7 @@ class ComfyServer:
             await self._cancel_accepted_part(error)
             raise
         if run_id != prompt_id:
-            # Old servers choose the id themselves.
+            # Old servers ignore our id and choose another.
             await self._sockets.drop(prompt_id)
             await self._sockets.add(run_id, channel)
         return Submitted(run_id)
@@ -338,8 +339,8 @@ class ComfyServer:
             return
         try:
             await cancel_run(self._calls, run_id)
-        except FleetError as trouble:
-            error.add_note(f"The accepted part may be running as {run_id}: {trouble.message}")
+        except FleetError as failure:
+            error.add_note(f"The accepted part may be running as {run_id}: {failure.message}")
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
         run_socket = self._sockets.get(prompt_id) or await self._find(prompt_id)

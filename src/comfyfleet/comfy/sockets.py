@@ -36,15 +36,15 @@ SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 
 
 class SocketRefused(ServerUnavailable):
-    """The server responds, but not with a websocket. Usually there is a proxy in between."""
+    """Raised if the server responds but doesn't open a websocket. Usually, a proxy is the cause."""
 
 
 class ServerSocket:
     """Delivers each message to its run, and reconnects when the connection is lost.
 
-    After a reconnect, the socket is `degraded`: the server may drop the new socket together with
-    the old one (both have the same client id), and then sends nothing. A socket that missed a whole
-    run is degraded as well. Runs on a degraded socket are also polled, and new runs get a new
+    After a reconnect, the socket is `degraded`, because the server may drop the new socket together
+    with the old one (both have the same client id) and then send nothing. A socket that missed a
+    whole run is degraded as well. Runs on a degraded socket are also polled, and new runs get a new
     socket.
     """
 
@@ -102,14 +102,14 @@ class ServerSocket:
             try:
                 return await self._connect()
             except websockets.InvalidHandshake as error:
-                trouble: ServerUnavailable = SocketRefused(
+                failure: ServerUnavailable = SocketRefused(
                     self._calls.unavailable(SOCKET, error).message
                 )
                 if not _is_transient(error):
                     break
             except SOCKET_ERRORS as error:
-                trouble = self._calls.unavailable(SOCKET, error)
-        raise trouble
+                failure = self._calls.unavailable(SOCKET, error)
+        raise failure
 
     async def _connect(self) -> ClientConnection:
         seconds = self._calls.limits.connect_seconds
@@ -118,7 +118,8 @@ class ServerSocket:
                 self._url(),
                 open_timeout=seconds,
                 close_timeout=1,
-                # A node that blocks the interpreter doesn't answer pings, but is still alive.
+                # No pings are sent, because a server whose node blocks the interpreter can't answer
+                # them but is still alive.
                 ping_interval=None,
                 compression=None,
                 max_size=FRAME_BYTES_MAX,
@@ -126,8 +127,8 @@ class ServerSocket:
             try:
                 async with asyncio.timeout(seconds):
                     await socket.send(HELLO)
-                    # The server has registered our id once it sends its first message, so no event
-                    # is lost from here on.
+                    # Wait for the first message. It shows that the server has registered our id, so
+                    # no event is lost from here on.
                     self._take(await socket.recv())
             except BaseException:
                 await socket.close()
@@ -152,8 +153,8 @@ class ServerSocket:
                 self._take(await socket.recv())
 
     async def _reconnect(self) -> ClientConnection | None:
-        """Reconnects. Returns None if no run needs the socket or the server doesn't respond.
-        Followers notice the latter by polling."""
+        """Reconnects. Returns None if no run needs the socket or if the server doesn't respond, in
+        which case runs are polled."""
         self.degraded = True
         self._reconnects += 1
         if self.idle or self._reconnects > RECONNECTS_MAX:
@@ -163,7 +164,7 @@ class ServerSocket:
                 await self._calls.retry.back_off(self._reconnects - 1)
             socket = await self._connect_with_retries()
         except ServerUnavailable as error:
-            logger.warning("websocket lost, runs are polled", extra={"reason": error.message})
+            logger.warning("websocket lost; polling runs instead", extra={"reason": error.message})
             return None
         for run_id, inbox in self._runs.items():
             inbox.put(Reconnected(run_id))
@@ -190,8 +191,8 @@ class ServerSocket:
         run."""
         match message:
             case NodeStarted(run_id=""):
-                # Sent to a socket that connects while one of its runs is executing. With several
-                # runs, it is unknown which one.
+                # The server sends this to a socket that connects while one of its runs is
+                # executing. If the socket has several runs, the message could belong to any.
                 only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
                 return replace(message, run_id=self._current or only)
             case (
@@ -209,10 +210,10 @@ def _is_transient(error: websockets.InvalidHandshake) -> bool:
     return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500
 
 
-# How many runs keep a socket. Runs that were submitted and never followed are dropped, oldest
-# first.
+# Maximum number of runs that have a socket. The oldest ones lose theirs first, because runs that
+# were submitted may never be followed.
 RUN_SOCKETS_MAX = 1000
-# Seconds until a server that refused a websocket is tried again.
+# Seconds for which runs are polled after a server refused a websocket.
 WITHOUT_SOCKET_SECONDS = 300.0
 
 
@@ -220,8 +221,8 @@ WITHOUT_SOCKET_SECONDS = 300.0
 class RunSocket:
     """The socket of a run.
 
-    `fresh` means that it has received the run's messages from the beginning, and that nobody has
-    read them yet.
+    `fresh` means that the socket has received the run's messages from the beginning and that they
+    have not been read yet.
     """
 
     inbox: Inbox
@@ -274,7 +275,7 @@ class SocketPool:
         """Switches to polling if the server responds to other calls."""
         await self._calls.ask_json(QUEUE)
         if not self._has_no_socket:
-            logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
+            logger.warning("no WebSocket to the backend; polling runs instead: %s", error.message)
         self._has_no_socket = True
         self._polling_until = self._calls.retry.clock() + WITHOUT_SOCKET_SECONDS
 

@@ -1,4 +1,4 @@
-"""Decodes errors of the control plane's API, `{"error": {"code", "message", "details"}}`, into our
+"""Converts errors of the control plane's API, `{"error": {"code", "message", "details"}}`, to our
 error classes."""
 
 from typing import Any, NamedTuple
@@ -42,11 +42,11 @@ def error_fields(response: httpx.Response) -> ErrorFields | None:
 
 
 def error_from_response(response: httpx.Response) -> FleetError:
-    """Builds the error that the API raised. `details` are the API's own, plus `status`."""
+    """Builds an error from the API's response. Its `details` also contain the `status`."""
     error = error_fields(response)
     if error is None:
         return UnexpectedAnswer(
-            f"{response.url.host} is not a control plane: it returned {response.status_code} with "
+            f"{response.url.host} isn't a control plane. It returned {response.status_code} with "
             f"{response.text[:BEGINNING_CHARACTERS]!r}",
             status=response.status_code,
         )
@@ -67,6 +67,6 @@ def _insufficient(message: str, details: dict[str, Any]) -> FleetError:
 
 
 def _details(value: object) -> dict[str, Any]:
-    # The names of the constructor's own parameters can't be passed twice.
+    # Remove names that are parameters of the constructor, because they can't be passed twice.
     named = value if isinstance(value, dict) else {}
     return {str(name): item for name, item in named.items() if name not in ("message", "self")}

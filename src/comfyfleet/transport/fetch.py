@@ -1,4 +1,4 @@
-"""An HTTP client for customers' URLs that is safe against SSRF. Each host name is resolved once,
+"""An HTTP client for URLs from customers that is safe against SSRF. Each host name is resolved once,
 its addresses are checked, and the checked address is called. Downloads are limited in size, time,
 redirects and media type."""
 
@@ -34,7 +34,7 @@ ADDRESSES_MAX = 32
 
 
 class PublicHttpClient:
-    """The only way for the control plane to call URLs from customers."""
+    """Calls URLs from customers. The control plane calls them only by this client."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class PublicHttpClient:
         self._client: httpx.AsyncClient | None = None
 
     async def _open(self) -> "httpx.AsyncClient":
-        """Returns the client, which the first request creates in a thread.
+        """Returns the client. The first request creates it in a thread.
 
         The client and the system's certificates cost memory and start-up time, and many control
-        planes never need them. Reading the certificates in the event loop would block it for longer
-        than any request may take.
+        planes never need them. Reading the certificates in the event loop would block it for too
+        long.
         """
         async with self._opening:
             if self._client is None:
@@ -72,7 +72,8 @@ class PublicHttpClient:
 
         return httpx.AsyncClient(
             transport=self._transport or _transport(_trusted()),
-            # A proxy from the environment would resolve the name again, and could go anywhere.
+            # Proxies from the environment are ignored. They would resolve the name again, possibly
+            # to a private address.
             trust_env=False,
             follow_redirects=False,
             headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"},
@@ -100,7 +101,7 @@ class PublicHttpClient:
         client = await self._open()
         import httpx
 
-        # The TLS handshake requests the certificate for the host's name, not for the address.
+        # Request and check the certificate for the host's name instead of its address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         request = client.build_request(
             method,
@@ -114,7 +115,7 @@ class PublicHttpClient:
         except httpx.HTTPError as error:
             raise _unavailable(f"{target.host} did not respond", error) from error
         try:
-            # Cookies of one host must not be sent to another. We don't need them at all.
+            # Drop all cookies, so that one host's cookies are never sent to another.
             client.cookies.clear()
             yield response
         except httpx.HTTPError as error:
@@ -141,7 +142,7 @@ class PublicHttpClient:
     ) -> Address:
         addresses = await self._addresses_of(target, who)
         if not addresses:
-            raise InputUnavailable(f"the host {target.host} can't be found", field="url")
+            raise InputUnavailable(f"the host {target.host} can't be resolved", field="url")
         return _require_allowed(target, addresses, listed)
 
     async def _addresses_of(self, target: PublicUrl, who: Hashable) -> Sequence[str]:
@@ -169,14 +170,14 @@ def _require_allowed(
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Returns the system's certificates. They are read once, because there are hundreds of them."""
+    """Returns a TLS context with the system's certificates. It is created once, because reading
+    hundreds of certificates takes time."""
     return ssl.create_default_context()
 
 
 def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
-    """Returns a transport without keep-alive. Connections are pooled by address, so a connection
-    whose certificate was checked for one name would be reused for all other names at that
-    address."""
+    """Returns a transport without keep-alive. httpx pools connections by address, so it would reuse
+    a connection whose certificate was checked for one name for other names at that address."""
     import httpx
 
     return httpx.AsyncHTTPTransport(
@@ -253,7 +254,7 @@ class Fetcher:
                     return
                 location = response.headers.get("Location", "")
             target = redirect_target(target, location, ports=self._outward.ports)
-        raise InputUnavailable(f"more than {REDIRECTS_MAX} redirects", field="url")
+        raise InputUnavailable(f"the URL redirects more than {REDIRECTS_MAX} times", field="url")
 
     async def _source(
         self, target: PublicUrl, response: "httpx.Response", limits: FetchLimits
@@ -266,17 +267,20 @@ class Fetcher:
         head = await _head(chunks)
         media_type = self._media_type_of(head)
         if media_type is None:
-            raise InputUnavailable("the URL leads to no supported media type", field="url")
+            raise InputUnavailable("the file at the URL isn't a supported media type", field="url")
         return FetchedSource(media_type, size, _filename(target), _joined(head, chunks))
 
 
 def _check_answer(target: PublicUrl, response: "httpx.Response") -> None:
     if response.status_code != 200:
         raise InputUnavailable(f"{target.host} returned {response.status_code}", field="url")
-    # The request asks for an unencoded body. A compressed one is refused, because it could unpack
-    # to more bytes than were counted.
+    # We request an unencoded body and refuse a compressed one, because it could unpack to more
+    # bytes than the limit.
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise InputUnavailable(f"{target.host} sent the file with a content encoding", field="url")
+        raise InputUnavailable(
+            f"{target.host} sent the file with a content encoding, which isn't supported",
+            field="url",
+        )
 
 
 async def _limited(chunks: AsyncIterator[bytes], limits: FetchLimits) -> AsyncIterator[bytes]:
@@ -305,14 +309,14 @@ async def _joined(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def _filename(target: PublicUrl) -> str:
-    """Returns a file name for display only. Storage keys are created by `files`, where no name can
-    become a path."""
+    """Returns a file name for display. It isn't used as a path, because `files` creates the storage
+    keys."""
     return target.path.partition("?")[0].rpartition("/")[2] or "file"
 
 
 def _too_large(limits: FetchLimits) -> LimitExceeded:
     return LimitExceeded(
-        f"the file at the URL has more than {limits.max_bytes:,} bytes",
+        f"the file at the URL is larger than {limits.max_bytes:,} bytes",
         field="url",
         max_bytes=limits.max_bytes,
     )

@@ -23,7 +23,7 @@ async def open_file(path: Path, mode: str = "rb") -> BinaryIO:
 
 
 async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
-    """Opens something in a thread.
+    """Calls a function that opens a file in a thread.
 
     A thread can't be cancelled. If the caller is cancelled in the meantime, the object is closed
     after the thread has opened it.
@@ -79,15 +79,15 @@ async def save_body(
 
 
 def _too_large(bytes_max: int) -> LimitExceeded:
-    return LimitExceeded(f"the file has more than {bytes_max:,} bytes", max_bytes=bytes_max)
+    return LimitExceeded(f"the file is larger than {bytes_max:,} bytes", max_bytes=bytes_max)
 
 
 async def _save(groups: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
     first = await anext(groups)
     size = sum(map(len, first))
     if size < CHUNK_BYTES:
-        # This is the whole file. Most files are small, so they are written with a single switch to
-        # a thread.
+        # The file is complete. Most files are small enough to be written with a single switch to a
+        # thread.
         await asyncio.to_thread(_write_whole, part, to, first)
         return size
     with await _open_new(part) as file:

@@ -1,5 +1,5 @@
-"""The base HTTP client of the SDK, the worker and backends. A call is sent once, and repeated only
-where this is safe."""
+"""The HTTP client on which the SDK, the worker and backends are based. It retries a call only if
+this is safe."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 60.0
 # Seconds until an idle connection is closed. This is shorter than the keep-alive time of common
 # servers, so that they don't close a connection that is about to be used.
 KEEP_ALIVE_SECONDS = 4.0
-# Errors after which the request was certainly not sent, so it can have no effect.
+# Errors that occur before a request is sent, so the request can't have had an effect.
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 # Statuses for requests that were refused before they were processed.
 UNPROCESSED_STATUSES = frozenset({429})
@@ -31,14 +31,14 @@ CHAIN_MAX = 10
 _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
     (ConnectionRefusedError, "connection refused"),
     (ConnectionResetError, "the connection was lost"),
-    (socket.gaierror, "its name can't be resolved"),
-    (httpx.ConnectTimeout, "no connection within the time allowed"),
-    (httpx.TimeoutException, "no answer within the time allowed"),
-    (TimeoutError, "no answer within the time allowed"),
-    (httpx.RemoteProtocolError, "the connection was closed without an answer"),
+    (socket.gaierror, "the host name can't be resolved"),
+    (httpx.ConnectTimeout, "connecting timed out"),
+    (httpx.TimeoutException, "no response before the timeout"),
+    (TimeoutError, "no response before the timeout"),
+    (httpx.RemoteProtocolError, "the connection was closed without a response"),
 )
 
-# OpenSSL's reasons for a response in plain HTTP.
+# OpenSSL reports these reasons if the server responds in plain HTTP.
 _PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 
@@ -107,7 +107,7 @@ class Call:
 
 @dataclass(slots=True)
 class CallRecord:
-    """Data about a call for logs, which is filled in while the call runs."""
+    """Data about a call for the log. It is filled in while the call runs."""
 
     status: int | None = None
 
@@ -136,12 +136,11 @@ class HttpClient:
             return response
 
     async def send(self, call: Call, *, may_repeat: bool) -> httpx.Response:
-        """Returns the response after as many attempts as allowed. Its status may still be an error.
+        """Sends a call with retries and returns the response, whose status may be an error.
 
-        Repeats calls that were not sent, and calls with a `retryable` response. A call that was
-        sent without getting a response is repeated only if it `may_repeat`. Raises
-        ServerUnavailable. Raises OutcomeUnknown for a call that was sent, got no response and may
-        not be repeated.
+        Retries calls that were not sent, and calls with a `retryable` response. A call that was
+        sent but got no response is retried only if `may_repeat` is set. Otherwise, raises
+        OutcomeUnknown. Raises ServerUnavailable after the last attempt.
         """
         attempt = 0
         while True:
@@ -154,7 +153,8 @@ class HttpClient:
                 if was_sent and not may_repeat:
                     reason = describe_network_error(error)
                     raise OutcomeUnknown(
-                        f"{call.operation} was sent, but it is unknown whether the server received it: {reason}"
+                        f"{call.operation} was sent, but the server may not have received it: "
+                        f"{reason}"
                     ) from error
                 if is_last:
                     raise self.unavailable(call, error) from error
@@ -238,7 +238,7 @@ def describe_network_error(error: BaseException) -> str:
     text."""
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_ANSWERS:
-            return "it doesn't speak TLS; use http:// instead of https://"
+            return "the server doesn't support TLS; use http:// instead of https://"
         for kind, words in _CAUSE_TEXTS:
             if isinstance(cause, kind):
                 return words

@@ -18,7 +18,8 @@ from comfyfleet.errors import InputUnavailable
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 THREADS_MAX = 8
-LOOKUPS_PER_TENANT_MAX = 1  # further lookups of the tenant wait, within the same deadline
+# Other lookups of the same tenant have to wait. The deadline of a lookup includes this time.
+LOOKUPS_PER_TENANT_MAX = 1
 LOOKUP_SECONDS_MAX = 3.0
 
 
@@ -39,8 +40,8 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class NameLookups:
-    """Limits lookups in time and per tenant. A lookup that exceeds its time counts until it
-    actually ends."""
+    """Limits the duration of lookups and their number per tenant. A lookup that times out still
+    counts until it actually ends."""
 
     def __init__(self, resolver: Resolver, *, seconds_max: float = LOOKUP_SECONDS_MAX) -> None:
         self._resolver = resolver
@@ -50,8 +51,8 @@ class NameLookups:
         self._tasks: set[asyncio.Task[Sequence[str]]] = set()
 
     async def addresses(self, host: str, port: int, who: Hashable) -> Sequence[str]:
-        """Returns the addresses of a host, or none if there is no such name. Raises
-        InputUnavailable if the lookup takes too long."""
+        """Returns the addresses of a host, or an empty sequence if its name can't be resolved.
+        Raises InputUnavailable if the lookup takes too long."""
         try:
             async with asyncio.timeout(self._seconds_max):
                 async with self._changed:
@@ -61,7 +62,7 @@ class NameLookups:
         except TimeoutError:
             raise InputUnavailable(
                 f"the host {host} could not be looked up within {self._seconds_max:g} seconds; "
-                f"{LOOKUPS_PER_TENANT_MAX} host per tenant can be looked up at a time",
+                f"only {LOOKUPS_PER_TENANT_MAX} host per tenant is looked up at a time",
                 field="url",
             ) from None
 

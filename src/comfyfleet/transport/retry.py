@@ -1,4 +1,4 @@
-"""Decides when a failed call is repeated: back-off and Retry-After."""
+"""Decides when a failed call is retried, based on a back-off and the Retry-After header."""
 
 import asyncio
 import email.utils
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_SECONDS_MAX = 8.0
-# If a server requests a longer delay, the call fails immediately, and the caller gets the server's
-# number.
+# If a server requests a longer delay than this, the call fails immediately and the caller gets the
+# response with the delay.
 RETRY_AFTER_SECONDS_MAX = 60.0
 _DIGITS_MAX = 9
 
@@ -28,7 +28,7 @@ class RetryPolicy:
     chance: Callable[[], float] = random.SystemRandom().random
 
     async def back_off(self, attempt: int) -> None:
-        """Sleeps before the next attempt, after `attempt` attempts have failed."""
+        """Sleeps before the next attempt. `attempt` is the number of failed attempts."""
         await self.sleep(backoff_seconds(attempt, self.chance()))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from comfyfleet.errors import LimitExceeded
 
-EVENT_BYTES_MAX = 32 * 1024 * 1024  # a preview is an image in base64
+EVENT_BYTES_MAX = 32 * 1024 * 1024  # large enough for a preview, which is an image in base64
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -22,11 +22,10 @@ class ServerEvent(NamedTuple):
 
 
 class EventParser:
-    """Parses a byte stream into events. Returns only complete events: an event that is cut off
-    before its blank line is dropped.
+    """Parses a byte stream into events. An event without its final blank line is dropped.
 
     `last_id` is preserved until the next id, so that a reader can resume after it. `comments`
-    counts the servers' keep-alive lines.
+    counts the server's keep-alive lines.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -52,7 +51,7 @@ class EventParser:
         if rest:
             self._partial.append(rest)
         if self._bytes > EVENT_BYTES_MAX:
-            raise LimitExceeded(f"a server-sent event of more than {EVENT_BYTES_MAX} bytes")
+            raise LimitExceeded(f"a server-sent event is larger than {EVENT_BYTES_MAX} bytes")
 
     def _without_rest_of_line_end(self, piece: bytes) -> bytes:
         """Drops a line feed that belongs to the previous piece's carriage return."""

@@ -1,5 +1,5 @@
-"""Guards against SSRF: parses customers' URLs and refuses those that lead into a private network.
-Pure."""
+"""Guards against SSRF by parsing customers' URLs and refusing private addresses. All functions are
+pure."""
 
 import ipaddress
 import re
@@ -14,8 +14,8 @@ from comfyfleet.errors import InvalidInput
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Networks that the standard library considers global, or did in some version, although they contain
-# no public servers.
+# Networks without public servers that the standard library considers global, at least in some
+# versions.
 _NOT_V4 = tuple(
     ipaddress.IPv4Network(network)
     for network in (
@@ -49,15 +49,15 @@ _SPELLED = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 
 
 def address_spelled(host: str) -> Address | None:
-    """Returns the address that a host means without a lookup, in any notation: 127.1, 0x7f.1,
-    2130706433, localhost. Returns None for other names."""
+    """Returns the address of a host that needs no lookup, such as 127.1, 0x7f.1, 2130706433 or
+    localhost. Returns None for other names."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return ipaddress.IPv4Address("127.0.0.1")
     if (address := parse_address(host)) is not None:
         return address
     try:
-        # The system's resolver parses it in the same way.
+        # The system's resolver also uses inet_aton.
         return ipaddress.IPv4Address(inet_aton(name)) if _SPELLED.fullmatch(name) else None
     except OSError:
         return None
@@ -111,7 +111,7 @@ class PublicUrl:
 
 
 def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) -> PublicUrl:
-    """Parses and checks a customer's URL. If `ports` is None, any port is allowed."""
+    """Parses and checks a customer's URL. If `ports` is None, all ports are allowed."""
     if len(url) > URL_CHARACTERS_MAX:
         raise _refused(f"it has more than {URL_CHARACTERS_MAX:,} characters")
     if any(character <= " " or character == "\\" for character in url) or not url.isprintable():
@@ -120,7 +120,7 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise _refused("it can't be read") from None
+        raise _refused("it isn't a valid URL") from None
     if parts.scheme not in PORTS:
         raise _refused("it must begin with https:// or http://")
     if not host or "@" in parts.netloc or "%" in host:
@@ -141,14 +141,14 @@ HostPort: TypeAlias = tuple[str, int]
 
 
 def is_listed(target: PublicUrl, listed: Collection[HostPort]) -> bool:
-    """Checks whether a URL leads to exactly one of these hosts and ports, as written."""
+    """Checks whether a URL's host and port are exactly one of these pairs."""
     return (target.host, target.port) in listed
 
 
 def parse_webhook_url(
     url: str, listed: Collection[HostPort], *, ports: frozenset[int] | None = USUAL_PORTS
 ) -> PublicUrl:
-    """Parses the URL of a webhook. A host and port that the operator has listed may be private."""
+    """Parses the URL of a webhook. Hosts and ports that the operator has listed may be private."""
     target = parse_public_url(url, ports=None)
     if is_listed(target, listed):
         return target
@@ -159,8 +159,8 @@ def parse_webhook_url(
             else f"{target.host}:{target.port}"
         )
         raise InvalidInput(
-            f"the URL can't be used: the port must be {_listed(ports)}, unless the operator lists {place}, "
-            "exactly as in the URL, in COMFYFLEET_WEBHOOK_PRIVATE_HOSTS",
+            f"the URL can't be used: the port must be {_listed(ports)}, unless the operator lists "
+            f"{place}, exactly as in the URL, in COMFYFLEET_WEBHOOK_PRIVATE_HOSTS",
             field="url",
         )
     return parse_public_url(url, ports=ports)
@@ -171,10 +171,10 @@ def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] |
     try:
         url = urljoin(target.url, location)
     except ValueError:  # for example, http://[
-        raise _refused("it redirects to an address that can't be read") from None
+        raise _refused("it redirects to an invalid address") from None
     redirected = parse_public_url(url, ports=ports)
     if target.scheme == "https" and redirected.scheme == "http":
-        raise _refused("it leads from https to http")
+        raise _refused("it redirects from https to http")
     return redirected
 
 
@@ -182,7 +182,7 @@ def _ascii(host: str) -> str:
     try:
         return host.encode("idna").decode() if not host.isascii() else host
     except UnicodeError:
-        raise _refused("its host is not a valid name") from None
+        raise _refused("the host name isn't valid") from None
 
 
 def _refused(why: str) -> InvalidInput:
