@@ -65,5 +65,5 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
         command: list[str | Path] = [COMFYFLEET, "engine", "--port", url.rpartition(":")[2]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_SECONDS_MAX)
     assert done.returncode == 1
-    assert "can't be listened on" in done.stderr
+    assert "can't listen on" in done.stderr
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]

@@ -169,7 +169,7 @@ def test_the_engine_tells_of_a_taken_port_as_the_others_do() -> None:
         result = comfyfleet("engine", "--port", str(taken.getsockname()[1]))
     assert result.code == 1
     assert "can't listen on" in result.lines[0]
-    assert result.lines[1].startswith("hint: Another process may use this port")
+    assert result.lines[1].startswith("hint: The port may be in use")
 
 
 def test_several_processes_are_refused_on_sqlite(tmp_path: Path) -> None:

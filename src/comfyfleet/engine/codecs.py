@@ -29,7 +29,7 @@ from comfyfleet.engine.node import require_memory, require_small
 from comfyfleet.errors import NodeFailed
 from comfyfleet.media import OPEN_OPTIONS, measure_picture
 
-# Pixel formats that are decoded to 8-bit RGB. They include full-range JPEG.
+# Pixel formats that are decoded to 8-bit RGB. The formats of full-range JPEGs are among them.
 BYTE_FORMATS = frozenset({"rgb24", "rgba", "pal8", "yuvj420p", "yuvj422p", "yuvj444p"})
 ALIGNMENT_PIXELS = 32
 
@@ -63,14 +63,15 @@ def open_media(source: Source) -> Iterator[av.container.InputContainer]:
     """Opens a file for reading. Raises NodeFailed if FFmpeg can't read it."""
     file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
-        # Measured by our own reader, because FFmpeg decodes an image when it opens it.
+        # Our own reader measures the file first, because FFmpeg decodes an image when opening it.
         require_small(measure_picture(source))
         with av.open(file, mode="r", options=dict(OPEN_OPTIONS)) as container:
             for stream in container.streams.video:
                 require_small((stream.width, stream.height))
             yield container
     except (av.error.FFmpegError, OSError) as error:
-        # Omits the path that FFmpeg adds, because clients must not see the server's paths.
+        # The message doesn't contain FFmpeg's path, because clients must not see the server's
+        # paths.
         raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
 
 
@@ -188,7 +189,7 @@ class _FrameReader:
             self.has_alpha = _has_alpha(frame)
             self._format = _target_format(frame.format.name, has_alpha=self.has_alpha)
         pixels = self._converted(frame, self._format)
-        # Uses FFmpeg's rotation like ComfyUI, although it is wrong for mirrored images.
+        # Like ComfyUI, this uses FFmpeg's rotation, although it is wrong for mirrored images.
         quarters = round(frame.rotation // 90)
         return np.rot90(pixels, k=quarters).copy() if quarters else pixels
 
@@ -218,7 +219,7 @@ def _target_format(name: str, *, has_alpha: bool) -> str:
 
 
 def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
-    """Pads to a multiple of 32 and repeats the border pixels in the padding."""
+    """Builds a filter that pads frames to a multiple of 32 pixels by repeating the border."""
     width = -(-frame.width // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     height = -(-frame.height // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     right, bottom = width - frame.width, height - frame.height
@@ -230,7 +231,7 @@ def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
         time_base=frame.time_base or Fraction(1, av.time_base),
     )
     steps = [start, graph.add("pad", f"{width}:{height}:0:0")]
-    # FFmpeg smears over at most half of an image. ComfyUI can't load smaller images at all.
+    # FFmpeg can fill at most half of the padded image this way. ComfyUI can't load smaller images.
     if 2 * right <= width and 2 * bottom <= height:
         borders = f"left=0:right={right}:top=0:bottom={bottom}:mode=smear"
         steps.append(graph.add("fillborders", borders))
@@ -351,7 +352,7 @@ def _frame(image: Image, bit_depth: int) -> av.VideoFrame:
     if bit_depth < DEEP_BITS:
         frame = av.VideoFrame.from_ndarray(to_bytes(image), format="rgb24")
     else:
-        # Converted via 16 bits, because bytes would lose the additional precision of 10 bits.
+        # Convert via 16 bits, because 8 bits would lose the precision of a 10-bit format.
         deep = np.clip(image * np.float32(65535), 0, 65535).astype(np.uint16)
         frame = av.VideoFrame.from_ndarray(deep, format="rgb48le")
     return frame.reformat(format=pixel_format(bit_depth))
@@ -359,7 +360,7 @@ def _frame(image: Image, bit_depth: int) -> av.VideoFrame:
 
 @contextmanager
 def new_file(target: Target, tags: Tags, *, format: str) -> Iterator[av.container.OutputContainer]:
-    """Opens a container for writing. Deletes the file if it could not be completed."""
+    """Opens a container for writing. Deletes the file if it can't be completed."""
     # Without this flag, MP4 drops all unknown tags, such as the prompt.
     flags = "use_metadata_tags" if isinstance(target, io.BytesIO) else "use_metadata_tags+faststart"
     options = {"movflags": flags} if format == "mp4" else {}
@@ -422,7 +423,7 @@ COPIED = (av.VideoStream, av.AudioStream, SubtitleStream)
 def save_mp4(
     source: Source, window: ClipWindow, target: Path, *, format: str, codec: str, tags: Tags
 ) -> None:
-    """Copies the streams if nothing must change, otherwise encodes them."""
+    """Copies the streams if nothing has to change. Otherwise, encodes them."""
     with open_media(source) as container:
         can_copy = window == WHOLE and _is_wanted(container, format, codec)
         if can_copy and _copy(container, target, tags):
@@ -442,7 +443,7 @@ def _copy(container: av.container.InputContainer, target: Path, tags: Tags) -> b
     with new_file(target, {**container.metadata, **tags}, format="mp4") as output:
         copies = {}
         for stream in container.streams:
-            # Without a codec context, FFmpeg doesn't know the codec.
+            # Skip streams without a codec context, because FFmpeg doesn't know their codec.
             if not isinstance(stream, COPIED) or stream.codec_context is None:
                 continue
             try:
@@ -466,12 +467,12 @@ def transcode(source: Source, window: ClipWindow, target: Path, *, tags: Tags) -
         frames = frames_within(container, stream, window)
         first = next(frames, None)
         if first is None:
-            raise NodeFailed("this part of the video has no frames")
+            raise NodeFailed("this part of the video contains no frames")
         width, height = _upright_size(first)
         with new_file(target, {**container.metadata, **tags}, format="mp4") as output:
             out = add_h264(output, frame_rate(stream), width, height, stream_bit_depth(stream))
-            # Frames keep their own timestamps. Reordering would shift the timestamps in a trimmed
-            # video.
+            # B-frames are disabled, because reordering frames would shift the timestamps of a
+            # trimmed video.
             out.codec_context.max_b_frames = 0
             out.codec_context.time_base = stream.time_base or Fraction(1, av.time_base)
             track = add_aac(output, audio)
@@ -485,7 +486,7 @@ def _upright_size(frame: av.VideoFrame) -> tuple[int, int]:
     is_turned = round(frame.rotation // 90) % 2 == 1
     width, height = (frame.height, frame.width) if is_turned else (frame.width, frame.height)
     if width % 2 or height % 2:
-        raise NodeFailed(f"H.264 needs even sides, not {width}x{height}")
+        raise NodeFailed(f"H.264 requires an even width and height, not {width}x{height}")
     return width, height
 
 
@@ -497,7 +498,7 @@ def _prepared(frames: Iterable[av.VideoFrame], pixels: str) -> Iterator[av.Video
         start = position if start is None else start
         prepared = _converted(_rotated(frame), pixels)
         prepared.pts, prepared.time_base = position - start, frame.time_base
-        # Otherwise, the encoder would repeat the source's choice of key frames.
+        # Let the encoder choose the key frames. Otherwise, it would use those of the source.
         prepared.pict_type = PictureType.NONE
         yield prepared
 
@@ -513,7 +514,7 @@ def _rotated(frame: av.VideoFrame) -> av.VideoFrame:
 def _converted(frame: av.VideoFrame, pixels: str) -> av.VideoFrame:
     if frame.color_range != ColorRange.JPEG:
         return frame.reformat(format=pixels)
-    # Players assume that H.264 has limited range.
+    # Convert full range to limited range, which players assume for H.264.
     return frame.reformat(format=pixels, src_color_range="JPEG", dst_color_range="MPEG")
 
 

@@ -45,7 +45,7 @@ from comfyfleet.protocol.validation import Prompt, is_link, traceback_lines, typ
 
 
 class Executor:
-    """The state that outlives single runs: cached results and the memory of nodes."""
+    """Runs prompts, and holds the state that outlives a run: cached results and nodes' memory."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Executor:
         random: Random,
         dangling_link_kills: bool = False,
     ) -> None:
-        # The client and the node that is running for it. Sent to a socket that connects during a
-        # run.
+        # The client and the id of the executing node. They are sent to sockets that connect during
+        # a run.
         self.executing: tuple[Any, str] | None = None
         self._nodes = nodes
         self._folders = folders
@@ -114,19 +114,19 @@ class Executor:
         return self._memories.setdefault((node_id, class_type), {})
 
     def _forget_absent(self, prompt: Prompt) -> None:
-        """Drops the memory of nodes that this prompt lacks. ComfyUI also keeps a node object only
-        while every prompt contains it."""
+        """Drops the memory of nodes that this prompt doesn't contain. ComfyUI drops its node
+        objects at the same time."""
         present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
         self._memories = {key: memory for key, memory in self._memories.items() if key in present}
 
     def _prepare(self, prompt: Prompt) -> Prompt:
-        """Returns the prompt as nodes see it and saved files contain it. Nodes whose result depends
-        on more than their inputs have an additional `is_changed`."""
+        """Returns the prompt in the form that nodes and saved files get. Adds `is_changed` to nodes
+        whose result depends on more than their inputs."""
         return {node_id: self._prepare_node(node) for node_id, node in prompt.items()}
 
     def _prepare_node(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         if "inputs" not in node:
-            # Such a node passes validation if only undeclared links lead to it.
+            # Validation allows this for a node that is only linked to undeclared inputs.
             node = {**node, "inputs": {}}
         kind = self._nodes[node["class_type"]]
         if kind.fingerprint is None or "is_changed" in node:
@@ -142,9 +142,8 @@ class Executor:
 
 
 STOP_SECONDS = 5.0
-# Delay before a prompt runs. Some clients subscribe to a prompt's events only after they have read
-# the response to its submission. ComfyUI is slow enough for them, but a cached run would be over
-# before.
+# Delay in seconds before a prompt runs. Some clients subscribe to a prompt's events only after they
+# have read the response to its submission. Without the delay, a cached run would be over by then.
 HEAD_START_SECONDS = 0.002
 
 log = logging.getLogger(__name__)
@@ -196,7 +195,7 @@ class ExecutorThread:
             try:
                 self._run_next()
             except Exception:
-                log.exception("the worker thread encountered an error outside of any node")
+                log.exception("the executor thread encountered an error outside of any node")
                 if self._mortal:
                     return
 
@@ -224,8 +223,8 @@ class ExecutorThread:
             self._audience.send("executing", ended, item.client_id)
 
     def _head_start_left(self, item: QueuedPrompt) -> float:
-        """Returns the rest of the delay in seconds. It is 0 for a prompt that had to wait
-        anyway."""
+        """Returns the remaining part of the delay in seconds. It is 0 for a prompt that has already
+        waited in the queue."""
         age = self._clock() - item.extra_data.get("create_time", 0) / 1000
         return max(HEAD_START_SECONDS - age, 0.0) if age >= 0 else 0.0
 

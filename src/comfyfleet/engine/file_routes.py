@@ -55,7 +55,7 @@ async def _chunks(path: Path, start: int, remaining: int) -> AsyncIterator[bytes
 
 
 async def _read(descriptor: int, size: int) -> bytes:
-    # A small file is in the page cache, so a thread would cost more than the read.
+    # Small files are read directly, because that is faster than switching to a thread.
     if size < CHUNK_BYTES:
         return os.read(descriptor, size)
     return await asyncio.to_thread(os.read, descriptor, size)

@@ -20,7 +20,7 @@ from comfyfleet.errors import NodeFailed
 Image = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-# Any array with height and width as second and third axis.
+# An array whose second and third axes are height and width.
 Picture = npt.NDArray[np.float32]
 
 
@@ -50,7 +50,7 @@ def from_bytes(pixels: Bytes) -> Image:
 
 
 def as_masks(mask: Mask) -> Mask:
-    """Converts a mask without a batch axis to a batch of one."""
+    """Returns masks with a batch axis. A mask without one becomes a batch with a single mask."""
     return mask.reshape((-1, *mask.shape[-2:]))
 
 
@@ -82,7 +82,7 @@ def match_channels(source: Image, target: Image) -> Image:
 
 METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")
 CROPS = ("disabled", "center")
-# Parameter of the cubic kernel. This is torch's choice. Other libraries use -0.5.
+# Parameter of the cubic kernel that torch uses. Other libraries use -0.5.
 CUBIC_A = -0.75
 
 Indices = npt.NDArray[np.intp]
@@ -120,7 +120,7 @@ def crop_to_aspect(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _require_size(picture: Picture, width: int, height: int, method: str) -> None:
-    # Area averaging may return an empty image. The other methods refuse empty sizes.
+    # Area averaging can return an empty image, but the other methods refuse empty sizes.
     smallest = 0 if method == "area" else 1
     if 0 in picture.shape[1:] or min(width, height) < smallest:
         old_height, old_width = picture.shape[1:3]
@@ -139,7 +139,8 @@ def _lanczos(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _nearest(picture: Values, axis: int, size: int) -> Values:
-    # In float32 like torch, because rounding matters where (i + 0.5) * old / size is an integer.
+    # Computed in float32 like torch, because rounding matters where (i + 0.5) * old / size is an
+    # integer.
     old = picture.shape[axis]
     position = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(old / size)
     index = np.minimum(np.floor(position).astype(np.intp), old - 1)
@@ -222,7 +223,7 @@ def blur(image: Image, radius: int, sigma: float) -> npt.NDArray[np.float64]:
     """Blurs with mirrored borders. The kernel is separable, so each axis is blurred separately."""
     height, width = image.shape[1:3]
     if radius >= min(height, width):
-        raise NodeFailed(f"radius {radius} is too large for a picture of {width}x{height}")
+        raise NodeFailed(f"radius {radius} is too large for an image of {width}x{height}")
     row = gaussian(radius, sigma)
     return _along(_along(image.astype(np.float64), 1, row), 2, row)
 
@@ -251,7 +252,7 @@ def dilate(mask: Mask, steps: int, tapered_corners: bool) -> Mask:
     shape = CROSS if tapered_corners else SQUARE
     for _ in range(abs(steps)):
         grown = _once(mask, shape, pick)
-        # There may be thousands of steps, but the mask stops changing much earlier.
+        # Stop early, because there may be thousands of steps after which nothing changes.
         if np.array_equal(grown, mask):
             break
         mask = grown
@@ -267,8 +268,8 @@ def _once(mask: Mask, shape: tuple[tuple[int, int], ...], pick: Callable[..., Ma
     return result
 
 
-# Torch fills blocks of this size together. It generates fewer values one by one, with a different
-# method.
+# Torch generates numbers in blocks of this size. For fewer numbers, it uses a different method that
+# generates them one by one.
 BLOCK = 16
 HALF = BLOCK // 2
 
@@ -286,7 +287,7 @@ def standard_normal(count: int, seed: int) -> Normals:
 
 
 def _words(generator: np.random.RandomState, count: int) -> Words:
-    # For the full 32-bit range, numpy returns the generator's words unchanged.
+    # For the full 32-bit range, numpy returns the generator's output unchanged.
     return generator.randint(0, 2**32, size=count, dtype=np.uint32)
 
 
@@ -315,8 +316,8 @@ def _box_muller(uniform: Normals) -> Normals:
 
 
 def _singly(generator: np.random.RandomState, count: int) -> Normals:
-    """Returns numbers that are computed in pairs from two 53-bit uniform numbers. The second number
-    of the last pair may be unused."""
+    """Returns numbers that are computed in pairs, each from two 53-bit uniform numbers. If `count`
+    is odd, the second number of the last pair is dropped."""
     pairs = -(-count // 2)
     words = _words(generator, 4 * pairs).astype(np.uint64)
     bits = (words[0::2] << np.uint64(32) | words[1::2]) & np.uint64(2**53 - 1)

@@ -164,7 +164,7 @@ async def get_setting(engine: Engine, request: Request) -> Response:
 async def post_settings(engine: Engine, request: Request) -> Response:
     body = await read_json(request)
     if not isinstance(body, dict):
-        raise MalformedBody("settings are an object")
+        raise MalformedBody("settings must be a JSON object")
     _save_settings(engine, {**_settings(engine), **body})
     return empty_reply()
 
@@ -255,7 +255,8 @@ async def get_file(engine: Engine, request: Request) -> Response:
         return empty_reply(403)
     if not path.is_file():
         return empty_reply(404)
-    # User files must never be displayed in the editor's own origin, whatever they contain.
+    # User files are always sent as attachments, because they must not be displayed in the editor's
+    # own origin.
     headers = {**file_headers(path.name), "content-disposition": "attachment"}
     return path_reply(path, request, headers)
 

@@ -59,7 +59,7 @@ def split_annotation(name: str) -> tuple[FolderName, str]:
     for folder in folders:
         suffix = f"[{folder}]"
         if name.endswith(suffix):
-            # ComfyUI removes one more character: the space before the bracket.
+            # Like ComfyUI, this also removes the character before the bracket, which is a space.
             return folder, name[: -len(suffix) - 1]
     return "input", name
 
@@ -83,11 +83,11 @@ class Context(Protocol):
     def folders(self) -> Folders: ...
     @property
     def prompt(self) -> Mapping[str, Any]:
-        """Returns the whole prompt, for saved files (ComfyUI's hidden PROMPT)."""
+        """Returns the whole prompt, which is written into saved files (ComfyUI's hidden PROMPT)."""
 
     @property
     def extra_pnginfo(self) -> Mapping[str, Any] | None:
-        """Returns the client's metadata for saved files, such as the workflow (hidden
+        """Returns the client's metadata for saved files, such as the workflow (ComfyUI's hidden
         EXTRA_PNGINFO)."""
 
     @property
@@ -98,19 +98,19 @@ class Context(Protocol):
 
     @property
     def memory(self) -> MutableMapping[str, Any]:
-        """Returns values that a node keeps from run to run, as long as each prompt contains a node
-        with this id and type.
+        """Returns a dictionary in which a node can store values across runs. It exists as long as
+        every prompt contains a node with this id and type.
 
-        ComfyUI keeps its node objects for the same time, and PreviewImage keeps its random letters
-        in them.
+        ComfyUI's node objects exist for the same time. PreviewImage stores its random letters in
+        them.
         """
 
     def now(self) -> datetime:
-        """Returns the local time, for the date parts of file names."""
+        """Returns the local time for dates in file names."""
 
     def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
-        """Reports progress, with an encoded JPEG as preview. Raises Interrupted if the run was
-        cancelled."""
+        """Reports progress, optionally with an encoded JPEG as a preview. Raises Interrupted if the
+        run was cancelled."""
 
     def show_text(self, text: str) -> None:
         """Shows a line on the node while it runs (a binary frame of type 3)."""
@@ -143,8 +143,8 @@ class EngineNodeType:
     # for each of them. As in ComfyUI, it may raise if a value has the wrong type.
     validate: Callable[[Folders, Inputs], str | None] | None = None
     validated: tuple[str, ...] = ()
-    # ComfyUI's IS_CHANGED: a part of the cache key. It gets only constants, not linked inputs. It
-    # raises if the file can't be read, in which case nothing is cached.
+    # ComfyUI's IS_CHANGED: returns a value that is part of the cache key. It gets constants but no
+    # linked inputs. If it raises, for example because a file can't be read, nothing is cached.
     fingerprint: Callable[[Folders, Inputs], Any] | None = None
     # ComfyUI's check_lazy_status: returns the names of lazy inputs that are still needed, given the
     # known ones.
@@ -328,14 +328,15 @@ class Interface:
     optional: Mapping[str, Declared] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
     output_node: bool = False
-    shows_result: bool = False  # listed in the history, although it isn't an output node
+    # Whether the results are listed in the history although it isn't an output node.
+    shows_result: bool = False
     deprecated: bool = False
     experimental: bool = False
     essentials: str | None = None
     output_matches: tuple[str, ...] | None = None
     classic: bool = False
     description: str = ""
-    aliases: tuple[str, ...] = ()  # additional search terms for the editor
+    aliases: tuple[str, ...] = ()  # additional words by which the editor finds the node
 
     def entry(self) -> dict[str, Any]:
         """Returns the `/object_info` entry."""
@@ -426,16 +427,17 @@ log = logging.getLogger(__name__)
 MEMORY, PIXELS = "COMFYFLEET_ENGINE_MEMORY_BYTES", "COMFYFLEET_MAX_PICTURE_PIXELS"
 MEMORY_BYTES_MAX = 8 * 1024**3
 MEMORY_BYTES_MIN = 256 * 1024**2
-# A node reads one array and creates another, often with one more in between. Each value has 4
-# bytes.
+# Memory that a node needs for each value of an array. It reads one array and creates another, often
+# with one or two in between, and each value has 4 bytes.
 BYTES_PER_VALUE = 4 * 4
-# For an image that is loaded, blurred and saved, counting all copies. 105 were measured.
+# Memory for each pixel of an image that is loaded, blurred and saved, including all copies. The
+# measured value is 105.
 BYTES_PER_PIXEL = 160
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of the engine. `memory_bytes` limits the memory of the whole process, in addition to
+    """Limits of the engine. `memory_bytes` is the memory that the process may use in addition to
     its memory when idle."""
 
     memory_bytes: int = MEMORY_BYTES_MAX
@@ -494,7 +496,8 @@ def _data_bytes() -> int:
 def require_memory(*shape: int) -> None:
     """Refuses an array that is too large, before it is created."""
     if math.prod(shape) > _limits.values_max:
-        raise LimitExceeded(f"{'x'.join(map(str, shape))} values are more than this machine holds")
+        size = "x".join(map(str, shape))
+        raise LimitExceeded(f"an array of {size} values is too large for the memory of the engine")
 
 
 def require_small(size: Size | None) -> None:
@@ -512,5 +515,5 @@ def _physical_bytes() -> int:
 def _number(environ: Mapping[str, str], name: str, usual: int, *, least: int) -> int:
     text = environ.get(name) or str(usual)
     if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise InvalidInput(f"{name} is {text!r}; it must be a whole number of at least {least:,}")
+        raise InvalidInput(f"{name} must be a whole number of at least {least:,}, not {text!r}")
     return int(text)

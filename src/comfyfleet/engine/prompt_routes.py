@@ -233,7 +233,7 @@ def _ids_to_delete(body: object) -> Iterable[str]:
 
 def _object(body: object) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise MalformedBody("a JSON object is expected")
+        raise MalformedBody("the body must be a JSON object")
     return body
 
 

@@ -16,8 +16,8 @@ from comfyfleet.protocol.payloads import QueuedPrompt, Record
 
 @dataclass(frozen=True, slots=True)
 class RunningPrompt:
-    """The running prompt. It has its own `interrupted` event, so that an interrupt can't affect
-    another prompt."""
+    """The running prompt. Each one has its own `interrupted` event, so that an interrupt can't
+    affect the next prompt."""
 
     item: QueuedPrompt
     interrupted: threading.Event = field(default_factory=threading.Event)
@@ -32,8 +32,8 @@ def by_number_then_arrival(item: QueuedPrompt, arrival: int) -> Entry:
 
 
 def as_comfyui_compares(item: QueuedPrompt, arrival: int) -> Entry:
-    """Returns a sort key like ComfyUI's, which compares whole items. For two items with equal
-    number and id, it compares their dicts, which raises TypeError."""
+    """Returns a sort key that compares whole items like ComfyUI. If two items have the same number
+    and id, comparing their dicts raises TypeError."""
     return (item.number, item.prompt_id, item.prompt, item.extra_data, item)
 
 
@@ -91,7 +91,7 @@ class PromptQueue:
             self._notify()
 
     def listed(self) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
-        """Returns the running and the waiting prompts. The latter are in heap order, which isn't
+        """Returns the running and the waiting prompts. The waiting ones are in heap order and not
         sorted."""
         with self._awake:
             running = [self._running.item] if self._running else []
@@ -129,8 +129,7 @@ class PromptQueue:
         return (entry[-1] for entry in self._heap)
 
     def _remove(self, index: int) -> None:
-        # ComfyUI notifies twice when the last prompt is removed, and recorded conversations contain
-        # both messages.
+        # Like ComfyUI, this notifies clients twice when the last prompt is removed.
         if len(self._heap) == 1:
             self.clear()
         else:
@@ -173,7 +172,7 @@ class History:
             if start < 0 and max_items is not None:
                 start = len(self._records) - max_items
             records = islice(self._records.items(), max(start, 0), None)
-            # ComfyUI compares after adding an item, so a page can't be empty on request.
+            # Like in ComfyUI, a page contains at least one record, even if `max_items` is 0.
             return dict(islice(records, None if max_items is None else max(max_items, 1)))
 
     def clear(self) -> None:

@@ -48,7 +48,7 @@ class PromptProgress:
         self._set(node_id, value=done, most=total, state="running")
 
     def finish(self, node_id: str) -> None:
-        # A cached node was never started, so it counts as 1 of 1.
+        # A cached node was never started, so its progress is reported as 1 of 1.
         most = self._nodes[node_id]["max"] if node_id in self._nodes else 1
         self._set(node_id, value=most, most=most, state="finished")
 
@@ -118,8 +118,8 @@ class NodeContext:
         self.context.stop_if_interrupted()
         self.context.progress.update(self.node_id, done, total)
         self.context.send_progress()
-        # ComfyUI sends a preview with metadata before the progress, and one without metadata after
-        # it.
+        # Like ComfyUI, send a preview with metadata before the progress, and one without metadata
+        # after it.
         wants_metadata = self.context.audience.wants_metadata(self.context.client_id)
         if preview and wants_metadata:
             self._send(sockets.image_with_metadata_frame(preview, self._metadata()))
@@ -128,7 +128,7 @@ class NodeContext:
             self._send(sockets.image_frame(preview))
 
     def show_text(self, text: str) -> None:
-        # Sent to all clients, regardless of who submitted the prompt, as in ComfyUI.
+        # Like in ComfyUI, the text is sent to all clients.
         self.context.audience.send_frame(sockets.text_frame(self.node_id, text))
 
     def pause(self, seconds: float) -> None:
@@ -195,7 +195,7 @@ class RunMessages:
         self._context.audience.send(event, data, self._context.client_id)
 
 
-# Contains only the names that differ from `<node type>.execute`.
+# The names of ComfyUI's functions that differ from `<node type>.execute`. They occur in errors.
 NAMES: Mapping[str, str] = {
     "EmptyImage": "EmptyImage.generate",
     "ImageBatch": "ImageBatch.batch",
@@ -228,7 +228,7 @@ def python_name(node_type: EngineNodeType) -> str:
     return NAMES.get(node_type.name, f"{node_type.name}.execute")
 
 
-# How many steps before an output a node is still preferred over other nodes that are ready.
+# Among the nodes that are ready, those within this many steps of an output run first.
 STEPS_BEFORE_OUTPUT_MAX = 2
 
 NodeTest = Callable[[str], bool]
@@ -287,7 +287,7 @@ class Schedule:
             self._connect(source, target)
 
     def require(self, node_id: str, input_name: str) -> None:
-        """Marks a lazy input as needed."""
+        """Marks a lazy input as required, so that the node that it is linked to will run."""
         link = self._prompt[node_id]["inputs"].get(input_name)
         if not is_link(link):
             raise NodeFailed(
@@ -297,8 +297,8 @@ class Schedule:
         self._connect(link[0], node_id)
 
     def sees(self, node_id: str, source: str) -> bool:
-        """Checks whether the node may use the result of `source`. A lazy link counts only after it
-        was required."""
+        """Checks whether the node may use the result of `source`. Results of lazy inputs can only
+        be used after `require`."""
         return source in self._linked.get(node_id, ())
 
     def pick(self) -> str:
@@ -351,7 +351,7 @@ class CachedResult:
 
 
 class NodeCache:
-    """The results of the last prompt. Only the executor thread uses the cache."""
+    """Stores the results of the last prompt. Only the executor thread uses the cache."""
 
     def __init__(self) -> None:
         self._entries: dict[str, CachedResult] = {}
@@ -372,7 +372,8 @@ DIGEST_BYTES = 16
 
 
 class NodeSigner:
-    """Computes a signature for each node. Values that can't be compared get a unique signature."""
+    """Computes a signature for each node, which is its key in the cache. Values that can't be
+    compared get a unique signature."""
 
     def __init__(self, nodes: Mapping[str, EngineNodeType]) -> None:
         self._nodes = nodes
@@ -449,7 +450,7 @@ def _sources(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 class RunHalted(Exception):
-    """Ends the run. Contains the message to send."""
+    """Raised to end the run. Contains the message to send."""
 
     def __init__(self, event: str, node_id: str, **data: Any) -> None:
         super().__init__(event)
@@ -538,8 +539,8 @@ class PromptRun:
             self._success = False
             finished = self._visit(node_id)
             self._success = True
-            # Not earlier: if the first node of a run fails, the results of the previous run must
-            # remain cached.
+            # The cache is cleaned only after the first node, because the results of the previous
+            # run must remain cached if that node fails.
             self._tools.cache.retain(self._signatures.values())
             if finished:
                 self._schedule.complete(node_id)
@@ -642,8 +643,7 @@ class PromptRun:
         self._messages.executed(node_id, entry.ui["output"] if entry.ui else None)
 
     def _show_cached_results(self) -> None:
-        """Adds cached nodes with an intermediate output to the history, because they were not
-        visited."""
+        """Adds cached results that were not needed, but that nodes show, to the history."""
         for node_id in self._context.prompt:
             entry = self._entries.get(self._signatures[node_id])
             shows = self._type_of(node_id).info["has_intermediate_output"]
@@ -668,8 +668,7 @@ class PromptRun:
     def _show_inputs(self, node_id: str, inputs: CollectedInputs) -> dict[str, list[Any]]:
         values = dict(inputs.values)
         for name, kind in self._type_of(node_id).info["input"].get("hidden", {}).items():
-            # Newer nodes, whose hidden inputs are declared as lists, don't receive them as
-            # arguments.
+            # Newer nodes declare their hidden inputs as lists and don't receive them as arguments.
             if kind == "PROMPT":
                 values[name] = self._context.prompt
             elif kind == "EXTRA_PNGINFO":

@@ -168,7 +168,7 @@ def require_pictures(images: Image) -> tuple[int, int]:
     """Returns the height and width. Raises NodeFailed if there are no images to save."""
     if isinstance(images, np.ndarray) and (images.ndim != 4 or 0 in images.shape):
         raise NodeFailed(f"there are no images to save; the shape is {images.shape!r}")
-    # Strings and numbers pass validation, so ComfyUI's clients see Python's own error for them.
+    # Validation allows strings and numbers. Like in ComfyUI, clients get Python's error for them.
     return images[0].shape[0], images[0].shape[1]
 
 
@@ -198,7 +198,7 @@ def files_of(*kinds: str) -> Callable[[Folders], list[str]]:
 
 def content_kind(name: str) -> str:
     """Returns the content type that the extension implies: `image`, `video`, `audio` …"""
-    # The tables of some machines lack WebP and Matroska.
+    # On some machines, the MIME types don't include WebP and Matroska.
     extension = name.rsplit(".", 1)[-1].lower()
     known = {"webp": "image", "mkv": "video", "webm": "video"}
     guessed, _ = mimetypes.guess_type(name, strict=False)

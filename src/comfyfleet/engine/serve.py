@@ -87,7 +87,8 @@ def _is_key(header: str, key: str) -> bool:
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 10.0
 GRACE_SECONDS = 3
-# The same as ComfyUI's, because clients that reuse connections would otherwise find them closed.
+# Seconds until an idle connection is closed. ComfyUI uses the same time, and clients that reuse
+# connections rely on it.
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 128
 
@@ -142,8 +143,8 @@ def listen(host: str, port: int) -> socket.socket:
         return _bound(family, host, port)
     except OSError as error:
         raise ServerUnavailable(
-            f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint="Another process may use this port. Choose a different one with --port, or 0 for any.",
+            f"can't listen on {host}:{port}: {error.strerror or error}",
+            hint="The port may be in use. Use --port with another port, or 0 for any free one.",
         ) from error
 
 
@@ -152,8 +153,8 @@ REUSE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    # asyncio disables Nagle's algorithm only for sockets that are explicitly TCP. It would delay
-    # each request by 40 ms.
+    # The protocol must be given, because asyncio disables Nagle's algorithm only for sockets that
+    # are explicitly TCP. The algorithm would delay each request by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, REUSE, 1)
@@ -181,10 +182,9 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="websockets-sansio",
-        # A node that blocks the interpreter must not look like a dead connection.
+        # No pings, because a node that blocks the interpreter would look like a dead connection.
         ws_ping_interval=None,
-        # Messages stay on the machine or in the rack, where compressing them takes longer than
-        # sending them.
+        # No compression, because clients are usually near, so that sending messages is faster.
         ws_per_message_deflate=False,
     )
 

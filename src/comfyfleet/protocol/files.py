@@ -21,7 +21,8 @@ from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select
 NANOSECONDS = 1_000_000_000
 FOLDERS = ("input", "output", "temp")
 
-# Types that a browser would execute or render. They are sent as downloads instead.
+# Content types that a browser would execute or render. Files with these types are sent as
+# downloads.
 ACTIVE_TYPES = frozenset(
     {
         "application/ecmascript",
@@ -37,7 +38,7 @@ ACTIVE_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """Identifies a version of a file."""
+    """The size and modification time of a file, which identify its version."""
 
     size: int
     modified_ns: int
@@ -136,7 +137,8 @@ def type_by_name(name: str) -> str:
 
 def disposition_of(name: str) -> str:
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    # Headers are sent as Latin-1, but ComfyUI's headers contain names in UTF-8.
+    # ComfyUI sends the name in UTF-8, but our framework encodes headers as Latin-1. This converts
+    # the name so that the same bytes are sent.
     return f'filename="{quoted}"'.encode(errors="replace").decode("latin-1")
 
 

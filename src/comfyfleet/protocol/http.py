@@ -1,5 +1,6 @@
-"""Reads requests within limits and routes them to handlers, replies in the form of ComfyUI's web
-server, and checks for foreign origins. Every route exists twice: as `/x` and `/api/x`."""
+"""Reads requests within limits, routes them to handlers, and replies like ComfyUI's web server.
+
+Also refuses foreign origins. Every route exists as `/x` and as `/api/x`."""
 
 import asyncio
 import contextlib
@@ -31,7 +32,8 @@ def is_foreign(headers: Mapping[str, str]) -> bool:
     if headers.get("sec-fetch-site") == "cross-site":
         return True
     host, origin = headers.get("host"), headers.get("origin")
-    if origin == "null":  # a page without an origin, such as a sandboxed one
+    # Browsers send this for pages without an origin, such as sandboxed ones.
+    if origin == "null":
         return True
     if not host or not origin:
         return False
@@ -45,9 +47,9 @@ def _is_other_site(host: str, origin: str) -> bool:
     except ValueError:
         return True
     if not own.hostname or not other.hostname or not _is_loopback(own.hostname):
-        # On other hosts, the browser's own rules protect: a foreign page can't read responses.
+        # On other hosts, the browser itself keeps foreign pages from reading responses.
         return False
-    # If a side has no port, only the names are compared.
+    # Compare only the host names if one of them has no port.
     if None in ports:
         return own.hostname != other.hostname
     return own.netloc != other.netloc
@@ -76,7 +78,8 @@ NOTHING = "application/octet-stream"
 
 
 def json_text(value: Any) -> str:
-    # ASCII with escapes, so that a lone surrogate in a request can be sent back.
+    # Non-ASCII characters are escaped. Otherwise, a lone surrogate from a request couldn't be
+    # encoded.
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -121,7 +124,7 @@ BODY_BYTES_MAX = 100 * 1024 * 1024
 FIELD_BYTES_MAX = 1024 * 1024
 PARTS_MAX = 100
 MULTIPART = "multipart/form-data"
-# The status that proxies use when the client has disconnected. Nobody reads this response.
+# The status that proxies log when the client has disconnected. The response is never received.
 CLIENT_GONE = 499
 
 
@@ -139,7 +142,7 @@ def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > bytes_max:
-            raise BodyTooLarge(f"the body has more than {bytes_max} bytes", bytes_max=bytes_max)
+            raise BodyTooLarge(f"the body is larger than {bytes_max} bytes", bytes_max=bytes_max)
         return message
 
     return receive_limited
@@ -151,7 +154,7 @@ async def read_json(request: Request) -> object:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise MalformedBody(f"the body is not JSON: {error}") from error
+        raise MalformedBody(f"the body is not valid JSON: {error}") from error
 
 
 @contextlib.asynccontextmanager
@@ -295,7 +298,7 @@ class Router(Generic[T]):
 
     def reply_to_failure(self, request: Request, error: Exception) -> Response:
         """Returns the response to an error that no handler expected."""
-        # for example, a body that arrives too slowly, which is not a bug
+        # This isn't a bug. An example is a body that arrives too slowly.
         if isinstance(error, HTTPException):
             return text_reply(error.detail, error.status_code)
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -305,7 +308,7 @@ class Router(Generic[T]):
         return BODY_BYTES_MAX
 
     async def served_to(self, request: Request) -> T:
-        """Returns the object that the handler of this request works with."""
+        """Returns the object that is passed to the handler of this request."""
         return self._app_state
 
     def route_of(self, path: str) -> str | None:

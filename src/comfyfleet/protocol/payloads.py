@@ -297,8 +297,8 @@ def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
 
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
-# Keys are redacted wherever they are quoted. A key must therefore not be a common word or name, and
-# must not contain characters that are escaped in quotes.
+# Lengths of a client's keys, which are redacted wherever they occur in text. A key must therefore
+# be longer than common words and must not contain characters that are escaped in quotes.
 SECRET_CHARACTERS_MIN, SECRET_CHARACTERS_MAX = 16, 2_000
 _SECRET = re.compile(r"(?=.*[0-9])[A-Za-z0-9._~+/=:-]+")
 ABSENT: Final = object()

@@ -14,10 +14,11 @@ from comfyfleet.media import Size, measure_picture
 from comfyfleet.protocol.payloads import UnforeseenInput
 
 T = TypeVar("T")
-# Raises an error for a size that is too large, before anything is decoded.
+# A function that raises an error if a size is too large. It is called before decoding.
 CheckSize = Callable[[Size | None], None]
 
-# The formats that untrusted files may have. Pillow's other decoders are old or start programs.
+# The only formats that are decoded from untrusted files. Pillow's other decoders are old or run
+# external programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 PREVIEW_QUALITY = 90
 QUALITY_MAX = 100

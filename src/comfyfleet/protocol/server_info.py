@@ -60,7 +60,7 @@ MODEL_FOLDERS = (
     "detection",
 )
 
-# Packages that ComfyUI lists in its system statistics. None of them is part of the engine.
+# Packages whose versions ComfyUI lists in its system statistics. The engine contains none of them.
 PACKAGES = (
     "comfyui-frontend-package",
     "comfyui-workflow-templates",

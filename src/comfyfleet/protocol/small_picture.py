@@ -39,7 +39,7 @@ def shrink_picture(path: Path, to: Path, *, pixels_max: int) -> bool:
         require_pixels(picture.size, pixels_max)
         if picture.mode not in MODES or getattr(picture, "is_animated", False):
             return False
-        # decodes only a smaller version of a JPEG
+        # Makes the decoder scale a JPEG down while it decodes.
         picture.draft("RGB", (SIDE_PIXELS_MAX, SIDE_PIXELS_MAX))
         mode = "RGBA" if picture.has_transparency_data else "RGB"
         profile = picture.info.get("icc_profile") or b""

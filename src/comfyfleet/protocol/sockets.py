@@ -61,7 +61,7 @@ Frame = str | bytes
 
 
 class Audience(Protocol):
-    """Receives the executor's messages. If `to` is None, a message is for all clients.
+    """Receives the executor's messages. A message is for all clients if `to` is None.
 
     `data` may change after the call, so implementations must copy or serialize it immediately.
     """
@@ -75,7 +75,7 @@ class Audience(Protocol):
 
 
 class Socket:
-    """The unsent frames of a connection."""
+    """Holds a connection's frames until they are sent."""
 
     def __init__(self) -> None:
         self.features: Mapping[str, Any] = {}
@@ -84,7 +84,7 @@ class Socket:
         self._size = 0
 
     def push(self, frame: Frame) -> None:
-        """Adds a frame. A single frame always fits, regardless of its size."""
+        """Adds a frame. If the backlog is empty, a frame of any size is accepted."""
         if self._backlog.full() or (self._size and self._size + len(frame) > BACKLOG_BYTES_MAX):
             self.overrun.set()
         else:
@@ -97,8 +97,8 @@ class Socket:
 
     @property
     def is_behind(self) -> bool:
-        """Checks whether the client reads too slowly. Frames that only matter at the moment may
-        then be skipped."""
+        """Checks whether the client reads too slowly. If it does, temporary frames such as progress
+        may be skipped."""
         return self._size > BEHIND_BYTES_MIN
 
     async def next_frame(self) -> Frame:
@@ -108,7 +108,7 @@ class Socket:
 
 
 class Sockets:
-    """All connections by client id."""
+    """The open connections of all clients, by client id."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, list[Socket]] = {}
@@ -120,7 +120,7 @@ class Sockets:
         self._loop = loop
 
     def connect(self, client_id: str) -> Socket:
-        """Creates a socket and makes it the only one with this id."""
+        """Creates a socket that replaces all others with this id."""
         self._sockets[client_id] = [Socket()]
         return self._sockets[client_id][0]
 
@@ -148,7 +148,7 @@ class Sockets:
         return bool(supported) and all(value is True for value in supported)
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
-        # Most runs have one client or none, so messages without a receiver are not even serialized.
+        # A message without a receiver isn't serialized, because many runs have no client.
         if self._has_receiver(to):
             self._post(json_frame(event, data), to)
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeGuard
 
 from comfyfleet.errors import FleetError, NodeFailed
 
-# An entry of `node_errors[id].errors`, or the `error` of a refused prompt.
+# An error in ComfyUI's format: an entry of `node_errors[id].errors`, or the `error` of a refused
+# prompt.
 Fault = dict[str, Any]
 
 
@@ -44,7 +45,8 @@ class NodeInterface(Protocol):
         """Returns the groups of inputs, with current lists of files."""
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
-        """Returns an error message, or None if the values are valid. Linked inputs are None."""
+        """Returns an error message, or None if the values are valid. The value of a linked input is
+        None."""
 
 
 def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Fault:
@@ -64,7 +66,7 @@ def type_name(error: BaseException) -> str:
     )
 
 
-# Removed from tracebacks, so that clients don't see where comfyfleet is installed.
+# This path is removed from tracebacks, so that clients don't see where comfyfleet is installed.
 _PACKAGES = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 
 
@@ -76,7 +78,7 @@ def traceback_lines(error: BaseException) -> list[str]:
 WRAPPED = "__value__"
 GROWING = "COMFY_AUTOGROW_V3"
 DEPENDENT = "COMFY_DYNAMICCOMBO_V3"
-# Limit for the slots of a growing group. ComfyUI itself allows at most 100.
+# Maximum number of slots in a growing group of inputs. ComfyUI itself allows at most 100.
 SLOTS_MAX = 1_000
 ANYTHING = {"*", "COMFY_MATCHTYPE_V3"}
 
@@ -85,7 +87,7 @@ Kind = str | list[Any]
 
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
-    """An input: a type name or a list of choices, and its options."""
+    """A declared input. `kind` is a type name or a list of choices."""
 
     kind: Kind
     options: Mapping[str, Any]
@@ -187,7 +189,8 @@ def _overlap(received: str, expected: str) -> bool:
     return "*" in received_parts | expected_parts or bool(received_parts & expected_parts)
 
 
-# Longer lists of choices (usually files) are not repeated in an error.
+# An error lists the valid choices only if there are at most this many. Longer lists are usually
+# files.
 CHOICES_SHOWN_MAX = 20
 
 
@@ -309,11 +312,12 @@ def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None
 UNDECLARED = DeclaredInput("*", {}, required=False)
 Prompt = Mapping[str, Mapping[str, Any]]
 
-# Each reported output repeats all faulty nodes before it, so their number is limited.
+# Maximum number of faulty outputs to report. Each one repeats all faulty nodes before it.
 BLAMED_OUTPUTS_MAX = 100
-# Each reported cycle lists all of its nodes, so their number is limited.
-CYCLES_TOLD_MAX = 100
-# In a larger prompt, a chain may be longer than Python's recursion limit.
+# Maximum number of cycles to report. Each one lists all of its nodes.
+CYCLES_REPORTED_MAX = 100
+# Prompts with more nodes are checked without recursion, because a chain of nodes may exceed
+# Python's recursion limit.
 CHAIN_NODES_MAX = 100
 COERCIONS: Mapping[str, Callable[[Any], Any]] = {
     "INT": int,
@@ -325,8 +329,8 @@ COERCIONS: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptValidation:
-    """The result of a validation. `error` is None if at least one output can run. `node_errors` may
-    contain errors of other outputs even in this case."""
+    """The result of a validation. `error` is None if at least one output can run. Even then,
+    `node_errors` may contain the errors of other outputs."""
 
     prompt: Prompt
     outputs: tuple[str, ...] = ()
@@ -398,7 +402,7 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
 def _add_dependent_output(
     validation: "_Validation", output: str, node_errors: dict[str, Any]
 ) -> None:
-    """Adds this output to every faulty node that was found so far, like ComfyUI."""
+    """Adds this output to the dependent outputs of every faulty node found so far, like ComfyUI."""
     for node_id, checked in validation.checked.items():
         if checked.valid or not checked.faults:
             continue
@@ -414,7 +418,8 @@ def _add_dependent_output(
 
 
 class _Validation:
-    """Walks once from the outputs upstream. Each node is checked once."""
+    """Checks the nodes of a prompt, starting at the outputs and following links upstream. Each node
+    is checked once."""
 
     def __init__(
         self, prompt: Prompt, nodes: Mapping[str, NodeInterface], *, follows_all: bool = False
@@ -438,7 +443,7 @@ class _Validation:
     def check_output(self, output: str) -> CheckedNode:
         try:
             for node_id in self._upstream_of(output):
-                # An error is found again, and reported, where the node is linked.
+                # Errors are ignored here. They are raised again and reported below.
                 with contextlib.suppress(Exception):
                     self.check(node_id)
             return self.check(output)
@@ -454,9 +459,9 @@ class _Validation:
             return self.checked[output]
 
     def _upstream_of(self, output: str) -> list[str]:
-        """Returns the nodes of a large prompt before `output`, in the order in which they should be
-        checked. Each node then finds the nodes before it already checked, which avoids a recursion
-        as deep as the chain."""
+        """Returns the nodes that `output` of a large prompt depends on, in the order in which to
+        check them. Checking a node then doesn't recurse, because its sources are already
+        checked."""
         if len(self.prompt) <= CHAIN_NODES_MAX:
             return []
         order: list[str] = []
@@ -499,7 +504,7 @@ class _Validation:
             result = self._check_inputs(node_id)
         finally:
             self._visiting.pop()
-        # A cycle through this node may have been noted in the meantime.
+        # While the inputs were checked, a cycle through this node may have been recorded.
         noted = self.checked.get(node_id, CheckedNode())
         faults = noted.faults + tuple(f for f in result.faults if f not in noted.faults)
         valid = noted.valid and result.valid and not result.faults
@@ -508,7 +513,7 @@ class _Validation:
 
     def _note_cycle(self, node_id: str) -> CheckedNode:
         self._cycles += 1
-        if self._cycles > CYCLES_TOLD_MAX:
+        if self._cycles > CYCLES_REPORTED_MAX:
             return CheckedNode(valid=False)
         cycle = self._visiting[self._visiting.index(node_id) :]
         path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*cycle, node_id])
@@ -607,7 +612,7 @@ class _Validation:
     def _check_custom(
         self, node_id: str, node_type: NodeInterface, declared: Mapping[str, DeclaredInput]
     ) -> list[Fault]:
-        """Runs the node's own check. Linked inputs are None, as for ComfyUI's nodes."""
+        """Runs the node type's own check. It gets None for linked inputs, like in ComfyUI."""
         if not node_type.validated:
             return []
         inputs = {**self.prompt[node_id]["inputs"], **self._coerced[node_id]}
@@ -640,13 +645,13 @@ def _coerce(kind: Kind, value: Any) -> Any:
 
 def _output_types(node_type: NodeInterface) -> Sequence[Kind]:
     types: Sequence[Kind] = node_type.info["output"]
-    # ComfyUI's older nodes store them in a tuple, which affects the text of an IndexError.
+    # ComfyUI's older nodes store the types in a tuple. This affects the message of an IndexError.
     return list(types) if is_newer_node(node_type) else tuple(types)
 
 
 def is_newer_node(node_type: NodeInterface) -> bool:
-    """Checks whether ComfyUI has this node in its newer form. Some messages and hidden inputs
-    differ."""
+    """Checks whether ComfyUI implements this node with its newer API, for which some messages and
+    hidden inputs differ."""
     return "price_badge" in node_type.info
 
 

@@ -239,7 +239,7 @@ def test_a_part_without_frames_or_with_odd_sides_can_not_be_encoded(
     with pytest.raises(NodeFailed, match="no frame"):
         save_mp4(clip, ClipWindow(3.0), tmp_path / "a.mp4", format="auto", codec="auto", tags={})
     PIL.Image.new("RGB", (37, 5)).save(tmp_path / "odd.png")
-    with pytest.raises(NodeFailed, match="even sides"):
+    with pytest.raises(NodeFailed, match="even width and height"):
         save_mp4(
             tmp_path / "odd.png",
             ClipWindow(),

@@ -39,8 +39,8 @@ from comfyfleet.engine.node import (
 from comfyfleet.engine.saved_files import Saved, content_kind, files_of, missing_file, next_slot
 from comfyfleet.errors import NodeFailed
 
-# The approximate speed of ComfyUI on two CPU cores, and the maximum duration of a slowed-down blur
-# in seconds.
+# The approximate speed of ComfyUI on two CPU cores, and the maximum duration in seconds of a blur
+# that is slowed down to this speed.
 OPERATIONS_PER_SECOND = 6e9
 SECONDS_MAX = 2.0
 
@@ -229,8 +229,8 @@ def sharpness(grey: Any) -> float:
 
 
 def picture_hash(grey: Any) -> Any:
-    """Returns 64 bits, one for each of 8 × 8 areas: whether the image becomes brighter from left to
-    right."""
+    """Returns a 64-bit perceptual hash. Each bit belongs to one of 8 × 8 areas, and is set if the
+    image becomes brighter from left to right in this area."""
     small = PIL.Image.fromarray((grey * 255).clip(0, 255).astype(np.uint8))
     pixels = np.asarray(small.resize((HASH_SIDE + 1, HASH_SIDE)), dtype=np.int16)
     return np.diff(pixels, axis=1) > 0

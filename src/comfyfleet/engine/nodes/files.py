@@ -83,7 +83,7 @@ def _with_pillow(path: Path) -> tuple[Image, Mask]:
             with _truncated_allowed():
                 frames = _pillow_frames(path)
     except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
-        # Pillow's own message, by which clients recognize ComfyUI's error.
+        # Keep Pillow's own message, because clients recognize the error by it.
         raise NodeFailed(str(error), exception_type=type_name(error)) from error
     same = [frame for frame in frames if frame.size == frames[0].size]
     images = np.stack([np.asarray(frame.convert("RGB")) for frame in same])
@@ -100,7 +100,7 @@ def _pillow_frames(path: Path) -> list[PIL.Image.Image]:
 @contextmanager
 def _truncated_allowed() -> Iterator[None]:
     """Lets Pillow load a truncated image. The missing part is black."""
-    # Pillow only has a setting for the whole process, so it is restored right away.
+    # Pillow has this setting only for the whole process, so it is restored afterwards.
     PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         yield
@@ -165,7 +165,7 @@ def load_image_mask(context: Context, image: str, channel: str) -> NodeResult:
 
 
 def _modified_at(folders: Folders, inputs: Inputs) -> float:
-    # Videos are large, so the modification time represents their content.
+    # Use the modification time instead of a hash, because videos are large.
     return folders.locate(inputs["file"]).stat().st_mtime
 
 
@@ -193,9 +193,9 @@ LOADERS = (load_image, load_image_mask, load_video)
 
 IMAGES = "comfy_extras.nodes_images"
 WEBP_EFFORT = {"default": 4, "fastest": 0, "slowest": 6}
-# The tag in which WebP files store the prompt. Further entries use the tags below it.
+# The EXIF tag in which WebP files store the prompt. Other entries use the tags below it.
 EXIF_MODEL = 0x0110
-# Shown by editors, and repeated by ComfyUI when it refuses the input, so clients see this text.
+# Editors show this text, and ComfyUI's error messages contain it, so it must not change.
 PREFIX_TOOLTIP = (
     "The prefix for the file to save. This may include formatting information such as "
     "%date:yyyy-MM-dd% or %Empty Latent Image.width% to include values from nodes."
@@ -315,7 +315,8 @@ def _save_animation(
 ) -> NodeResult:
     height, width = require_pictures(images)
     slot: FileSlot = next_slot(context, prefix, width, height)
-    # An animation is one file, so its name has no batch number, and the token is preserved.
+    # An animation is a single file, so the name has no batch number and a token for it isn't
+    # replaced.
     name = f"{slot.stem}_{slot.counter:05}_{extension}"
     first, *rest = to_pillow(images)
     duration_ms = int(1000.0 / fps)
@@ -336,7 +337,7 @@ def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
 
 
 def apng_chunks(texts: dict[str, str]) -> PngInfo:
-    """Returns chunks of ComfyUI's own type, because text chunks would not survive in an
+    """Returns PNG chunks of ComfyUI's own type, because ordinary text chunks would get lost in an
     animation."""
     info = PngInfo()
     for key, value in texts.items():
@@ -351,8 +352,8 @@ PNG_COMPRESSION = 1
 
 
 def _unique_value(folders: Folders, inputs: Inputs) -> float:
-    """Returns a value that never repeats, because each run must send its images, and none may come
-    from the cache."""
+    """Returns a value that never repeats, so that results never come from the cache and every run
+    sends its images."""
     return math.nan
 
 
@@ -407,7 +408,8 @@ CHECKPOINT_TOOLTIP = "The name of the checkpoint (model) to load."
     )
 )
 def load_checkpoint(context: Context, ckpt_name: str) -> NodeResult:
-    """Always fails. It only runs if the name is linked, because it offers no names."""
+    """Always fails. The node can only run if its model name is linked, because it offers no
+    names."""
     raise NodeFailed(f"model {ckpt_name!r} doesn't exist: the built-in engine has no models")
 
 

@@ -221,7 +221,7 @@ def resize_and_pad(
     count, height, width, channels = image.shape
     require_memory(count, target_height, target_width, channels)
     factor = min(target_width / width, target_height / height)
-    # Truncated instead of rounded, so a thin image may vanish and leave only the padding.
+    # Sizes are truncated, not rounded. Only the padding may remain of a very thin image.
     inner_width, inner_height = int(width * factor), int(height * factor)
     inner = resize(image, inner_width, inner_height, interpolation)
     color = 0.0 if padding_color == "black" else 1.0
@@ -233,7 +233,7 @@ def resize_and_pad(
 
 _CROP = choice(*CROPS, default="center")
 Resizer = Callable[[Picture, str, Mapping[str, Any]], Picture]
-# For each option, the inputs that it adds, and the function that uses them.
+# Maps each option to the inputs that it adds and the function that uses them.
 _RESIZERS: dict[str, tuple[dict[str, Any], Resizer]] = {
     "scale dimensions": (
         {"width": size(low=0), "height": size(low=0), "crop": _CROP},
@@ -494,7 +494,7 @@ def image_stitch(
     second = match_channels(second, first)
     parts = [second, first] if direction in ("left", "up") else [first, second]
     if spacing_width > 0:
-        # An odd width is made even, so that the result can become a video.
+        # Make an odd width even, so that the result can be used for a video.
         spacing_width += spacing_width % 2
         parts.insert(1, _spacing(first, second, along, spacing_width, spacing_color))
     return np.concatenate(parts, axis=along)
@@ -526,7 +526,7 @@ def _same_length(image: Image, target: Image, along: int) -> Image:
 def _padded_alike(first: Image, second: Image, along: int, color: str) -> tuple[Image, Image]:
     across = 1 if along == 2 else 2
     length = max(first.shape[across], second.shape[across])
-    # All channels get the same value, and any color except white counts as black.
+    # All channels get the same value. Colors other than white are treated as black.
     value = 1.0 if color == "white" else 0.0
 
     def pad(image: Image) -> Image:

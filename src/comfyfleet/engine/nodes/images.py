@@ -67,7 +67,7 @@ SHARPEN_STRENGTH = 10
     )
 )
 def image_invert(image: Image) -> Image:
-    # Computed in float32 instead of bytes, so most values are one lower than 255 - v when saved.
+    # Like ComfyUI, this computes in float32. Most saved values are therefore one below 255 - v.
     inverted: Image = 1.0 - image
     return inverted
 
@@ -109,7 +109,7 @@ def blend_pixels(below: Image, above: Image, mode: str) -> Image:
         case "soft_light":
             return _soft_light(below, above)
         case "difference":
-            # Not the absolute value: negative values are clamped to 0 after mixing.
+            # Negative values are kept here. They are clamped to 0 after mixing.
             return below - above
         case _:
             return above
@@ -184,7 +184,7 @@ def image_sharpen(image: Image, sharpen_radius: int, sigma: float, alpha: float)
 def image_quantize(image: Image, colors: int, dither: str) -> Image:
     if image.shape[-1] != 3:
         raise NodeFailed(f"only three channels can be quantized, not {image.shape[-1]}")
-    # Converted via int64, so values outside 0..1 wrap around instead of being clipped.
+    # The conversion via int64 makes values outside 0..1 wrap around instead of clipping them.
     pixels = (image * np.float32(255)).astype(np.int64).astype(np.uint8)
     return from_bytes(np.stack([_quantized(one, colors, dither) for one in pixels]))
 
@@ -198,7 +198,7 @@ def _quantized(pixels: Bytes, colors: int, dither: str) -> Bytes:
     elif dither.startswith("bayer-"):
         count = len(palette.getpalette() or ()) // 3
         picture = PIL.Image.fromarray(_bayer(pixels, int(dither.split("-")[1]), count))
-    # Quantized a second time with its own palette, because Pillow only dithers in this case.
+    # Quantize again with the resulting palette, because Pillow dithers only with a given palette.
     return np.asarray(picture.quantize(palette=palette, dither=method).convert("RGB"))
 
 
@@ -322,7 +322,7 @@ def image_composite_masked(
     opacity = _opacity(mask, source)
     x = max(-source.shape[2], min(x, width))
     y = max(-source.shape[1], min(y, height))
-    # The parts outside the destination are cut off, which may include the source's own corner.
+    # The source is cut off at the destination's right and bottom edges.
     visible = (slice(None), slice(None, height - y + min(0, y)), slice(None, width - x + min(0, x)))
     inside = (slice(None), slice(y, y + source.shape[1]), slice(x, x + source.shape[2]))
     result = destination.copy()
@@ -349,7 +349,7 @@ def _opacity(mask: Mask | None, source: Image) -> Image:
     )
 )
 def join_image_with_alpha(image: Image, alpha: Mask) -> Image:
-    """Adds an alpha channel. `alpha` is a mask: the area that it covers becomes transparent."""
+    """Adds an alpha channel. The area that the mask `alpha` covers becomes transparent."""
     fitted = 1 - resize(as_masks(alpha), image.shape[2], image.shape[1], "bilinear")
     count = max(len(image), len(fitted))
     colors = repeat_to(image, count)[..., :3]
@@ -465,7 +465,7 @@ def image_batch(image1: Image, image2: Image) -> Image:
 )
 def batch_images(**inputs: Any) -> Image:
     images = group(inputs, "images")
-    # Ordered by the number of the slot instead of the order in which a client wrote the inputs.
+    # Images are ordered by slot number, not by the order of the inputs in the prompt.
     slots = (f"image{number}" for number in range(SLOTS_MAX))
     return make_batch([images[slot] for slot in slots if slot in images])
 
@@ -606,7 +606,7 @@ def combine_pixels(below: Mask, above: Mask, operation: str) -> Mask:
             return below + above
         case "subtract":
             return below - above
-    # Rounded half to even, so a mask of 0.5 counts as empty.
+    # Values are rounded half to even, so a mask of 0.5 counts as empty.
     first, second = np.rint(below) != 0, np.rint(above) != 0
     logic = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[operation]
     return f32(logic(first, second))
@@ -718,7 +718,7 @@ def image_as_mask(image: Image, channel: str) -> Mask:
     )
 )
 def image_color_to_mask(image: Image, color: int) -> Mask:
-    # The only node that rounds values to bytes instead of truncating them.
+    # Unlike all other nodes, this one rounds values to bytes instead of truncating them.
     parts = np.rint(np.clip(image, 0, 1) * np.float32(255)).astype(np.int32)
     colors = (parts[..., 0] << 16) + (parts[..., 1] << 8) + parts[..., 2]
     return f32(colors == color)

@@ -218,7 +218,7 @@ def regex_extract(
 
 
 def _first_of(match: str | tuple[str, ...]) -> str:
-    # If the pattern has several groups, findall returns all of them, and the first one counts.
+    # If the pattern has several groups, findall returns a tuple of them. Only the first is used.
     return match if isinstance(match, str) else match[0]
 
 
@@ -277,10 +277,10 @@ TEXTS = (
 
 EXPRESSION_CHARACTERS_MAX = 10_000
 EXPONENT_MAX = 4000
-# Limit for intermediate results in bits. Larger numbers only serve to exhaust the CPU.
+# Maximum size of intermediate results in bits. Larger numbers only serve to exhaust the CPU.
 RESULT_BITS_MAX = 100_000
 SHIFT_BITS_MAX = 10_000
-ROUND_DIGITS_MAX = 400  # a float has no more digits, before or after the decimal point
+ROUND_DIGITS_MAX = 400  # more than a float has before or after the decimal point
 
 
 def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:
