@@ -264,8 +264,8 @@ async def last_report(
 async def adopt_run(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str | None:
-    """Returns the id of a run that a killed worker started, if the backend still has it. Otherwise,
-    returns None."""
+    """Returns the id of the run started by a killed worker, or None if the backend doesn't have it
+    any more."""
     with contextlib.suppress(Unavailable, Unauthenticated, Refused):
         await heartbeat_loop.send_now()
     run = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)

@@ -97,8 +97,8 @@ class ProcessIdentity:
 
     @property
     def is_own_group(self) -> bool:
-        """Whether the process leads a process group other than the worker's. All processes started
-        by the worker do.
+        """Whether the process leads a process group other than the worker's, like every process
+        that the worker starts.
 
         This is checked because signals are sent to the group, and the ids 0 and -1 would address
         the worker's own group and all processes.

@@ -339,8 +339,8 @@ def _now() -> float:
 
 
 def _first_slots(gpu: PackGpu) -> list[PackSlot]:
-    """Returns the slots to use at the start. If their number is fixed, these are all slots.
-    Otherwise, they are those whose ComfyUI is still running, or the first slot if none is."""
+    """Returns the slots to use at the start: all slots if their number is fixed. Otherwise, returns
+    the slots whose ComfyUI is still running, or the first slot if there are none."""
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots

@@ -31,7 +31,7 @@ class RequestedFacts:
         self._is_new = asyncio.Event()
 
     def note_reading(self) -> None:
-        """Notes that the backend is being read now. Reads for other reasons count too."""
+        """Notes that the backend is being read now, which delays the next requested read."""
         self._read_at = time.monotonic()
 
     def add(self, request: FactsWanted) -> None:

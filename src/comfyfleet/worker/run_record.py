@@ -261,7 +261,7 @@ class RunRecord:
         return self._last_number
 
     def pop_live(self) -> tuple[RunEvent, ...]:
-        """Removes and returns the messages that can be reported now, up to the limits of one
+        """Removes and returns the messages that can be reported now, up to the limits for a
         report."""
         events: list[RecordedEvent] = []
         size = 0
@@ -367,8 +367,8 @@ class RunRecord:
             self._bytes += size
 
     def _recorded(self, event: RunEvent, size: int, *, is_held: bool = False) -> RecordedEvent:
-        """Creates a record of an event. While results are held, events that may contain one are
-        held too."""
+        """Creates a record of an event. While results are held, events that may contain a result
+        are held as well."""
         kind, data = event
         shows = bool(data.get("output")) if kind == EXECUTED else kind not in OF_PROGRESS
         held = is_held or (self._holds_results and shows)
