@@ -208,7 +208,8 @@ dispatches = Table(
     Column("model_key", String(300)),  # the largest model: a checkpoint or unet
     Column("model_set", String(64)),  # hash of all models in the prompt
     Column("backend_affinity", String(300)),  # worker:ID or fleet:SLUG/STAGE
-    # The worker of the client's previous prompt. It can lease a new job before other workers.
+    # This worker can lease a new job before others, because it ran an earlier prompt of the user or
+    # accepted the user's last upload.
     Column("preferred_worker_id", String(200)),
     Column("is_poisoned", Boolean, nullable=False, server_default=text("false")),
     Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),

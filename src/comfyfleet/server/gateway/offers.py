@@ -320,8 +320,8 @@ def _rendered(
 
 Value = TypeVar("Value")
 OFFERS_FRESH = timedelta(seconds=1)
-# Maximum number of backends for all fleets together. If this is exceeded, the most recently seen
-# backends are used.
+# Maximum number of different backends of workers, for all fleets together. If this is exceeded, the
+# most recently seen ones are used. The last known backends of fleets without workers don't count.
 BACKENDS_MAX = 24
 UNIONS_KEPT_MAX = 32
 BODIES_KEPT_MAX = 64

@@ -121,7 +121,8 @@ async def _free_worker(
 
 # For calls of custom nodes' routes
 
-# Maximum number of backends that receive a copy of a call that may change something.
+# Maximum number of backends to which a call is sent. A call that only reads is sent to one after
+# another, and a call that may change something to all of them.
 TARGETS_MAX = 8
 # Age up to which an ended prompt's worker counts as a previous worker.
 RUNS_COUNT_FOR = timedelta(hours=1)
@@ -147,7 +148,8 @@ class RouteTargets:
 
     @property
     def to_change(self) -> Sequence[str]:
-        """The workers that all receive the call. The first worker's response is returned.
+        """The workers that all receive the call. The response of the first one that accepts it is
+        returned.
 
         If this is empty, the call is sent to any one worker.
         """

@@ -85,7 +85,7 @@ class PromptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options that ComfyUI's own API doesn't have but other APIs need. `stored_data` is stored with
+    """Options of a submission that aren't part of ComfyUI's own API. `stored_data` is stored with
     the prompt.
     """
 

@@ -310,7 +310,8 @@ class EndedPrompt(NamedTuple):
 # Key in a gateway prompt's data. Set if the run needs its caller's key for paid services, which is
 # only kept in memory.
 NEEDS_KEY = "needs_key"
-# Key in a gateway prompt's data. Its value is the worker that ran the client's previous prompt.
+# Key in a gateway prompt's data. Its value is the worker for which the prompt is briefly reserved,
+# because it ran an earlier prompt of the user or accepted the user's last upload.
 PREFERRED_WORKER = "preferred_worker"
 
 

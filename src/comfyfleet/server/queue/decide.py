@@ -55,8 +55,8 @@ class MatchRules:
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
-    # Time for which a new job is reserved for the worker that ran its client's previous prompt, if
-    # that worker is idle.
+    # Time for which a new job is reserved for its preferred worker, which had a free slot when the
+    # job was submitted.
     preferred_max_wait: timedelta = timedelta(seconds=0.3)
     prefetch_after: timedelta = timedelta()  # time for which a new job is reserved for idle workers
     window: int = AFFINITY_WINDOW
@@ -95,13 +95,12 @@ class MatchView(NamedTuple):
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
         """Returns how much longer the job is withheld from this waiter. It is reserved for workers
-        that have its model loaded, or for the worker that ran its client's previous prompt.
+        that have its model loaded, or for its preferred worker.
         """
         return self.preferred_for(waiter, candidate) or self._held_by_model(waiter, candidate)
 
     def preferred_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is reserved for the worker that ran its client's previous
-        prompt.
+        """Returns how much longer the job is reserved for its preferred worker.
 
         A waiter that would only prefetch the job isn't preferred, even if it is that worker.
         """

@@ -34,7 +34,7 @@ class NewDispatch:
     model_key: str | None = None  # the prompt's main model, which takes the most memory
     model_set: str | None = None  # a hash of all models that the prompt uses
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
-    preferred_worker_id: str | None = None  # the worker that ran the client's previous prompt
+    preferred_worker_id: str | None = None  # the worker for which the job is briefly reserved
 
 
 @dataclass(frozen=True, slots=True)
