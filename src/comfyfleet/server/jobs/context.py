@@ -154,7 +154,7 @@ Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]
 
 class DeferredWrites:
     """Collects writes that no caller waits for, and writes them together `DELAY_SECONDS` after the
-    first one, in one transaction per database.
+    first one. Writes to the same tenants' database share a transaction.
     """
 
     def __init__(self) -> None:
@@ -368,7 +368,7 @@ class JobContext:
 
     @asynccontextmanager
     async def tenant(self, tenant_id: UUID) -> AsyncIterator[Tx]:
-        """Opens a read transaction on the tenant's database."""
+        """Opens a connection for reading from the tenant's database. See `Database.read`."""
         async with (await self.pool_of(tenant_id)).read() as tx:
             yield tx
 

@@ -299,7 +299,7 @@ def _short(progress: Progress) -> dict[str, Any]:
 
 
 PREVIEW_CHANNEL = "comfyfleet_previews"
-# Seconds for which the submitter of a job counts as a viewer until the job's page has opened.
+# Seconds for which an operator's request for a preview counts as a viewer.
 EXPECTED_SECONDS = 15.0
 WATCH_SECONDS = 25.0  # lifetime of another control plane's watch, unless it is renewed
 # Seconds without a new image after which a relayed image is removed. The job has then ended at
@@ -308,7 +308,7 @@ SHARED_SECONDS_MAX = 60.0
 SHARE_SECONDS_MIN = 0.25  # minimum time between relayed images
 
 
-# The id that operators watch to see the previews of all running jobs.
+# The id that stands for all jobs. While it has a viewer, jobs start with previews enabled.
 ANY_JOB = UUID(int=0)
 
 
@@ -387,7 +387,7 @@ class Previews:
                 self.relay.note_left(watch.job_id)
 
     def expect(self, job_id: UUID) -> None:
-        """Announces a viewer, because a job may start before its page has opened."""
+        """Counts a viewer of the job for `EXPECTED_SECONDS`, even without an open watch."""
         self._expected[job_id] = monotonic() + EXPECTED_SECONDS
         self._expected.move_to_end(job_id)
         while self._expected and (

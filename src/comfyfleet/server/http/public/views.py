@@ -60,7 +60,7 @@ STEM_CHARACTERS_MAX = 80
 
 
 def percent_of(plane: ControlPlane, job: Job) -> float | None:
-    """Returns a job's progress in percent, as last reported to this control plane."""
+    """Returns a job's progress in percent, as last known to this control plane."""
     if job.status == JobStatus.COMPLETED:
         return DONE_PERCENT
     if not job.status.is_active:
@@ -427,7 +427,7 @@ async def _urls_in(
 
 
 def _add_urls(value: Any, urls: Mapping[str, Mapping[str, str]]) -> Any:
-    """Replaces the URLs of file values with ours, and removes all others.
+    """Replaces the URLs of file values with ours, or removes them if `urls` has none for the file.
 
     Clients follow these URLs. A graph by another user or a node's text output could contain a
     malicious one.
