@@ -323,7 +323,7 @@ def activate(
 def deactivate(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Stop accepting new jobs for a workflow. Jobs already queued are not affected."""
+    """Stop accepting new jobs for a workflow. Queued jobs wait until it is active again."""
     with connect(options, context) as plane:
         plane.tell(plane.post("workflows", slug, "deactivate"), f"workflow {slug} is not active")
 

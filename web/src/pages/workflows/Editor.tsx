@@ -55,8 +55,7 @@ export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
     onRegistered?.()
   })
   useLeaveWarning(true)
-  // Accepts dropped files anywhere on the page. Otherwise, the browser would leave the page to open
-  // them.
+  // Refuses dropped files with a message. Otherwise, the browser would leave the page to open them.
   useDropped((file) =>
     toast({ title: words.oneAtATime, text: words.discardFirst(file.name), state: "cancelled" }),
   )

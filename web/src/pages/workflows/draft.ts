@@ -23,7 +23,8 @@ export interface Exposed {
   maximum: number | null
   step: number | null
   choices: readonly unknown[] | null
-  /** Whether customers must set the property. Null means the default for its type. */
+  /** Whether customers must set the property. Null means that files must be set, and placeholders
+   * without a default. */
   required: boolean | null
 }
 

@@ -130,7 +130,8 @@ export const words = {
   switchOff: "Deactivate",
   switchOn: "Activate",
   askOff: (slug: string) => `Deactivate ${slug}?`,
-  askOffText: "It stops accepting new jobs, including those from its effects. Queued jobs still run.",
+  askOffText:
+    "It stops accepting new jobs, including those from its effects. Queued jobs wait until you activate it again.",
   actOff: "Deactivate workflow",
   changed: {
     pause: (slug: string) => `${slug} is paused`,
@@ -156,7 +157,7 @@ export const words = {
   range: (low: number, high: number) => `(${low} to ${high})`,
   nothingExposed: "No properties are exposed, so customers can't change anything.",
   effects: "Effects",
-  noEffect: "No effect uses this workflow yet, so customers can't run it.",
+  noEffect: "No effect uses this workflow yet.",
   published: "Published",
   unpublished: "Not published",
   noFleetText: "No fleet runs this workflow yet. Assign it to a fleet whose workers should run its jobs.",

@@ -482,7 +482,7 @@ async def activate(
 async def deactivate(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Stops accepting new jobs for a workflow. Queued jobs aren't affected."""
+    """Stops accepting new jobs for a workflow. Queued jobs wait until it is active again."""
     return await _change_workflow(
         plane, slug, "deactivate", catalog.deactivate_version, operator, now
     )
