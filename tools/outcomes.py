@@ -1,7 +1,7 @@
-"""A pytest plugin that writes what became of each collected test to the file named by OUTCOMES.
+"""A pytest plugin that writes the collected tests and their outcomes to the file named by OUTCOMES.
 
-The gate in run_tests.py compares the two: a run that breaks off in the middle leaves tests without
-an outcome. A test that was measured again within the run has one outcome, that of its last attempt.
+The gate in run_tests.py compares the two, because an aborted run leaves tests without an outcome. A
+test that was measured again within the run has only the outcome of its last attempt.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-# The property of a report that has the values of a test whose first measurement was above its limit.
+# The report property with the values of a test whose first measurement was above its limit.
 MEASURED_AGAIN = "measured again"
 
 
@@ -54,6 +54,6 @@ class Outcomes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Processes of pytest-xdist report to the first one, which counts.
+    # The worker processes of pytest-xdist report to the main process, which collects the outcomes.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(os.environ["OUTCOMES"])))

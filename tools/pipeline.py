@@ -1,7 +1,8 @@
-"""Runs an example pipeline on the embedded defaults, to its contact sheet. `make demo-pipeline` runs it.
+"""Runs an example pipeline and exports its contact sheet. `make demo-pipeline` runs this script.
 
-It starts `comfyfleet up` in a folder of its own, registers the example workflows and a tenant as an
-operator would, and then does what a customer would: one `comfyfleet pipeline run … --export`.
+The script starts `comfyfleet up` with the default settings in a new folder, and registers the
+example workflows and a tenant like an operator. Then it runs `comfyfleet pipeline run … --export`
+like a customer.
 """
 
 import json
@@ -51,9 +52,9 @@ def main() -> int:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -69,23 +70,26 @@ def wait_until_ready(admin: httpx.Client, server: "subprocess.Popen[bytes]") -> 
     raise SystemExit(f"the control plane did not start; see {OUTPUT / 'server.log'}")
 
 
-def ask(admin: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+def post(admin: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
     answer = admin.post(f"/api/admin/{path}", json=body)
     if answer.status_code >= httpx.codes.BAD_REQUEST:
         raise SystemExit(f"{path}: {answer.text}")
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 def set_up(admin: httpx.Client) -> str:
-    """A customer's key. The embedded fleet takes over each workflow that it can run by itself."""
+    """Registers the workflows and a tenant. Returns the tenant's key.
+
+    The embedded fleet is assigned every workflow that it can run, automatically.
+    """
     registered = yaml.safe_load((EXAMPLES / "properties.yaml").read_text("utf-8"))
     for slug in WORKFLOWS:
         document = json.loads((EXAMPLES / "workflows" / f"{slug}.json").read_text("utf-8"))
-        ask(admin, "workflows", slug=slug, document=document, **registered[slug])
-    tenant = ask(admin, "tenants", name="Studio")
+        post(admin, "workflows", slug=slug, document=document, **registered[slug])
+    tenant = post(admin, "tenants", name="Studio")
     wallet = f"tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
-    ask(admin, wallet, amount=TOKENS, provider_transaction_id=f"demo-{tenant['id']}")
+    post(admin, wallet, amount=TOKENS, provider_transaction_id=f"demo-{tenant['id']}")
     return str(tenant["key"])
 
 

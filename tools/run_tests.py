@@ -1,14 +1,14 @@
 """Runs the tests, and decides whether they passed.
 
-    python tools/run_tests.py          the tests, then those that measure CPU time, then those in browsers
-    python tools/run_tests.py --all    slow ones too
+    python tools/run_tests.py          runs the tests, then CPU-time tests, then browser tests
+    python tools/run_tests.py --all    includes slow tests
 
 Thousands of tests with real processes share one machine, so a few may fail because of its load. Up
-to five failed tests run once more, alone, and are listed at the very end. Unit tests and the
-contract tests of the queue, jobs, graphs and pipelines never run again: a race is what they look for.
-Tests that measure CPU time run alone, and those above their limit are measured up to three times;
-they are listed with their values.
-Every collected test must have an outcome, so that a run that breaks off cannot pass.
+to five failed tests are run once more, alone, and are listed at the very end. Unit tests and the
+contract tests of the queue, jobs, graphs and pipelines are never run again, because they are meant
+to find races. Tests that measure CPU time run alone. A test above its limit is measured up to three
+times, and is listed with its values.
+Every collected test must have an outcome, so that an aborted run can't pass.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RERUNS_MAX = 5
-SOME_FAILED = 1  # pytest's exit status; any other than this and 0 means that the run broke off
+SOME_FAILED = 1  # pytest's exit status; any value except 0 and this one means an aborted run
 NEVER_RERUN = (
     "tests/unit/",
     "tests/contract/queue/",
@@ -32,13 +32,13 @@ NEVER_RERUN = (
     "tests/contract/graphs/",
     "tests/contract/pipelines/",
 )
-# Many tests wait for processes, so four at a time keep two cores busy. They start in the order of the
-# folders: acceptance tests, which take longest, come first.
-SIDE_BY_SIDE = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30"]
-# What these tests measure would include time in which they compete with others for a core.
+# Many tests wait for processes, so four concurrent tests keep two cores busy. The tests start in
+# folder order, so that acceptance tests, which take longest, come first.
+PARALLEL = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30"]
+# These tests measure time, which would include the time in which other tests occupy the core.
 STALLS = "tests/security/stalls"
 ALONE = ["-n", "0", "--durations=10", STALLS]
-# A browser keeps a core busy, so only two run at a time, and beside nothing else.
+# A browser keeps a core busy, so only two run at the same time, and no other tests run with them.
 BROWSERS = ["-n", "2", "--dist", "loadfile", "--durations=10", "tests/browser"]
 
 
@@ -63,7 +63,7 @@ class Run:
         return sorted(self.collected - self.outcomes.keys())
 
     def count(self, outcome: str) -> int:
-        return sum(one == outcome for one in self.outcomes.values())
+        return sum(value == outcome for value in self.outcomes.values())
 
 
 def run_pytest(arguments: Sequence[str], *, folder: Path = ROOT) -> Run:
@@ -85,9 +85,9 @@ def run_pytest(arguments: Sequence[str], *, folder: Path = ROOT) -> Run:
 
 
 def problem_of(run: Run) -> str:
-    """Returns why a run can't be judged by its failed tests alone, or an empty text."""
+    """Returns why a run's failed tests are not enough to judge it, or an empty string."""
     if run.status not in (0, SOME_FAILED):
-        return f"pytest broke off with exit status {run.status}"
+        return f"pytest was aborted with exit status {run.status}"
     if not run.collected:
         return "no test was collected"
     if run.without_outcome:
@@ -99,17 +99,17 @@ def problem_of(run: Run) -> str:
 
 
 def refusal_of(failed: Sequence[str]) -> str:
-    """Returns why failed tests must not run again, or an empty text."""
+    """Returns why failed tests must not be run again, or an empty string."""
     if len(failed) > RERUNS_MAX:
-        return f"{len(failed)} tests failed; at most {RERUNS_MAX} are run again"
+        return f"{len(failed)} tests failed; up to {RERUNS_MAX} failed tests would be run again"
     for test in failed:
         if test.startswith(NEVER_RERUN):
-            return f"{test} failed, and tests of its folder are never run again"
+            return f"{test} failed, and tests in its folder are never run again"
     return ""
 
 
 class Gate:
-    """Runs suites one after the other, and keeps the tests that needed a second run."""
+    """Runs suites one after the other, and records the tests that needed a second run."""
 
     def __init__(self, folder: Path = ROOT) -> None:
         self._folder = folder
@@ -123,7 +123,7 @@ class Gate:
         self.measured_again |= run.measured_again
         reason = problem_of(run) or refusal_of(run.failed)
         if run.failed and not reason:
-            print("\nThe failed tests run once more, alone:", flush=True)
+            print("\nRunning the failed tests once more, alone:", flush=True)
             again = run_pytest([*options, *run.failed], folder=self._folder)
             reason = problem_of(again) or "; ".join(f"{test} failed twice" for test in again.failed)
             if not reason and again.count("skipped"):
@@ -146,20 +146,20 @@ class Gate:
             print("Measured again, because the first measurement was above the limit:")
             print("\n".join(f"  {test}: {values}" for test, values in self.measured_again.items()))
         if self.needed_rerun:
-            print("Passed only in their second run. Each has a race, in the test or in the code:")
+            print("Passed only in the second run. Each has a race, in the test or in the code:")
             print("\n".join(f"  {test}" for test in self.needed_rerun))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--all", action="store_true", help="run slow tests, too")
+    parser.add_argument("--all", action="store_true", help="include slow tests")
     options = parser.parse_args()
     marks = ["-m", ""] if options.all else []
     # `make check` runs tests/tidy.
-    apart = ["tests/tidy", "tests/browser", STALLS]
-    beside = [*SIDE_BY_SIDE, *(f"--ignore={folder}" for folder in apart)]
+    separate_folders = ["tests/tidy", "tests/browser", STALLS]
+    parallel_options = [*PARALLEL, *(f"--ignore={folder}" for folder in separate_folders)]
     gate = Gate()
-    is_green = gate.passes("tests", beside, marks)
+    is_green = gate.passes("tests", parallel_options, marks)
     is_green = is_green and gate.passes("stalls", ALONE, marks)
     is_green = is_green and gate.passes("browsers", BROWSERS, marks)
     gate.report()

@@ -1,8 +1,10 @@
-"""Pictures of every page with the demo's content, for README and docs. `make screenshots` makes them anew.
+"""Takes screenshots of every page with the demo's data, for the README and docs.
+
+`make screenshots` updates all of them.
 
     python tools/screenshots.py [--only WORD] [--folder DIR] [--quick] [--quiet]
 
-Which pages there are is read from web/src/app/routes.tsx; one that is not built yet is skipped, and told.
+The list of pages is read from web/src/app/routes.tsx. Unfinished pages are reported and skipped.
 """
 
 import argparse
@@ -36,17 +38,17 @@ SIZES: Mapping[str, Any] = {"1440": {"width": 1440, "height": 900}, "390": {"wid
 LOOKS = tuple((size, theme) for size in SIZES for theme in ("dark", "light"))
 READY_MS_MAX = 20_000
 CALM_MS = 350
-AT_ONCE = 2
+CONCURRENT_LOOKS = 2
 ROUTE = re.compile(r'page\("(?P<path>[^"]+)", "(?P<shell>\w+)", "(?P<needs>\w+)", \(\) => import\("@/pages/(?P<page>[\w-]+)"\)')  # fmt: skip
 NOT_BUILT = re.compile(r"app/Soon\"")
 IS_READY = """() => document.querySelector('main')
   && !document.querySelector('main [aria-busy=true]:not(button)')
   && document.fonts.status === 'loaded'
-  && [...document.images].every(each => {
-    const { top, bottom } = each.getBoundingClientRect()
-    return each.complete || bottom < 0 || top > innerHeight
+  && [...document.images].every(image => {
+    const { top, bottom } = image.getBoundingClientRect()
+    return image.complete || bottom < 0 || top > innerHeight
   })"""
-# The page that opens has the one-time secret in its address.
+# The sign-in page has the one-time secret in its URL.
 SIGN_IN = """() => fetch('/api/session/local', {
   method: 'POST',
   headers: { 'Content-Type': 'application/json' },
@@ -56,20 +58,20 @@ SIGN_IN = """() => fetch('/api/session/local', {
 
 @dataclass(frozen=True)
 class Shot:
-    """A page, by the name of its picture."""
+    """A page to take a screenshot of. `name` is the name of the file."""
 
     name: str
     address: str
-    is_for_strangers: bool
+    is_signed_out: bool
 
 
 def routes() -> Iterator[tuple[str, bool, str]]:
-    """Path, whether it is for those who are not signed in, and folder of each page of the app."""
-    found = list(ROUTE.finditer((WEB / "app" / "routes.tsx").read_text("utf-8")))
-    if not found:
-        raise SystemExit("routes.tsx is not written as it was: no page was found in it")
-    for each in found:
-        yield each["path"], (each["shell"], each["needs"]) == ("bare", "anybody"), each["page"]
+    """Yields the path of each page, whether it is for signed-out users, and its folder."""
+    matches = list(ROUTE.finditer((WEB / "app" / "routes.tsx").read_text("utf-8")))
+    if not matches:
+        raise SystemExit("routes.tsx contains no route in the expected format; update ROUTE")
+    for match in matches:
+        yield match["path"], (match["shell"], match["needs"]) == ("bare", "anybody"), match["page"]
 
 
 def is_built(page: str) -> bool:
@@ -77,7 +79,7 @@ def is_built(page: str) -> bool:
 
 
 def addresses(content: Content) -> Mapping[str, Sequence[tuple[str, str]]]:
-    """Of pages whose address has a parameter: the name of each picture, and its address."""
+    """Returns the names and URLs of the screenshots of pages that have URL parameters or states."""
     pipeline = f"/pipelines/{content.pipeline_id}"
     run = f"{pipeline}/runs/{content.pipeline_run_id}"
     return {
@@ -123,9 +125,9 @@ def addresses(content: Content) -> Mapping[str, Sequence[tuple[str, str]]]:
 
 
 def shots(content: Content) -> Iterator[Shot]:
-    """Each page once, or in each of its states, though it may have several addresses."""
+    """Yields each page once, or once for each of its states, even if it has several routes."""
     filled, seen = addresses(content), set()
-    for path, is_for_strangers, page in routes():
+    for path, is_signed_out, page in routes():
         if page in seen or (":" in path and page not in filled):
             continue
         seen.add(page)
@@ -133,39 +135,39 @@ def shots(content: Content) -> Iterator[Shot]:
             print(f"skipped: {path} is not built yet")  # noqa: T201
             continue
         for name, address in filled.get(page, [(page, path)]):
-            yield Shot(name, address, is_for_strangers)
+            yield Shot(name, address, is_signed_out)
     for path, _, page in routes():
         if page not in seen:
-            print(f"skipped: {path}: tools/screenshots.py has no address for it")  # noqa: T201
+            print(f"skipped: {path} has no URL in tools/screenshots.py")  # noqa: T201
 
 
 async def take(
     browser: Browser,
     server: Processes,
     content: Content,
-    wanted: Sequence[Shot],
+    pages: Sequence[Shot],
     looks: Sequence[tuple[str, str]],
 ) -> dict[str, bytes]:
-    """PNG by name."""
-    room = asyncio.Semaphore(AT_ONCE)
+    """Returns the screenshots as PNG, by name."""
+    room = asyncio.Semaphore(CONCURRENT_LOOKS)
 
     async def look(size: str, theme: str) -> dict[str, bytes]:
         async with room:
-            return await _take_look(browser, server, content, wanted, size, theme)
+            return await _take_look(browser, server, content, pages, size, theme)
 
-    taken = await asyncio.gather(*(look(size, theme) for size, theme in looks))
-    return {name: picture for each in taken for name, picture in each.items()}
+    results = await asyncio.gather(*(look(size, theme) for size, theme in looks))
+    return {name: picture for result in results for name, picture in result.items()}
 
 
 async def _take_look(
     browser: Browser,
     server: Processes,
     content: Content,
-    wanted: Sequence[Shot],
+    pages: Sequence[Shot],
     size: str,
     theme: str,
 ) -> dict[str, bytes]:
-    taken: dict[str, bytes] = {}
+    screenshots: dict[str, bytes] = {}
     context = await browser.new_context(
         viewport=SIZES[size],
         is_mobile=size == "390",
@@ -175,15 +177,15 @@ async def _take_look(
         locale="en-US",
     )
     try:
-        # Who is signed in sees no page to sign in.
-        for each in sorted(wanted, key=lambda each: not each.is_for_strangers):
-            if not each.is_for_strangers:
+        # Pages for signed-out users come first, because signed-in users can't open them.
+        for page in sorted(pages, key=lambda page: not page.is_signed_out):
+            if not page.is_signed_out:
                 await _sign_in(context, server)
-            taken[f"{each.name}-{theme}-{size}"] = await _shoot(context, content.url, each)
+            screenshots[f"{page.name}-{theme}-{size}"] = await _shoot(context, content.url, page)
     finally:
         await context.close()
-    print(f"taken: {len(wanted)} pages, {theme}, {size} px wide")  # noqa: T201
-    return taken
+    print(f"{len(pages)} screenshots taken ({theme}, {size} px wide)")  # noqa: T201
+    return screenshots
 
 
 async def _sign_in(context: BrowserContext, server: Processes) -> None:
@@ -192,7 +194,7 @@ async def _sign_in(context: BrowserContext, server: Processes) -> None:
     page = await context.new_page()
     await page.goto(server.sign_in_link())
     if not await page.evaluate(SIGN_IN):
-        raise SystemExit("the address that signs in once is refused")
+        raise SystemExit("the control plane refused the sign-in link")
     await page.close()
 
 
@@ -200,7 +202,7 @@ async def _shoot(context: BrowserContext, url: str, shot: Shot) -> bytes:
     page: Page = await context.new_page()
     try:
         await page.goto(f"{url}{shot.address}", wait_until="domcontentloaded")
-        with suppress(BrowserError):  # what is slow is shown as it is
+        with suppress(BrowserError):  # a slow page is captured in its current state
             await page.wait_for_function(IS_READY, timeout=READY_MS_MAX)
         await page.wait_for_timeout(CALM_MS)
         return await page.screenshot()
@@ -208,15 +210,15 @@ async def _shoot(context: BrowserContext, url: str, shot: Shot) -> bytes:
         await page.close()
 
 
-def written(taken: Mapping[str, bytes], folder: Path) -> int:
-    """As good as all of them may be within what a repository bears. Returns their bytes."""
+def write_images(screenshots: Mapping[str, bytes], folder: Path) -> int:
+    """Writes the screenshots in the best quality that meets the size limits. Returns their size."""
     for quality in QUALITIES:
-        made = {name: _webp(content, quality) for name, content in taken.items()}
-        total = sum(map(len, made.values()))
-        if total <= ALL_BYTES_MAX and max(map(len, made.values())) <= ONE_BYTES_MAX:
+        images = {name: _webp(content, quality) for name, content in screenshots.items()}
+        total = sum(map(len, images.values()))
+        if total <= ALL_BYTES_MAX and max(map(len, images.values())) <= ONE_BYTES_MAX:
             break
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in made.items():
+    for name, content in images.items():
         (folder / f"{name}.webp").write_bytes(content)
     return total
 
@@ -231,7 +233,7 @@ def _webp(content: bytes, quality: int) -> bytes:
 async def run(options: argparse.Namespace, folder: Path) -> int:
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
-        print("no browser: make browser installs one", file=sys.stderr)  # noqa: T201
+        print("No browser was found. Run `make browser` to install one.", file=sys.stderr)  # noqa: T201
         return 1
     with control_plane(folder) as processes:
         say = (lambda _: None) if options.quiet else print
@@ -240,22 +242,22 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
             busy = asyncio.create_task(demo.keep_busy())
             browser = await playwright.chromium.launch(executable_path=executable, args=[*FLAGS])
             try:
-                wanted = [each for each in shots(content) if options.only in each.name]
+                pages = [shot for shot in shots(content) if options.only in shot.name]
                 looks = LOOKS[: 1 if options.quick else None]
-                taken = await take(browser, processes, content, wanted, looks)
+                screenshots = await take(browser, processes, content, pages, looks)
             finally:
                 busy.cancel()
                 await browser.close()
-    total = written(taken, options.folder)
-    print(f"{len(taken)} pictures, {total:,} bytes, in {options.folder}")  # noqa: T201
+    total = write_images(screenshots, options.folder)
+    print(f"{len(screenshots)} screenshots ({total:,} bytes) in {options.folder}")  # noqa: T201
     return 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Pictures of every page.")
-    parser.add_argument("--only", default="", help="pages with this word in their name")
+    parser = argparse.ArgumentParser(description="Takes screenshots of every page.")
+    parser.add_argument("--only", default="", help="only pages with this word in their name")
     parser.add_argument("--folder", type=Path, default=IMAGES)
-    parser.add_argument("--quick", action="store_true", help="dark and wide only")
+    parser.add_argument("--quick", action="store_true", help="only the dark theme at desktop width")
     parser.add_argument("--quiet", action="store_true")
     with tempfile.TemporaryDirectory(prefix="comfyfleet-", ignore_cleanup_errors=True) as folder:
         return asyncio.run(run(parser.parse_args(), Path(folder)))

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Usage: setup.sh VENV EXTRAS. Creates the virtual environment and installs comfyfleet into it.
-# PYTHON names the interpreter; by default the first on the PATH that is new enough.
+# PYTHON is the interpreter. The default is the first one on the PATH that is new enough.
 set -eu
 venv=$1 extras=$2
 
@@ -22,13 +22,13 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 echo "Installing comfyfleet[$extras] into $venv (once)…"
 
-# What the installer says goes into a log. Shown is its last step, so that one sees it work.
+# Writes the installer's output to a log, and shows only its current step.
 log=$venv/install.log
 install() {
     if command -v uv >/dev/null 2>&1; then
         VIRTUAL_ENV=$venv uv pip install --constraint constraints.txt --editable ".[$extras]"
     else
-        # Without compiling: only what is imported is compiled, when it is.
+        # Skip compilation. Python compiles each module when it is first imported.
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
             --progress-bar off --constraint constraints.txt --editable ".[$extras]"
     fi
@@ -56,4 +56,4 @@ if ! wait "$installing"; then
     cat "$log" >&2
     exit 1
 fi
-echo "Installed in about $seconds s (what was done: $log)"
+echo "Installed in about $seconds s (log: $log)"

@@ -1,8 +1,9 @@
-"""Writes tests/tidy/surface.txt: the shape of everything that programs outside of this repository use.
+"""Writes tests/tidy/surface.txt, which lists every interface that other programs depend on.
 
-Routes with their fields, commands with their options, messages of the worker protocol, exported names
-with their parameters, error codes: one line each, without any wording. A test compares it with the
-code, so nothing of it changes by accident. After a change that is meant, run `python tools/surface.py`.
+The file has one line for each field of a route or worker message, each command with its options,
+each exported name with its parameters, and each error code. It contains no prose. A test compares
+it with the code, so that no interface changes by accident. After an intentional change, run
+`python tools/surface.py`.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from comfyfleet.settings import Settings
 
 FILE = Path(__file__).parents[1] / "tests" / "tidy" / "surface.txt"
 WORDING = {"description", "summary", "title", "examples", "example", "tags", "info"}
-NAMED = {"properties", "paths", "schemas"}  # whose keys are names of ours, not of the format
+NAMED = {"properties", "paths", "schemas"}  # objects whose keys are our own names
 
 
 def surface() -> str:
@@ -43,14 +44,14 @@ async def _openapi() -> dict[str, Any]:
 
 
 def _flat(place: str, value: Any, *, is_named: bool) -> Iterator[str]:
-    """One line for each value; lists that have no order of their own are sorted."""
+    """Yields one line for each value. Lists of strings are sorted, so that their order is stable."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             if is_named or name not in WORDING:
                 yield from _flat(f"{place} {name}", below, is_named=name in NAMED and not is_named)
         if not value:
             yield place
-    elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+    elif isinstance(value, list) and all(isinstance(item, str) for item in value):
         yield f"{place} = {', '.join(sorted(value))}"
     elif isinstance(value, list):
         for number, below in enumerate(value):
@@ -60,7 +61,7 @@ def _flat(place: str, value: Any, *, is_named: bool) -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    """Each command with the names that its help gives to parameters."""
+    """Yields each command with the names of its parameters, as listed in its help."""
     command = ""
     for line in str(commands.generate_docs(heading_level=2)).splitlines():
         if line.startswith("#"):
@@ -89,30 +90,34 @@ def _public(names: Mapping[str, Any]) -> list[str]:
 
 def _parameters(value: Any) -> str:
     try:
-        given = inspect.signature(value).parameters.values()
+        parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
         return ""
-    return f"({', '.join(map(_parameter, given))})"
+    return f"({', '.join(map(_parameter, parameters))})"
 
 
-def _parameter(given: inspect.Parameter) -> str:
-    """Of a default that is no plain value only that there is one."""
-    is_plain = isinstance(given.default, str | int | float | tuple | None)
-    default = given.default if is_plain or given.default is given.empty else ...
-    return str(given.replace(annotation=given.empty, default=default))
+def _parameter(parameter: inspect.Parameter) -> str:
+    """Returns a parameter. A default that isn't a plain value is replaced by `...`."""
+    is_plain = isinstance(parameter.default, str | int | float | tuple | None)
+    default = parameter.default if is_plain or parameter.default is parameter.empty else ...
+    return str(parameter.replace(annotation=parameter.empty, default=default))
 
 
 def _errors() -> Iterator[str]:
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, Exception):
-            bases = ", ".join(each.__name__ for each in kind.__bases__)
+            bases = ", ".join(base.__name__ for base in kind.__bases__)
             yield f"error {name}({bases}) {getattr(kind, 'code', '')}"
 
 
 def main() -> None:
     if "--check" in sys.argv:
         is_same = FILE.exists() and FILE.read_text(encoding="utf-8") == surface()
-        sys.exit(0 if is_same else "run: python tools/surface.py, and look at what has changed")
+        sys.exit(
+            0
+            if is_same
+            else "surface.txt is out of date: run `python tools/surface.py` and review the diff"
+        )
     FILE.write_text(surface(), encoding="utf-8")
 
 

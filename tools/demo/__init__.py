@@ -1,1 +1,1 @@
-"""A control plane with every part at work, and something to look at on every page. `make demo` starts it."""
+"""A local demo of all components with sample data on every page. `make demo` starts it."""

@@ -1,8 +1,8 @@
-"""`make demo`: starts everything here, fills it, prints the address, and stays up until Ctrl-C.
+"""Starts a local demo, creates its sample data, prints its URL, and runs until Ctrl-C.
 
-python -m demo              in a folder that is gone afterwards
-python -m demo --once       ends as soon as everything was made
-python -m demo --folder DIR keeps data, results and logs there
+python -m demo              stores data in a temporary folder
+python -m demo --once       stops as soon as the sample data is complete
+python -m demo --folder DIR keeps data, results and logs in this folder
 """
 
 import argparse
@@ -39,7 +39,9 @@ def main() -> int:
 
     try:
         with _folder(options.folder) as folder, control_plane(folder, options.port) as processes:
-            console.print(f"[bold]comfyfleet[/] starts at [cyan]{processes.url}/[/] and is filled:")
+            console.print(
+                f"[bold]comfyfleet[/] is starting at [cyan]{processes.url}/[/]. Creating sample data:"
+            )
             asyncio.run(_show(Demo(processes, say), once=options.once))
     except FleetError as error:
         console.print(f"[red]{error.message}[/]")
@@ -52,38 +54,41 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="end as soon as everything was made")
+    parser.add_argument(
+        "--once", action="store_true", help="stop as soon as the sample data is complete"
+    )
     parser.add_argument("--folder", type=Path, help="keep data, results and logs in this folder")
-    parser.add_argument("--port", type=int, help="default: 8000, or any if that is taken")
+    parser.add_argument("--port", type=int, help="default: 8000, or a free port if 8000 is in use")
     return parser.parse_args()
 
 
 @contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="comfyfleet-demo-", ignore_cleanup_errors=True) as made:  # fmt: skip
-            yield Path(made)
+def _folder(chosen: Path | None) -> Iterator[Path]:
+    if chosen is None:
+        with tempfile.TemporaryDirectory(prefix="comfyfleet-demo-", ignore_cleanup_errors=True) as temporary:  # fmt: skip
+            yield Path(temporary)
     else:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
+        chosen.mkdir(parents=True, exist_ok=True)
+        yield chosen.resolve()
 
 
 async def _show(demo: Demo, *, once: bool) -> None:
     async with demo.opened():
         content = await demo.make()
         if once:
-            _tell(content)
+            _print_summary(content)
             return
         link = demo.processes.sign_in_link()
-        _tell(content)
-        console.print("\nOpen this address first, and sign in with one click. It works once:\n")
+        _print_summary(content)
+        console.print("\nTo sign in, open this link. It works only once:\n")
         console.print(f"  [cyan]{link}[/]\n")
-        console.print(f"For another one: comfyfleet open --data {demo.processes.data}")
+        console.print(f"For a new link, run: comfyfleet open --data {demo.processes.data}")
         console.print(
-            "\nIt stays up, and a customer comes by now and then. [bold]Ctrl-C[/] stops it."
+            "\nThe demo keeps running, and new jobs arrive from time to time. Press [bold]Ctrl-C[/]"
+            " to stop it."
         )
         if has_display(os.environ):
-            # Some programs that open a browser return when it is closed.
+            # Some programs that open a browser only return when it is closed.
             threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
         busy = asyncio.create_task(demo.keep_busy())
         try:
@@ -96,27 +101,27 @@ async def _show(demo: Demo, *, once: bool) -> None:
 async def _stay(processes: Processes) -> None:
     while not (name := processes.ended()):  # noqa: ASYNC110 - other processes
         await asyncio.sleep(LOOK_SECONDS)
-    raise FleetError(f"{name} has ended: {processes.last_words(name)}")
+    raise FleetError(f"{name} stopped unexpectedly. Its log ends with: {processes.log_end(name)}")
 
 
-def _tell(content: Content) -> None:
+def _print_summary(content: Content) -> None:
     url = content.url
     jobs = ", ".join(f"{count} {status}" for status, count in content.counts.items())
     lines = (
-        ("Catalogue", f"{url}/", "pick an effect, drop a photo"),
-        ("Results", f"{url}/results", f"one runs, one failed: {url}/results/{content.failed_id}"),
-        ("Graphs", f"{url}/graph-runs/{content.asking_run_id}", "waits for your answer"),
+        ("Catalog", f"{url}/", "choose an effect and upload a photo"),
+        ("Results", f"{url}/results", f"one job is running, one failed: {url}/results/{content.failed_id}"),
+        ("Graphs", f"{url}/graph-runs/{content.asking_run_id}", "a run that is waiting for your answer"),
         ("Pipeline", f"{url}/pipelines/{content.pipeline_id}/runs/{content.pipeline_run_id}", f"{content.candidates} candidates to judge"),
-        ("Triggers", f"{url}/triggers", "a schedule that was fired, and a webhook"),
+        ("Triggers", f"{url}/triggers", "a schedule that has fired, and a webhook"),
         ("Console", f"{url}/console", f"jobs: {jobs}; workers: {', '.join(content.workers)}"),
-        ("API", f"{url}/docs", "of all this"),
+        ("API", f"{url}/docs", "API reference"),
     )  # fmt: skip
-    console.print("\nThese pages have something on them:\n")
+    console.print("\nThese pages have sample data:\n")
     for name, address, text in lines:
         console.print(f"  {name:<10} [cyan]{address}[/]  [dim]{text}[/]")
-    console.print(f"\nFrom a shell: COMFYFLEET_URL={url}")
-    console.print(f"  as the customer  COMFYFLEET_KEY={content.customer_key}")
-    console.print(f"  as the operator  COMFYFLEET_KEY={content.admin_key}")
+    console.print(f"\nFor commands in a shell, set COMFYFLEET_URL={url} and one of these keys:")
+    console.print(f"  customer  COMFYFLEET_KEY={content.customer_key}")
+    console.print(f"  operator  COMFYFLEET_KEY={content.admin_key}")
 
 
 if __name__ == "__main__":

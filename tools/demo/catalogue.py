@@ -1,11 +1,11 @@
-"""The demo's workflows and effects. Prompts are as ComfyUI's API takes them, of nodes that the built-in engine has."""
+"""The demo's workflows and effects. The prompts only use nodes of the built-in engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Prompt: TypeAlias = dict[str, dict[str, Any]]
-LARGE_FORMAT = "large-format"  # a capability: only workers of the studio have it
+LARGE_FORMAT = "large-format"  # a capability that only the studio's workers have
 SAVED = {"filename_prefix": "comfyfleet"}
 PHOTO = {"name": "input", "type": "image", "binding": "1.image", "label": "Photo"}
 MISSING_MODEL = "portrait-oil-xl.safetensors"
@@ -13,7 +13,7 @@ MISSING_MODEL = "portrait-oil-xl.safetensors"
 
 @dataclass(frozen=True)
 class Shown:
-    """A workflow, the effect that is made of it, and the pictures that show what it does."""
+    """A workflow, the effect that uses it, and the scenes of the effect's examples."""
 
     slug: str
     title: str
@@ -30,7 +30,7 @@ class Shown:
 
     @property
     def takes_mask(self) -> bool:
-        return any(each.get("format") == "mask" for each in self.properties)
+        return any(prop.get("format") == "mask" for prop in self.properties)
 
 
 def node(class_type: str, title: str | None = None, **inputs: Any) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def node(class_type: str, title: str | None = None, **inputs: Any) -> dict[str, 
 
 
 def prompt(*nodes: dict[str, Any]) -> Prompt:
-    """Numbered from 1, as links name them."""
-    return {str(number): each for number, each in enumerate(nodes, start=1)}
+    """Returns a prompt. The ids of its nodes count from 1."""
+    return {str(number): node for number, node in enumerate(nodes, start=1)}
 
 
 def load() -> dict[str, Any]:
@@ -69,17 +69,17 @@ def seed(binding: str) -> dict[str, Any]:
 
 
 def _coloured(mode: str, factor: float, tone: int) -> tuple[dict[str, Any], ...]:
-    """Nodes 1 to 4: a photo under a sheet of one colour, of the photo's size."""
+    """Returns nodes 1 to 4, which blend a photo with a single color."""
     return (
         load(),
         node("GetImageSize", "Size", image=["1", 0]),
-        node("EmptyImage", "Colour", width=["2", 0], height=["2", 1], batch_size=1, color=tone),
+        node("EmptyImage", "Color", width=["2", 0], height=["2", 1], batch_size=1, color=tone),
         node("ImageBlend", "Blend", image1=["1", 0], image2=["3", 0], blend_factor=factor, blend_mode=mode),
     )  # fmt: skip
 
 
 GOLDEN = Shown(
-    "golden-hour", "Golden hour", "The last light of the day, on any photo.", 4, ("light", "colour"),
+    "golden-hour", "Golden hour", "Warm evening light for any photo.", 4, ("light", "color"),
     prompt(
         *_coloured("soft_light", 0.85, 0xFF9A3C),
         node("AdjustContrast", "Contrast", images=["4", 0], factor=1.08),
@@ -90,18 +90,18 @@ GOLDEN = Shown(
     ("dunes", "ridges"),
 )  # fmt: skip
 MOONLIGHT = Shown(
-    "moonlight", "Moonlight", "Day becomes night.", 4, ("light", "colour"),
+    "moonlight", "Moonlight", "Turns day into night.", 4, ("light", "color"),
     prompt(
         *_coloured("multiply", 1.0, 0x5068B0),
         node("AdjustBrightness", "Darker", images=["4", 0], factor=0.78),
         node("AdjustContrast", "Contrast", images=["5", 0], factor=1.2),
         save(["6", 0]),
     ),
-    (PHOTO, colour("sky", "3.color", "Colour of the night", 0x5068B0), number("darkness", "5.factor", "Light that is left", 0.78, 0.2, 1.0)),
+    (PHOTO, colour("sky", "3.color", "Night color", 0x5068B0), number("darkness", "5.factor", "Remaining light", 0.78, 0.2, 1.0)),
     ("balloons", "shore"),
 )  # fmt: skip
 SCREEN_PRINT = Shown(
-    "screen-print", "Screen print", "Few colours, and a pattern of dots.", 3, ("print",),
+    "screen-print", "Screen print", "A print with few colors and a dot pattern.", 3, ("print",),
     prompt(
         load(),
         node("ImageScaleBy", "Coarse", image=["1", 0], upscale_method="area", scale_by=0.5),
@@ -114,11 +114,11 @@ SCREEN_PRINT = Shown(
     ("still-life", "flower"),
 )  # fmt: skip
 SOFT_FOCUS = Shown(
-    "soft-focus", "Soft focus", "A glow, as of an old portrait lens.", 3, ("light",),
+    "soft-focus", "Soft focus", "A soft glow like that of an old portrait lens.", 3, ("light",),
     prompt(
         load(),
         node("ImageBlur", "Glow", image=["1", 0], blur_radius=18, sigma=7.0),
-        node("ImageBlend", "Over the photo", image1=["1", 0], image2=["2", 0], blend_factor=0.6, blend_mode="screen"),
+        node("ImageBlend", "Blend", image1=["1", 0], image2=["2", 0], blend_factor=0.6, blend_mode="screen"),
         node("AdjustContrast", "Contrast", images=["3", 0], factor=1.1),
         save(["4", 0]),
     ),
@@ -126,36 +126,36 @@ SOFT_FOCUS = Shown(
     ("flower", "forest"),
 )  # fmt: skip
 FILM = Shown(
-    "black-and-white", "Black and white film", "One colour of light, pushed two stops.", 2, ("film",),
+    "black-and-white", "Black and white film", "Grainy black and white with high contrast.", 2, ("film",),
     prompt(
         load(),
         node("ImageToMask", "Filter", image=["1", 0], channel="red"),
-        node("MaskToImage", "Grey", mask=["2", 0]),
-        node("AdjustContrast", "Pushed", images=["3", 0], factor=1.35),
+        node("MaskToImage", "Gray", mask=["2", 0]),
+        node("AdjustContrast", "Contrast", images=["3", 0], factor=1.35),
         node("ImageAddNoise", "Grain", image=["4", 0], seed=7, strength=0.1),
         save(["5", 0]),
     ),
-    (PHOTO, choice("filter", "2.channel", "Filter before the lens", "red", "red", "green", "blue"), number("grain", "5.strength", "Grain", 0.1, 0.0, 0.5), seed("5.seed")),
+    (PHOTO, choice("filter", "2.channel", "Lens filter", "red", "red", "green", "blue"), number("grain", "5.strength", "Grain", 0.1, 0.0, 0.5), seed("5.seed")),
     ("forest", "city"),
 )  # fmt: skip
 PENCIL = Shown(
-    "pencil", "Pencil drawing", "Outlines only, on white paper.", 3, ("print",),
+    "pencil", "Pencil drawing", "Outlines on white paper.", 3, ("print",),
     prompt(
         load(),
-        node("ImageToMask", "Grey", image=["1", 0], channel="green"),
-        node("MaskToImage", "As a picture", mask=["2", 0]),
+        node("ImageToMask", "Gray", image=["1", 0], channel="green"),
+        node("MaskToImage", "Gray image", mask=["2", 0]),
         node("ImageBlur", "Surroundings", image=["3", 0], blur_radius=9, sigma=4.0),
         node("ImageBlend", "Differences", image1=["3", 0], image2=["4", 0], blend_factor=1.0, blend_mode="difference"),
         node("AdjustBrightness", "Pressure", images=["5", 0], factor=2.0),
-        node("AdjustBrightness", "Softness of the lead", images=["6", 0], factor=2.0),
+        node("AdjustBrightness", "Pencil softness", images=["6", 0], factor=2.0),
         node("ImageInvert", "Paper", image=["7", 0]),
         save(["8", 0]),
     ),
-    (PHOTO, number("pressure", "6.factor", "Pressure", 2.0, 0.5, 2.0), number("width", "4.blur_radius", "Width of lines", 9, 2, 31, 1)),
+    (PHOTO, number("pressure", "6.factor", "Pressure", 2.0, 0.5, 2.0), number("width", "4.blur_radius", "Line width", 9, 2, 31, 1)),
     ("balloons", "still-life"),
 )  # fmt: skip
 STILL_WATER = Shown(
-    "still-water", "Still water", "The upper half, and its reflection below.", 3, ("place",),
+    "still-water", "Still water", "The upper half of a photo, reflected in water.", 3, ("place",),
     prompt(
         load(),
         node("GetImageSize", "Size", image=["1", 0]),
@@ -171,7 +171,7 @@ STILL_WATER = Shown(
     ("ridges", "balloons"),
 )  # fmt: skip
 PIXELS = Shown(
-    "pixels", "Pixels", "As on a computer of 1985.", 2, ("print",),
+    "pixels", "Pixels", "Looks like a computer screen from 1985.", 2, ("print",),
     prompt(
         load(),
         node("GetImageSize", "Size", image=["1", 0]),
@@ -180,11 +180,11 @@ PIXELS = Shown(
         node("ImageScale", "Enlarged", image=["4", 0], upscale_method="nearest-exact", width=["2", 0], height=["2", 1], crop="disabled"),
         save(["5", 0]),
     ),
-    (PHOTO, number("pixels", "3.largest_size", "Pixels of the longer side", 80, 16, 320, 1), number("palette", "4.colors", "Colours", 16, 2, 64, 1)),
+    (PHOTO, number("pixels", "3.largest_size", "Pixels on the longer side", 80, 16, 320, 1), number("palette", "4.colors", "Colors", 16, 2, 64, 1)),
     ("flower", "ridges"),
 )  # fmt: skip
 INSTANT = Shown(
-    "instant-photo", "Instant photo", "A white frame with room for a line.", 2, ("film",),
+    "instant-photo", "Instant photo", "A white frame with room for a caption.", 2, ("film",),
     prompt(
         load(),
         node("ImageScale", "Picture", image=["1", 0], upscale_method="area", width=560, height=600, crop="center"),
@@ -196,7 +196,7 @@ INSTANT = Shown(
     ("shore", "dunes"),
 )  # fmt: skip
 VEIL = Shown(
-    "veil", "Veil", "Hides what you paint over.", 3, ("place",),
+    "veil", "Veil", "Hides the area that you paint over.", 3, ("place",),
     prompt(
         load(),
         node("LoadImageMask", "Painted", image="mask.png", channel="red"),
@@ -206,27 +206,27 @@ VEIL = Shown(
         node("ImageCompositeMasked", "Behind the veil", destination=["1", 0], source=["5", 0], x=0, y=0, resize_source=False, mask=["2", 0]),
         save(["6", 0]),
     ),
-    (PHOTO, {"name": "area", "type": "image", "format": "mask", "binding": "2.image", "label": "What to hide", "required": True}),
+    (PHOTO, {"name": "area", "type": "image", "format": "mask", "binding": "2.image", "label": "Area to hide", "required": True}),
     ("city", "still-life"),
 )  # fmt: skip
 NEGATIVE_FILM = Shown(
-    "negative-film", "Negative film", "A clip, as the film in the camera saw it.", 10, ("film", "video"),
+    "negative-film", "Negative film", "Turns a clip into a film negative.", 10, ("film", "video"),
     prompt(
         node("LoadVideo", "Clip", file="clip.mp4"),
-        node("GetVideoComponents", "Pictures and sound", video=["1", 0]),
+        node("GetVideoComponents", "Images and sound", video=["1", 0]),
         node("ImageInvert", "Negative", image=["2", 0]),
         node("AdjustContrast", "Contrast", images=["3", 0], factor=1.1),
-        node("CreateVideo", "Clip again", images=["4", 0], fps=["2", 2], audio=["2", 1]),
+        node("CreateVideo", "New clip", images=["4", 0], fps=["2", 2], audio=["2", 1]),
         node("SaveVideo", "Result", video=["5", 0], filename_prefix="video/comfyfleet", format="auto", codec="auto"),
     ),
     ({"name": "input", "type": "video", "binding": "1.file", "label": "Clip"}, number("contrast", "4.factor", "Contrast", 1.1, 0.5, 2.0)),
     ("shore",), is_video=True, media_types=("video/mp4", "video/webm", "video/quicktime"),
 )  # fmt: skip
 ENLARGE = Shown(
-    "large-format", "Large format", "Twice the size, worked out step by step. The studio's machine takes its time.", 25, ("print",),
+    "large-format", "Large format", "Doubles the size of a photo step by step. This takes a few minutes on the studio's worker.", 25, ("print",),
     prompt(
         load(),
-        node("ComfyfleetSteps", "Working out", image=["1", 0], steps=150, step_ms=1_000, previews=True),
+        node("ComfyfleetSteps", "Processing", image=["1", 0], steps=150, step_ms=1_000, previews=True),
         node("ImageScaleBy", "Enlarged", image=["2", 0], upscale_method="lanczos", scale_by=2.0),
         node("ImageSharpen", "Sharp", image=["3", 0], sharpen_radius=2, sigma=1.0, alpha=0.6),
         save(["4", 0]),
@@ -235,7 +235,7 @@ ENLARGE = Shown(
     ("ridges",), capabilities=(LARGE_FORMAT,), for_example={"steps": 8},
 )  # fmt: skip
 PORTRAIT_LIGHT = Shown(
-    "portrait-light", "Portrait light", "Light for a face. The demo's pictures have none, so it shows what a failure looks like.", 5, ("light",),
+    "portrait-light", "Portrait light", "Improves the light on a face. The demo's photos have no faces, so the jobs of this effect fail.", 5, ("light",),
     prompt(
         load(),
         node("ComfyfleetFail", "Find the face", value=["1", 0], fail=True, message="No face was found in this photo.", after_ms=400),
@@ -245,31 +245,31 @@ PORTRAIT_LIGHT = Shown(
     (PHOTO, {"name": "needs_a_face", "type": "boolean", "binding": "2.fail", "label": "Needs a face", "default": True}),
     ("still-life",), for_example={"needs_a_face": False},
 )  # fmt: skip
-# The first is the largest card of the catalogue.
+# The first effect is the largest card in the catalog.
 EFFECTS = (
     GOLDEN, SCREEN_PRINT, STILL_WATER, SOFT_FOCUS, PENCIL, NEGATIVE_FILM, MOONLIGHT, FILM, PIXELS, INSTANT, VEIL, ENLARGE, PORTRAIT_LIGHT,
 )  # fmt: skip
 
-# Registered only: no worker has its model.
+# Registered without an effect, because no worker has its model.
 OIL_PORTRAIT = prompt(
     node("CheckpointLoaderSimple", "Painter", ckpt_name=MISSING_MODEL),
     node("PreviewAny", "Model", source=["1", 0]),
 )
 
-# Offered to pipelines and graphs only: its colour comes from the seed.
+# Only offered to pipelines and graphs. The seed determines its color.
 TINT_PROPERTIES = (PHOTO, number("seed", "5.value", "Seed", 1, 0, 2**31 - 1, 1), number("strength", "4.blend_factor", "Strength", 0.8, 0.0, 1.0))  # fmt: skip
 TINT_PROMPT = prompt(
     load(),
     node("GetImageSize", "Size", image=["1", 0]),
-    node("EmptyImage", "Colour", width=["2", 0], height=["2", 1], batch_size=1, color=["6", 1]),
+    node("EmptyImage", "Color", width=["2", 0], height=["2", 1], batch_size=1, color=["6", 1]),
     node("ImageBlend", "Tint", image1=["1", 0], image2=["3", 0], blend_factor=0.8, blend_mode="overlay"),
     node("PrimitiveInt", "Seed", value=1),
-    node("ComfyMathExpression", "Its colour", expression="(a * 7919) % 16777216", **{"values.a": ["5", 0]}),
+    node("ComfyMathExpression", "Color", expression="(a * 7919) % 16777216", **{"values.a": ["5", 0]}),
     save(["4", 0]),
 )  # fmt: skip
 
 PIPELINE = {
-    "name": "Posters of a photo",
+    "name": "Posters from a photo",
     "steps": [
         {"name": "Tint", "workflow": "tint", "properties": {"input": "{{ variables.photo }}", "seed": "{{ seed }}"}, "needs_approval": True},
         {"name": "Print", "effect": "screen-print", "properties": {"input": "{{ parent.file }}", "inks": 5}, "children_per_parent": 2, "keep": 3},
@@ -287,7 +287,7 @@ def _link(source: str, target: str) -> dict[str, str]:
 
 
 THREE_PRINTS = {
-    "name": "Three prints of a photo",
+    "name": "Three prints from a photo",
     "nodes": [
         {"id": "photo", "type": "input", "value_type": "image"},
         {"id": "copies", "type": "fanout", "mode": "broadcast", "output_count": 3},

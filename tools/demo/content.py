@@ -1,4 +1,4 @@
-"""What the demo shows, made as operators and customers make it: over HTTP, and nothing beside it."""
+"""Creates the demo's sample data, over HTTP only, like operators and customers."""
 
 import asyncio
 import io
@@ -30,21 +30,21 @@ START_SECONDS_MAX = 60
 STEP_SECONDS_MAX = 120
 LOOK_SECONDS = 0.2
 TOKENS = 500
-TOKENS_OF_A_STUDIO = 100_000
+STUDIO_TOKENS = 100_000
 STUDIO = "studio"
 BASE_CANDIDATES = 8
 BATCH = 4
-AT_ONCE = 4  # a user may have five active jobs
-LONG_STEPS = 400  # of a second each
+CONCURRENT_JOBS = 4  # a user may have five active jobs
+LONG_STEPS = 400  # each step takes one second
 BUSY_SECONDS = 8
 BUSY_HOURS_MAX = 2
 EXAMPLE_QUALITY = 86
-Said = Callable[[str], None]
+Say = Callable[[str], None]  # prints one line of progress
 
 
 @dataclass(frozen=True)
 class Media:
-    """Of one user: by the name of its scene."""
+    """A user's media. `pictures` contains the images by the names of their scenes."""
 
     pictures: Mapping[str, Any]
     clip: Any
@@ -53,7 +53,7 @@ class Media:
 
 @dataclass
 class Content:
-    """What was made, for those who open its pages."""
+    """The sample data that was created, with the ids that occur in URLs of pages."""
 
     url: str
     admin_key: str
@@ -76,16 +76,16 @@ class Content:
 
 @dataclass(frozen=True)
 class Admin:
-    """An operator's calls."""
+    """Calls the admin API."""
 
     http: httpx.AsyncClient
 
-    async def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         response = await self.http.request(method, path, json=body)
         return _answer(response, path)
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
-        return await self.ask("POST", path, body)
+        return await self.call("POST", path, body)
 
     async def send(self, path: str, content: bytes, content_type: str) -> dict[str, Any]:
         headers = {"Content-Type": content_type}
@@ -100,9 +100,9 @@ def _answer(response: httpx.Response, path: str) -> dict[str, Any]:
 
 
 class Demo:
-    """One control plane's content, made in an order in which each part has what it needs."""
+    """Creates the sample data of a control plane in the order of its dependencies."""
 
-    def __init__(self, processes: Processes, say: Said) -> None:
+    def __init__(self, processes: Processes, say: Say) -> None:
         self.processes = processes
         self.say = say
         self.content = Content(processes.url, processes.admin_key)
@@ -120,12 +120,13 @@ class Demo:
                 base_url=f"{self.content.url}/api/admin", headers=headers, timeout=60
             )
             self.admin = Admin(await self._stack.enter_async_context(http))
-            await until(self._answers, "the control plane answers", START_SECONDS_MAX)
+            await until(self._answers, "the control plane to respond", START_SECONDS_MAX)
             yield self
 
     async def _answers(self) -> bool:
         if name := self.processes.ended():
-            raise FleetError(f"{name} has ended: {self.processes.last_words(name)}")
+            end = self.processes.log_end(name)
+            raise FleetError(f"{name} stopped unexpectedly. Its log ends with: {end}")
         try:
             return (await self.admin.http.get(f"{self.content.url}/readyz")).is_success
         except httpx.TransportError:
@@ -142,7 +143,7 @@ class Demo:
         await self._workers()
         media = await self._uploaded(self.customer, pictures)
         await self._examples(media, pictures)
-        self.say(f"{len(EFFECTS)} effects with examples that the engine has made")
+        self.say(f"{len(EFFECTS)} effects with examples created by the engine")
         await asyncio.gather(
             self._graphs(media), self._pipeline(pictures["shore"]), self._own_jobs(media), self._studio(pictures)
         )  # fmt: skip
@@ -155,17 +156,17 @@ class Demo:
     # Operators
 
     async def _people(self) -> None:
-        """This machine's user has most of it: one click signs in as that user. Two tenants more have a part."""
-        tenants = (await self.admin.ask("GET", "/tenants"))["tenants"]
-        tenant = next(each for each in tenants if each["name"] == "local")
+        """Creates tenants. The sign-in link signs in as the local user, who has most of the data."""
+        tenants = (await self.admin.call("GET", "/tenants"))["tenants"]
+        tenant = next(tenant for tenant in tenants if tenant["name"] == "local")
         users = f"/tenants/{tenant['id']}/users"
-        user = (await self.admin.ask("GET", users))["users"][0]
-        made = await self.admin.post(f"{users}/{user['id']}/keys", name="demo")
-        self.content.tenant_id, self.content.customer_key = tenant["id"], made["key"]
+        user = (await self.admin.call("GET", users))["users"][0]
+        created = await self.admin.post(f"{users}/{user['id']}/keys", name="demo")
+        self.content.tenant_id, self.content.customer_key = tenant["id"], created["key"]
         await self._credit(tenant["id"], user["id"], TOKENS)
-        self.customer = await self._client(made["key"])
+        self.customer = await self._client(created["key"])
         studio = await self.admin.post("/tenants", name="Halden Studio", email="ada@example.com")
-        await self._credit(studio["id"], studio["user_id"], TOKENS_OF_A_STUDIO)
+        await self._credit(studio["id"], studio["user_id"], STUDIO_TOKENS)
         self.studio, self.studio_id = await self._client(studio["key"]), studio["id"]
         kiosk = await self.admin.post("/tenants", name="Harbour Kiosk", email="ben@example.com")
         await self._credit(kiosk["id"], kiosk["user_id"], 20)
@@ -181,10 +182,10 @@ class Demo:
 
     async def _workflows(self) -> None:
         registered = yaml.safe_load((EXAMPLES / "properties.yaml").read_text("utf-8"))
-        for slug, terms in registered.items():
-            file = EXAMPLES / terms.pop("file", f"workflows/{slug}.json")
+        for slug, settings in registered.items():
+            file = EXAMPLES / settings.pop("file", f"workflows/{slug}.json")
             document = json.loads(file.read_text("utf-8"))
-            await self.admin.post("/workflows", slug=slug, document=document, **terms)
+            await self.admin.post("/workflows", slug=slug, document=document, **settings)
         await self.admin.post(
             "/workflows", slug="tint", document=catalogue.TINT_PROMPT, properties=catalogue.TINT_PROPERTIES, price_tokens=1
         )  # fmt: skip
@@ -214,42 +215,42 @@ class Demo:
         )
 
     async def _workers(self) -> None:
-        """A second fleet, with a worker that alone can do large formats."""
-        made = await self.admin.post("/fleets", slug=STUDIO, stage="production", max_workers=4)
-        self.secret = made["secret"]
+        """Creates a second fleet. Its worker is the only one that can run the large-format effect."""
+        fleet = await self.admin.post("/fleets", slug=STUDIO, stage="production", max_workers=4)
+        self.secret = fleet["secret"]
         slugs = [LARGE_FORMAT, "golden-hour", "screen-print", "pixels"]
         path = f"/fleets/{STUDIO}/production/workflows"
-        await self.admin.ask("PUT", path, {"workflow_slugs": slugs})
+        await self.admin.call("PUT", path, {"workflow_slugs": slugs})
         self._start_worker("studio-1")
 
     def _start_worker(self, name: str) -> None:
         self.processes.start_worker(name, fleet=STUDIO, secret=self.secret, capability=LARGE_FORMAT)
 
     async def _second_worker_asks(self) -> None:
-        """From now on an operator approves whoever joins the second fleet."""
+        """Makes new workers of the second fleet require an operator's approval, and starts one."""
         path = f"/fleets/{STUDIO}/production/approval"
-        await self.admin.ask("PUT", path, {"approval": "manual"})
+        await self.admin.call("PUT", path, {"approval": "manual"})
         self._start_worker("studio-2")
 
         async def is_known() -> bool:
             return "studio-2" in await self._worker_ids()
 
-        await until(is_known, "studio-2 asks to join", STEP_SECONDS_MAX)
+        await until(is_known, "studio-2 to register", STEP_SECONDS_MAX)
         self.content.workers = await self._worker_ids()
-        self.say("Two workers work, a third one wants to join")
+        self.say("Two online workers, and a third one that waits for approval")
 
     async def _worker_ids(self) -> list[str]:
-        found = (await self.admin.ask("GET", "/workers"))["workers"]
-        return [each["worker_id"] for each in found]
+        workers = (await self.admin.call("GET", "/workers"))["workers"]
+        return [worker["worker_id"] for worker in workers]
 
     # Customers
 
     async def _uploaded(self, client: Client, pictures: Mapping[str, bytes]) -> Media:
         mask = await client.upload(pictures["mask"], filename="mask.png", content_type="image/png")
         names = [name for name in pictures if name not in ("clip", "mask")]
-        found = {name: await client.upload(pictures[name], filename=f"{name}.jpg", content_type="image/jpeg") for name in names}  # fmt: skip
+        uploaded = {name: await client.upload(pictures[name], filename=f"{name}.jpg", content_type="image/jpeg") for name in names}  # fmt: skip
         clip = await client.upload(pictures["clip"], filename="ride.mp4", content_type="video/mp4")
-        return Media(found, clip, mask)
+        return Media(uploaded, clip, mask)
 
     async def _applied(
         self, client: Client, effect: Shown, media: Media, scene: str, **chosen: Any
@@ -259,7 +260,7 @@ class Demo:
         return await client.apply(effect.slug, source, {**painted, **chosen})
 
     async def _examples(self, media: Media, pictures: Mapping[str, bytes]) -> None:
-        room = asyncio.Semaphore(AT_ONCE)
+        room = asyncio.Semaphore(CONCURRENT_JOBS)
 
         async def run(effect: Shown, scene: str) -> JobHandle:
             async with room:
@@ -284,18 +285,18 @@ class Demo:
     ) -> None:
         folder = self.processes.folder / "results" / effect.slug
         folder.mkdir(parents=True, exist_ok=True)
-        (made,) = await job.download(folder)
+        (output,) = await job.download(folder)
         path = f"/effects/{effect.slug}/examples/{position}"
         if effect.is_video:
             await self.admin.send(f"{path}/before", pictures["clip"], "video/mp4")
-            await self.admin.send(f"{path}/after", made.read_bytes(), "video/mp4")
+            await self.admin.send(f"{path}/after", output.read_bytes(), "video/mp4")
             return
         await self.admin.send(f"{path}/before", pictures[scene], "image/jpeg")
-        small = await asyncio.to_thread(_small_webp, made.read_bytes())
+        small = await asyncio.to_thread(_small_webp, output.read_bytes())
         await self.admin.send(f"{path}/after", small, "image/webp")
 
     async def _own_jobs(self, media: Media) -> None:
-        """Of several states: completed and shared, failed, cancelled."""
+        """Creates jobs in different states: completed and shared, failed, and cancelled."""
         done = await self._applied(self.customer, catalogue.SOFT_FOCUS, media, "flower", glow=0.8)
         await done.wait(timeout_seconds=STEP_SECONDS_MAX)
         self.content.done_id = str(done.id)
@@ -304,39 +305,39 @@ class Demo:
         self.content.shared_url = share.url
         failed = await self._applied(self.customer, catalogue.PORTRAIT_LIGHT, media, "city")
         self.content.failed_id = str(failed.id)
-        with suppress(FleetError):  # it is meant to fail
+        with suppress(FleetError):  # this job fails intentionally
             await failed.wait(timeout_seconds=STEP_SECONDS_MAX)
         cancelled = await self._applied(self.customer, catalogue.ENLARGE, media, "shore")
         await cancelled.cancel()
         await self.customer.create_key("website", scopes=["read"])
         await self.customer.create_key("photo booth", scopes=["read", "write"])
-        self.say("Jobs: completed, failed, cancelled; a shared result; keys")
+        self.say("Completed, failed and cancelled jobs, a shared result, and keys")
 
     async def _graphs(self, media: Media) -> None:
         files = (EXAMPLES / "graphs" / f"{name}.yaml" for name in ("soften-if-large", "picture-and-clip"))  # fmt: skip
-        large, clip = [await self.customer.graphs.create(each.read_text("utf-8")) for each in files]
+        large, clip = [await self.customer.graphs.create(file.read_text("utf-8")) for file in files]
         await self._triggers(large.id, clip.id)
         inputs = {"photo": str(media.pictures["balloons"].id)}
         failed = await self.customer.graphs.run_document(catalogue.WITH_A_FACE, inputs)
         done = await self.customer.graphs.run_document(catalogue.THREE_PRINTS, inputs)
         self.content.graph_run_id = str(done.run.id)
         self.content.graph_id = str(done.run.graph_id)
-        for each in (failed, done):
-            with suppress(FleetError):  # the first is meant to fail
-                await each.wait(timeout_seconds=STEP_SECONDS_MAX)
-        self.say("Graphs, and a run with three results")
+        for run in (failed, done):
+            with suppress(FleetError):  # the first run fails intentionally
+                await run.wait(timeout_seconds=STEP_SECONDS_MAX)
+        self.say("Graphs, a run with three results, and a failed run")
 
     async def _triggers(self, nightly: UUID, order: UUID) -> None:
-        made = await self.customer.triggers.create(
+        schedule = await self.customer.triggers.create(
             "nightly", graph=nightly, cron="30 2 * * MON-FRI", timezone="Europe/Berlin", tokens_per_day=20
         )  # fmt: skip
-        await self.customer.triggers.fire(made)
+        await self.customer.triggers.fire(schedule)
         paths = {"photo": "body.order.photo", "clip": "body.order.clip"}
         await self.customer.triggers.create("shop", graph=order, inputs=paths, tokens_per_day=200)
-        self.say("Triggers: a schedule that was fired, and a webhook")
+        self.say("Triggers: a schedule that has fired, and a webhook")
 
     async def _waiting_graph(self, media: Media) -> None:
-        """It wants a worker that nobody has approved: it asks where to go on."""
+        """Starts a run that requires an unapproved worker, so that it asks where to continue."""
         run = await self.customer.graphs.run_document(
             catalogue.LARGE_PRINT, {"photo": str(media.pictures["dunes"].id)}
         )
@@ -344,12 +345,12 @@ class Demo:
         async def asks() -> bool:
             return str((await run.refresh()).status) == "waiting_for_user"
 
-        await until(asks, "the graph asks", STEP_SECONDS_MAX)
+        await until(asks, "the graph run to ask a question", STEP_SECONDS_MAX)
         self.content.asking_run_id = str(run.run.id)
-        self.say("A graph run that waits for your answer")
+        self.say("A graph run that is waiting for your answer")
 
     async def _pipeline(self, picture: bytes) -> None:
-        """Base candidates, some judged: those that are approved have children."""
+        """Creates base candidates and judges some of them. Approved ones get children."""
         pipeline = await self.customer.pipelines.create(catalogue.PIPELINE)
         photo = upload_source(picture, filename="shore.jpg", content_type="image/jpeg")
         file_id = await upload_to(self.customer.calls, "/api/videos/uploads", photo, None)
@@ -365,19 +366,19 @@ class Demo:
         async def is_at_rest() -> bool:
             return str((await run.refresh()).reason) == "waiting_for_judgement"
 
-        await until(is_at_rest, "the candidates are made", STEP_SECONDS_MAX)
-        made = [each async for each in run.candidates(step=0)]
+        await until(is_at_rest, "the candidates to be generated", STEP_SECONDS_MAX)
+        candidates = [candidate async for candidate in run.candidates(step=0)]
         for _ in range(3):
             if pair := await run.pair(step=0):
                 await run.vote(*pair)
-        await run.judge(made[0], "approve")
-        await run.judge(made[1], "approve")
-        await run.judge(made[2], "reject")
-        self.content.candidates = len(made)
-        self.say(f"A pipeline with {len(made)} candidates to judge")
+        await run.judge(candidates[0], "approve")
+        await run.judge(candidates[1], "approve")
+        await run.judge(candidates[2], "reject")
+        self.content.candidates = len(candidates)
+        self.say(f"A pipeline with {len(candidates)} candidates to judge")
 
     async def _studio(self, pictures: Mapping[str, bytes]) -> None:
-        """Another tenant's jobs, so that there is something to tell apart."""
+        """Creates jobs of another tenant, so that operators see more than one."""
         media = await self._uploaded(self.studio, pictures)
         for effect in (catalogue.PIXELS, catalogue.SCREEN_PRINT, catalogue.GOLDEN):
             some = list(media.pictures.values())[:BATCH]
@@ -385,10 +386,10 @@ class Demo:
             await batch.wait(timeout_seconds=STEP_SECONDS_MAX)
         self.studio_media = media
         await self.admin.post("/jobs", workflow_slug="oil-portrait", tenant_id=self.studio_id)
-        self.say("Halden Studio's batches; one job waits for a model that no worker has")
+        self.say("Batches of Halden Studio, and a job whose model no worker has")
 
     async def _long_jobs(self, media: Media) -> None:
-        """One runs, with previews; others wait behind it."""
+        """Starts a long job that sends previews, and jobs that wait for it."""
         running = await self._applied(
             self.customer, catalogue.ENLARGE, media, "ridges", steps=LONG_STEPS
         )
@@ -399,23 +400,23 @@ class Demo:
         async def runs() -> bool:
             return str((await running.refresh()).status) == "processing"
 
-        await until(runs, "the studio's worker begins", STEP_SECONDS_MAX)
+        await until(runs, "the studio's worker to start the job", STEP_SECONDS_MAX)
 
     async def _count(self) -> None:
-        counts: dict[str, int] = (await self.admin.ask("GET", "/jobs/counts"))["counts"]
+        counts: dict[str, int] = (await self.admin.call("GET", "/jobs/counts"))["counts"]
         self.content.counts = {status: count for status, count in counts.items() if count}
 
     async def keep_busy(self) -> None:
-        """A customer comes now and then, so that pages have something to tell."""
+        """Submits a job every few seconds, so that the pages show some activity."""
         chosen = (catalogue.PIXELS, catalogue.SCREEN_PRINT)
         for turn in range(BUSY_HOURS_MAX * 3600 // BUSY_SECONDS):
             await asyncio.sleep(BUSY_SECONDS)
-            scene = random.choice(list(self.studio_media.pictures))  # noqa: S311 - any will do
+            scene = random.choice(list(self.studio_media.pictures))  # noqa: S311 - no security needed
             effect = catalogue.ENLARGE if turn % 20 == 10 else random.choice(chosen)  # noqa: S311
             try:
                 await self._applied(self.studio, effect, self.studio_media, scene)
             except FleetError:
-                continue  # too many at once: the next one may come in
+                continue  # refused by a limit, so try again in the next turn
 
 
 async def until(is_so: Callable[[], Any], what: str, seconds: float) -> None:
@@ -424,11 +425,11 @@ async def until(is_so: Callable[[], Any], what: str, seconds: float) -> None:
             while not await is_so():  # noqa: ASYNC110 - another program's state
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
-        raise FleetError(f"not within {seconds} s: {what}") from None
+        raise FleetError(f"Timed out after {seconds} s while waiting for {what}.") from None
 
 
 def _drawn() -> dict[str, bytes]:
-    """All scenes, a clip of one, and a mask."""
+    """Returns the files of all scenes, a clip of one of them, and a mask."""
     pictures = {name: draw() for name, draw in scenes.SCENES.items()}
     mask = np.zeros((scenes.HEIGHT, scenes.WIDTH), np.uint8)
     mask[300:560, 120:520] = 255

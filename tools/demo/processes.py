@@ -24,7 +24,7 @@ LOG_CHARACTERS_SHOWN = 2_000
 
 @dataclass
 class Processes:
-    """All that were started, by name."""
+    """The processes that were started, by name."""
 
     folder: Path
     url: str
@@ -36,37 +36,37 @@ class Processes:
         return self.folder / "data"
 
     def sign_in_link(self) -> str:
-        """A new address that signs a browser in once, as the owner."""
+        """Returns a new link that signs a browser in as the owner. It works once."""
         return SignInLinks(self.data).new_link(self.url)
 
     def start_control_plane(self) -> None:
         port = self.url.rpartition(":")[2]
-        words = ("up", "--port", port, "--data", str(self.data), "--no-open")
-        self._start(SERVER, words, {"COMFYFLEET_ADMIN_KEY": self.admin_key})
+        arguments = ("up", "--port", port, "--data", str(self.data), "--no-open")
+        self._start(SERVER, arguments, {"COMFYFLEET_ADMIN_KEY": self.admin_key})
 
     def start_worker(self, name: str, *, fleet: str, secret: str, capability: str) -> None:
-        """With an engine of its own, which it starts itself."""
+        """Starts a worker that starts its own engine."""
         engine = " ".join(
             [sys.executable, "-m", "comfyfleet", "engine", "--port", "{port}", "--no-pace"]
         )
-        words = (
+        arguments = (
             *("worker", "--control", self.url, "--fleet", fleet, "--worker-id", name),
             *("--backend", f"http://127.0.0.1:{free_port()}", "--comfyui-command", engine),
             *("--capability", capability, "--state", str(self.folder / name)),
             *("--grace-seconds", str(GRACE_SECONDS)),
         )
-        self._start(name, words, {"COMFYFLEET_FLEET_SECRET": secret})
+        self._start(name, arguments, {"COMFYFLEET_FLEET_SECRET": secret})
 
-    def _start(self, name: str, words: tuple[str, ...], settings: Mapping[str, str]) -> None:
-        kept = {key: value for key, value in os.environ.items() if "COMFYFLEET_" not in key}
+    def _start(self, name: str, arguments: tuple[str, ...], settings: Mapping[str, str]) -> None:
+        environment = {key: value for key, value in os.environ.items() if "COMFYFLEET_" not in key}
         heartbeat = {"COMFYFLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS)}
         with self.log_of(name).open("wb") as log:
             self.running[name] = subprocess.Popen(  # noqa: S603 - our own command
-                [*COMMAND, *words],
-                env={**kept, **heartbeat, **settings},
+                [*COMMAND, *arguments],
+                env={**environment, **heartbeat, **settings},
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is ours: it gets one signal to stop, and has the time that it needs.
+                # Ctrl-C only reaches this process, which stops the others in order.
                 start_new_session=True,
             )
 
@@ -74,15 +74,17 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def ended(self) -> str | None:
-        """The name of one that should still run."""
-        return next((name for name, each in self.running.items() if each.poll() is not None), None)
+        """Returns the name of a process that stopped unexpectedly, or None."""
+        return next(
+            (name for name, process in self.running.items() if process.poll() is not None), None
+        )
 
-    def last_words(self, name: str) -> str:
+    def log_end(self, name: str) -> str:
         return self.log_of(name).read_text(errors="replace")[-LOG_CHARACTERS_SHOWN:]
 
     def stop(self) -> None:
-        """Workers first: the control plane hears which jobs they give back."""
-        workers = [each for name, each in self.running.items() if name != SERVER]
+        """Stops the workers first, so that they can return their jobs to the control plane."""
+        workers = [process for name, process in self.running.items() if name != SERVER]
         for group in (workers, [self.running[SERVER]] if SERVER in self.running else []):
             for process in group:
                 if process.poll() is None:
@@ -101,7 +103,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def control_plane(folder: Path, port: int | None = None) -> Iterator[Processes]:
-    """`comfyfleet up` with data of its own; what is started later ends with it."""
+    """Runs `comfyfleet up` in a folder. Processes that are started later end with it."""
     processes = Processes(folder, f"http://127.0.0.1:{port or free_port(PORT)}")
     try:
         processes.start_control_plane()
@@ -110,12 +112,12 @@ def control_plane(folder: Path, port: int | None = None) -> Iterator[Processes]:
         processes.stop()
 
 
-def free_port(wanted: int = 0) -> int:
-    """The wanted one, unless something listens there."""
+def free_port(preferred: int = 0) -> int:
+    """Returns the preferred port, or any free port if it is in use."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", wanted))
+            listener.bind(("127.0.0.1", preferred))
         except OSError:
             listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Pictures to try effects on, drawn by a few formulas: nothing has to be downloaded, and nobody owns them."""
+"""Draws sample images from formulas, so that no download is required and no copyright applies."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -32,22 +32,22 @@ def _image(picture: Picture) -> Image.Image:
 
 @cache
 def _grid() -> tuple[Field, Field]:
-    """x from 0 to 1 and y from 0 (above) to 1.25: the same unit in both directions."""
+    """Returns x from 0 to 1, and y from 0 (the top) to 1.25, so that both have the same unit."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32) / WIDTH
     return x, y
 
 
 def _noise(x: Field, y: Field, seed: int, octaves: int = 4) -> Field:
-    """Fractal value noise, 0 to 1."""
+    """Returns fractal value noise from 0 to 1."""
     total, weight = np.zeros(np.broadcast(x, y).shape, np.float32), 0.0
     for octave in range(octaves):
         corner = np.random.default_rng((seed, octave)).random((64, 64), dtype=np.float32)
         u, v = x * 4 * 2**octave + 7 * octave, y * 4 * 2**octave + 3 * octave
         column, row = np.floor(u).astype(int), np.floor(v).astype(int)
         a, b = _smooth(u - column), _smooth(v - row)
-        left, right, above, below = column % 64, (column + 1) % 64, row % 64, (row + 1) % 64
-        upper = corner[above, left] * (1 - a) + corner[above, right] * a
-        lower = corner[below, left] * (1 - a) + corner[below, right] * a
+        column_0, column_1, row_0, row_1 = column % 64, (column + 1) % 64, row % 64, (row + 1) % 64
+        upper = corner[row_0, column_0] * (1 - a) + corner[row_0, column_1] * a
+        lower = corner[row_1, column_0] * (1 - a) + corner[row_1, column_1] * a
         total += (upper * (1 - b) + lower * b) * 0.5**octave
         weight += 0.5**octave
     return total / weight
@@ -58,7 +58,7 @@ def _smooth(t: Field) -> Field:
 
 
 def _step(value: Field, edge: Field | float, soft: float = 0.002) -> Field:
-    """0 below the edge, 1 above it, with a soft edge of that width."""
+    """Returns 0 below the edge and 1 above it, with a transition of width `soft`."""
     return _smooth((value - edge) / soft + 0.5)
 
 
@@ -72,7 +72,7 @@ def _mix(below: Picture, above: Picture | Colour, share: Field) -> Picture:
 
 def _gradient(y: Field, *stops: tuple[float, Colour]) -> Picture:
     places = [place for place, _ in stops]
-    channels = [np.interp(y, places, [colour[each] for _, colour in stops]) for each in range(3)]
+    channels = [np.interp(y, places, [colour[band] for _, colour in stops]) for band in range(3)]
     return np.stack(channels, axis=-1).astype(np.float32)
 
 
@@ -82,7 +82,7 @@ def _grain(picture: Picture, seed: int, strength: float = 0.02) -> Picture:
 
 
 def ridges() -> Picture:
-    """Mountains behind mountains, at dusk."""
+    """Draws mountain ridges at dusk."""
     x, y = _grid()
     picture = _gradient(
         y, (0.0, (0.20, 0.28, 0.48)), (0.45, (0.86, 0.56, 0.46)), (0.62, (0.99, 0.80, 0.56))
@@ -99,14 +99,14 @@ def ridges() -> Picture:
         )
         colour = (0.62 - 0.52 * near, 0.44 - 0.34 * near, 0.50 - 0.34 * near)
         haze = _gradient(
-            y - line, (0.0, colour), (0.22, tuple(0.5 * each + 0.36 for each in colour))
+            y - line, (0.0, colour), (0.22, tuple(0.5 * part + 0.36 for part in colour))
         )
         picture = _mix(picture, haze, _step(y, line))
     return _grain(picture, 1, 0.012)
 
 
 def shore() -> Picture:
-    """The sea with the sun above it."""
+    """Draws the sea with the sun above it."""
     x, y = _grid()
     horizon = 0.52
     picture = _gradient(y, (0.0, (0.16, 0.42, 0.66)), (horizon, (0.94, 0.80, 0.62)))
@@ -132,7 +132,7 @@ def shore() -> Picture:
 def _lit_ball(
     picture: Picture, centre: tuple[float, float], radius: float, colour: Colour
 ) -> Picture:
-    """With its shadow on the table, light from the upper left."""
+    """Draws a ball with light from the upper left and a shadow on the table."""
     x, y = _grid()
     u, v = (x - centre[0]) / radius, (y - centre[1]) / radius
     shadow = np.exp(-(((u - 0.55) / 1.15) ** 2 + ((v - 0.95) / 0.30) ** 2) * 1.6)
@@ -151,7 +151,7 @@ def _lit_ball(
 
 
 def still_life() -> Picture:
-    """Fruit on a table."""
+    """Draws fruit on a table."""
     x, y = _grid()
     wall = _gradient(y, (0.0, (0.30, 0.34, 0.33)), (0.8, (0.52, 0.52, 0.46)))
     wall *= (0.75 + 0.5 * np.exp(-np.hypot(x - 0.2, y - 0.3) * 2))[..., None]
@@ -167,7 +167,7 @@ def still_life() -> Picture:
 
 
 def city() -> Picture:
-    """Windows at night, over water."""
+    """Draws lit windows at night, reflected in water."""
     _, y = _grid()
     picture = _gradient(
         y, (0.0, (0.04, 0.06, 0.15)), (0.6, (0.20, 0.16, 0.33)), (0.82, (0.62, 0.33, 0.36))
@@ -191,9 +191,9 @@ def city() -> Picture:
 
 def _house(picture: Picture, sides: tuple[float, float], roof: float, row: int, seed: int) -> None:
     columns = slice(round(sides[0] * WIDTH), round(min(sides[1], 1) * WIDTH))
-    x, y = (each[:, columns] for each in _grid())
+    x, y = (axis[:, columns] for axis in _grid())
     inside = y >= roof
-    wall = tuple(each * (1 - 0.3 * row) for each in (0.15, 0.13, 0.22))
+    wall = tuple(part * (1 - 0.3 * row) for part in (0.15, 0.13, 0.22))
     random = np.random.default_rng(seed).random((2, 80, 80))
     column, level = np.floor(x * 70).astype(int) % 80, np.floor(y * 52).astype(int) % 80
     is_lit = (random[0, level, column] > 0.62) & (x * 70 % 1 > 0.3) & (y * 52 % 1 > 0.38)
@@ -204,7 +204,7 @@ def _house(picture: Picture, sides: tuple[float, float], roof: float, row: int, 
 
 
 def forest() -> Picture:
-    """Birches in the fog."""
+    """Draws birches in the fog."""
     x, y = _grid()
     picture = _gradient(
         y, (0.0, (0.80, 0.83, 0.74)), (0.8, (0.66, 0.70, 0.55)), (1.25, (0.30, 0.34, 0.20))
@@ -219,10 +219,10 @@ def forest() -> Picture:
 
 
 def _birch(picture: Picture, middle: float, lean: float, near: float, seed: int) -> None:
-    """The nearer, the thicker, the longer and the less of it in the fog."""
+    """Draws a birch. Near birches are thicker, longer and less foggy."""
     width, reach = 0.010 + 0.042 * near**2, 0.07
     columns = slice(max(0, int((middle - reach) * WIDTH)), max(1, int((middle + reach) * WIDTH)))
-    x, y = (each[:, columns] for each in _grid())
+    x, y = (axis[:, columns] for axis in _grid())
     at = x - middle - lean * (y - 0.6)
     bark = 0.78 - 0.34 * np.clip(at / width + 0.2, 0, 1)
     marks = _smooth((_noise(x * 3, y * 26, seed, 3) - 0.60) * 12)
@@ -235,7 +235,7 @@ def _birch(picture: Picture, middle: float, lean: float, near: float, seed: int)
 
 
 def dunes() -> Picture:
-    """Sand, with light from the side."""
+    """Draws sand dunes with light from the side."""
     x, y = _grid()
     picture = _gradient(y, (0.0, (0.34, 0.55, 0.74)), (0.45, (0.86, 0.82, 0.74)))
     uneven = 6 * _noise(x * 2, y * 2, 71, 3)
@@ -257,7 +257,7 @@ def dunes() -> Picture:
 
 
 def flower() -> Picture:
-    """A dahlia from above."""
+    """Draws a dahlia, seen from above."""
     x, y = _grid()
     u, v = x - 0.5, y - 0.6
     radius, angle = np.hypot(u, v), np.arctan2(v, u)
@@ -276,7 +276,7 @@ def flower() -> Picture:
 
 
 def balloons() -> Picture:
-    """Over hills, in the morning."""
+    """Draws balloons over hills in the morning."""
     x, y = _grid()
     picture = _gradient(y, (0.0, (0.38, 0.62, 0.84)), (0.9, (0.97, 0.88, 0.74)))
     picture = _mix(picture, (1, 1, 1), np.clip((_noise(x * 1.2, y * 2.5, 91) - 0.52) * 3, 0, 0.8))
@@ -328,7 +328,7 @@ SCENES: Mapping[str, Callable[[], Picture]] = {
 
 
 def clip(picture: Picture) -> bytes:
-    """A slow ride over a picture, as MP4."""
+    """Returns an MP4 clip that pans and zooms slowly over an image."""
     target = io.BytesIO()
     whole = _image(picture)
     with av.open(target, "w", format="mp4") as container:
@@ -338,10 +338,8 @@ def clip(picture: Picture) -> bytes:
         for number in range(CLIP_FRAMES):
             part = number / (CLIP_FRAMES - 1)
             width = int(WIDTH * (1 - 0.35 * part))
-            left, above = int((WIDTH - width) * 0.3), int((HEIGHT - width * 5 // 4) * 0.45)
-            shown = whole.crop((left, above, left + width, above + width * 5 // 4)).resize(
-                CLIP_SIZE
-            )
+            x, y = int((WIDTH - width) * 0.3), int((HEIGHT - width * 5 // 4) * 0.45)
+            shown = whole.crop((x, y, x + width, y + width * 5 // 4)).resize(CLIP_SIZE)
             container.mux(stream.encode(av.VideoFrame.from_image(shown)))
         container.mux(stream.encode())
     return target.getvalue()
