@@ -117,7 +117,7 @@ def test_as_many_escapes_as_allowed_are_read_and_one_more_is_refused() -> None:
         return b'{"n":{"a":"' + b'\\"' * count + b'"}}'
 
     assert parse_object_info(escapes(ESCAPES_MAX))
-    with pytest.raises(InvalidInput, match="200,000 escapes"):
+    with pytest.raises(InvalidInput, match="200,000 escape sequences"):
         parse_object_info(escapes(ESCAPES_MAX + 1))
 
 
