@@ -244,7 +244,7 @@ export const words = {
   added: "added",
   // The dialog that starts a run
   runTitle: (name: string) => `Run ${name}?`,
-  runText: "The price of each job is reserved when it starts. Failed jobs are refunded.",
+  runText: "The price of each job is reserved when it is submitted. Failed jobs are refunded.",
   inputsNone: "This graph has no inputs.",
   list: "Enter one item per line.",
   addFile: "Add another file",

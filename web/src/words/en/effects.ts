@@ -46,7 +46,7 @@ export const words = {
   tagsHint: "Customers can filter by tags. Separate them with commas.",
   terms: "Price and limits",
   price: "Price in tokens",
-  priceHint: "Reserved when a job starts, and refunded if it fails.",
+  priceHint: "Reserved when a job is submitted, and refunded if it fails.",
   badPrice: "Enter a whole number, 0 or more.",
   upload: "Max. file size (MB)",
   uploadHint: "Leave empty for the limit in the settings.",

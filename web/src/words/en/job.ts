@@ -43,8 +43,9 @@ export const words = {
   openIt: "Open job",
   cannot: {
     retry: "Only failed or cancelled jobs whose prompt is still stored can be retried.",
-    replay: "Only finished jobs whose prompt is still stored can be replayed.",
-    reprioritise: "The job is no longer queued.",
+    replay:
+      "Only finished jobs whose prompt is still stored can be replayed. Prompts from ComfyUI clients can't.",
+    reprioritise: "The job isn't in the queue.",
   },
   failedWithout: "The job failed.",
   inNode: (id: string, type: string | null) => (type ? `In node ${id}, ${type}.` : `In node ${id}.`),

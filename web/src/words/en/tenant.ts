@@ -34,7 +34,8 @@ export const words = {
     credit: "Credit",
     off: "Deactivate",
     offTitle: (name: string) => `Deactivate ${name}?`,
-    offText: "All their keys are revoked immediately. Jobs that were already submitted continue.",
+    offText:
+      "All their keys are revoked immediately. Their runs are stopped, their triggers are paused, and their jobs are cancelled and refunded.",
     offDone: (name: string) => `${name} is deactivated`,
     on: "Activate",
     onDone: (name: string) => `${name} is active again. Create a new key for them.`,
