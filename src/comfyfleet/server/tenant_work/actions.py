@@ -25,7 +25,7 @@ from comfyfleet.server.tenants import actions as tenant_actions
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import User
 
-LISTED_MAX = 200  # items of each kind
+LISTED_MAX = 200  # maximum number of items of each kind
 STOPPED_PER_CALL_MAX = 100
 JOBS_PER_PAGE = 100
 SYSTEM = "system"
@@ -41,7 +41,7 @@ class WorkOwner:
 
 class Stopped(NamedTuple):
     counts: Mapping[WorkKind, int]
-    has_more: bool  # repeat the call
+    has_more: bool  # True means the call must be repeated
 
 
 async def list_work(graphs: GraphContext, scope: WorkOwner) -> list[WorkItem]:
@@ -124,7 +124,7 @@ async def pause_item(
 
 
 async def stop_deactivated(graphs: GraphContext, pool: Database) -> bool:
-    """Stops the work of users who were deactivated by a process that ended before it was done.
+    """Stops the work of deactivated users, including those whose deactivation was interrupted.
 
     Returns whether there is more. A user who is active again is left alone.
     """
@@ -174,13 +174,13 @@ async def _require_known(graphs: GraphContext, scope: WorkOwner) -> None:
 
 async def _find(graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: UUID) -> WorkItem:
     async with graphs.context.tenant(tenant_id) as tx:
-        found = await store.find_work(tx, tenant_id, kind, item_id)
-    if found is None:
+        item = await store.find_work(tx, tenant_id, kind, item_id)
+    if item is None:
         raise NotFound(
             f"{kind.replace('_', ' ')} {item_id} was not found",
             hint=f"List the tenant's work with: comfyfleet admin tenants work list {tenant_id}",
         )
-    return found
+    return item
 
 
 async def _pause_triggers(
