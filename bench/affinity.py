@@ -4,14 +4,14 @@
 
 This is a simulation on the real queue (SQLite) with a simulated clock: 4 workers, and 500 jobs of 5
 tenants in 7 variants of 2 heavy models. The same jobs arrive twice. The first time, the workers
-hide which models they have loaded, so the queue goes by the order of arrival alone. The second
+hide which models they have loaded, so the queue only considers the order of arrival. The second
 time, the workers report their models, and the queue has learned the cost of a switch from 500
 earlier jobs. Every run takes a little longer or shorter than usual, by the same amount each time. A
 switch is a run of a heavy model after a run of another one (or after none).
 
-Where a switch costs time, each scene has two limits: at most a quarter of the switches that the
-order of arrival needs, and no job waits more than a minute longer. Where a switch is free, no job
-may wait longer at all. All results follow from the seed.
+If a switch costs time, each scenario has two limits. There may be at most a quarter of the switches
+that the order of arrival causes, and no job may wait more than a minute longer. If a switch is
+free, no job may wait longer at all. All results are determined by the seed.
 """
 
 import argparse
@@ -57,14 +57,14 @@ FLOOD_JOBS = 100_000
 SMALL_TENANTS = 200
 FIRST_LEASES = 400
 
-# Nothing here is timed, so waiting for a disk would only cost time.
+# Nothing is timed here, so writes don't need to wait for the disk.
 MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 console = Console()
 
 
 class Scenario(NamedTuple):
-    """A load for the workers, and what a run and a switch take.
+    """The load of the workers, and the durations of a run and of a switch.
 
     `load` is a share of the runs that the workers could do without any switch. None means that all
     jobs arrive at once.
@@ -77,7 +77,7 @@ class Scenario(NamedTuple):
     is_free: bool = False
 
 
-# In this order: a slow disk, a large GPU with ComfyUI's default cache (measured), and the same GPU
+# The scenarios: a slow disk, a large GPU with ComfyUI's default cache (measured), and the same GPU
 # with --cache-lru.
 SLOW, DEFAULT, LRU = (2.0, 6.0), (1.2, 1.0), (1.41, 0.04, True)
 SCENES = (
@@ -92,7 +92,7 @@ SCENES = (
 
 @dataclass
 class SimulatedWorker:
-    """A worker, and the models of its runs, the last one first."""
+    """A worker, and the models of its runs, most recent first."""
 
     name: str
     heavy: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class Simulation:
         return busy
 
     def _seconds(self, lease: DispatchLease, change: ModelChange) -> float:
-        """Returns the duration of a job, which is always the same except for a switch."""
+        """Returns the duration of a job, which only varies by the time for a switch."""
         factor = random.Random(lease.job_id.int >> 1).uniform(1 - NOISE, 1 + NOISE)
         switch = 0.0 if change is ModelChange.SAME else self.scenario.switch_seconds
         return self.scenario.run_seconds * factor + switch
@@ -255,7 +255,7 @@ class Pair(NamedTuple):
 
     @property
     def longer(self) -> float:
-        """Returns how many seconds longer the job that loses most waits with affinity."""
+        """Returns the maximum number of seconds by which a job waits longer with affinity."""
         return max(self.ours.waits[job] - wait for job, wait in self.by_order.waits.items())
 
     @property

@@ -4,12 +4,12 @@
 
 It prints three tables:
 
-- All recorded workflows of the oracle: the median and 95th percentile of the time per workflow. The
+- All workflows in shared/oracle: the median and 95th percentile of the time per workflow. The
   converters take turns, and the best of several rounds counts.
 - The time per node, from 10 to 10,000 nodes.
 - The time per pass for a file of 200 nodes.
 
-It measures CPU time, because other load disturbs that less.
+The script measures CPU time, because it is less affected by other load than the elapsed time.
 """
 
 import argparse

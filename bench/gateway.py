@@ -6,14 +6,14 @@ with one worker for each engine.
 
 - Latency: one client sends one prompt at a time to the same engine, alternately direct and through
   the gateway. The time is from POST /prompt to its last message on the websocket.
-- Throughput: all prompts are in progress at once, either distributed over the engines by this
-  program or sent to the gateway, in turn. Longer prompts are measured as well. Each result includes
-  the CPU time of each part: on a machine with fewer cores than that takes, the CPU is the limit,
-  and not the queue.
+- Throughput: all prompts are in progress at the same time. This program alternately distributes
+  them over the engines and sends them to the gateway. Longer prompts are measured as well. Each
+  result includes the CPU time of each part. If the machine has fewer cores than that requires, the
+  CPU is the limit instead of the queue.
 - Polls: the CPU time of a poll with different numbers of prompts in the history, for the engine
   itself and for the gateway.
 
-`--quick` sends fewer prompts, and does not judge figures that need the whole run.
+`--quick` sends fewer prompts, and doesn't check limits that require the full load.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from support import (
 ENGINES = 4
 OVERHEAD_MS_MAX = 25.0
 THROUGHPUT_MIN = 0.95
-# Prompts that are sent first and not counted. They fill caches, open connections and prepare
+# Number of initial prompts that aren't counted. They fill caches, open connections and prepare
 # statements.
 WARM_UP = 10
 SENDERS = 8
@@ -60,7 +60,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Flood:
-    """A number of prompts sent at once, and the duration of each."""
+    """The number of prompts to send concurrently, and the duration of each prompt."""
 
     step_ms: int
     prompts: int
@@ -70,8 +70,8 @@ class Flood:
 @dataclass(frozen=True)
 class Load:
     latency_prompts: int
-    floods: Sequence[Flood]  # only the first one is judged
-    histories: Sequence[int]  # how many prompts have ended when polls are measured
+    floods: Sequence[Flood]  # only the first one has a limit
+    histories: Sequence[int]  # number of prompts in the history when polls are measured
     polls: int
 
 
@@ -177,7 +177,7 @@ class Client:
                 )
 
     async def flood(self, count: int, step_ms: int) -> None:
-        """Sends prompts as fast as the server accepts them, and listens for their ends at the same
+        """Sends prompts as fast as the server accepts them, and waits for their ends at the same
         time."""
         unsent = iter(range(count))
         ended = asyncio.create_task(self._hear_ends(count))
@@ -257,7 +257,7 @@ async def flood(urls: Sequence[str], count: int, step_ms: int = STEP_MS) -> floa
 
 
 async def floods(running: Servers, load: Load) -> float:
-    """Returns the gateway's share of the direct throughput, for the flood that is judged."""
+    """Returns the gateway's share of the direct throughput, for the load that has a limit."""
     for urls in (running.engines, [running.gateway]):
         await flood(urls, WARM_UP * len(running.engines))
     parts = [await throughput(running, item) for item in load.floods]
@@ -270,7 +270,7 @@ IDLE_SECONDS = 3.0
 
 
 async def polls(running: Servers, load: Load) -> None:
-    """Prints the CPU time of a poll of the engine itself and of the control plane."""
+    """Prints the CPU time that a poll takes on the engine and on the control plane."""
     sides = {
         "direct": (running.engines[0], "engines"),
         "gateway": (running.gateway, "control plane"),

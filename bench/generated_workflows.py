@@ -14,7 +14,7 @@ BYPASSED = 5
 
 
 def generated(size: int) -> dict[str, Any]:
-    """Returns a workflow of `size` nodes: chains behind one source, each with an output node."""
+    """Returns a workflow of `size` nodes. One source feeds chains that end in output nodes."""
     nodes: list[dict[str, Any]] = [saved(1, "Make", None, [64])]
     links: list[list[Any]] = []
 

@@ -3,13 +3,13 @@
     python bench/gpu.py --comfyui ~/ComfyUI --checkpoints a.safetensors b.safetensors
     python bench/gpu.py --engine                    (without GPU and ComfyUI: tests the benchmark)
 
-The jobs make pictures from text with checkpoints of that ComfyUI, in an order that follows from a
-seed. First every server runs each model once. Then each scenario starts without loaded models and
-with empty caches:
+The jobs generate images from text with checkpoints of that ComfyUI, in an order that is determined
+by a seed. First, every server runs each model once. Then each scenario starts without loaded models
+and with empty caches:
 
   queue     all jobs in the queue of one ComfyUI, in their order
   fleet     the same through comfyfleet
-  queues    in turn into the queues of --per-gpu ComfyUIs
+  queues    jobs distributed in turn over the queues of --per-gpu ComfyUIs
   fleets    the same through comfyfleet, with a worker for each
 
 The figures come from the servers' own histories: the time from the first start to the last end, how
@@ -213,7 +213,7 @@ def measured(
 
 
 def ratios(results: dict[str, ScenarioResult]) -> dict[str, float]:
-    """Returns the ratios of comfyfleet's figures to those of the servers' own queues."""
+    """Returns comfyfleet's results divided by the results of the servers' own queues."""
     values = {}
     for ours, peer in PEERS.items():
         if ours in results and peer in results:
@@ -255,7 +255,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--size", type=int, default=512, help="the width and height of the pictures (512)")
     add("--steps", type=int, default=20, help="the sampler's steps (20)")
     add("--seed", type=int, default=7, help="the seed of the backlog's order (7)")
-    add("--scenarios", default="", help="some of queue,fleet,queues,fleets (default: all that fit)")
+    scenarios = "comma-separated: queue,fleet,queues,fleets (default: all that --per-gpu allows)"
+    add("--scenarios", default="", help=scenarios)
     add("--start-seconds", type=int, default=240, help="how long a ComfyUI may take to start (240)")
     add("--limit-seconds", type=int, default=1800, help="how long a scenario may take (1800)")
     add(
@@ -264,7 +265,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Path("gpu-bench"),
         help="the folder for logs and outputs (gpu-bench)",
     )
-    add("--json", type=Path, help="also write all figures to this file")
+    add("--json", type=Path, help="a file to which all results are written")
     add("--quick", action="store_true", help="two jobs on the built-in engine, as a smoke test")
     parsed = parser.parse_args(arguments)
     if parsed.quick:

@@ -3,10 +3,11 @@ out.
 
 The control plane, the worker and the engine are separate processes. The engine's history contains
 the start and end of each prompt, so it shows how long the engine executed. The makespan is the time
-from the first start to the last end. In the rest of that time a GPU would have been idle.
+from the first start to the last end. For the part of it without execution, a GPU would have been
+idle.
 
-`--memory` uses a control plane that keeps everything in memory. The time lost with it is the
-worker's alone.
+`--memory` uses a control plane that keeps everything in memory, so that only the worker causes idle
+time.
 """
 
 import os
@@ -51,7 +52,7 @@ PROMPT = {
     "3": {"class_type": "ComfyfleetPassFile", "inputs": {"file": "", "filename_prefix": "out"}},
 }
 PROPERTIES = [
-    # A different color makes a different picture, so nothing comes from the engine's cache.
+    # Each job uses a different color, so that nothing comes from the engine's cache.
     {"name": "color", "type": "integer", "binding": "1.color", "default": 0},
     {"name": "input", "type": "image", "binding": "3.file", "required": True},
 ]

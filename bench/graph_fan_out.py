@@ -1,8 +1,8 @@
-"""Advances a fan-out in this process: completes each job as a worker would, and notifies the run.
+"""Advances a fan-out in this process: completes each job like a worker, and notifies the run.
 
-    python bench/graph_fan_out.py ITEMS [JOBS]     with JOBS: only so many of its jobs
+    python bench/graph_fan_out.py ITEMS [JOBS]     JOBS limits the number of completed jobs
 
-All figures are CPU time, so other load on the machine does not look like growth.
+All results are CPU time, because other load on the machine could look like growth.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def figures(start: float, spent: list[float], *, is_over: bool) -> Figures:
 
 
 async def complete_one(pool: Database) -> bool:
-    """Completes the oldest queued job as a worker would, but reports only its result."""
+    """Completes the oldest queued job like a worker, but only reports its result."""
     oldest = select(ai_jobs.c.id).where(ai_jobs.c.status == "queued").limit(1)
     result: dict[str, Any] = {"outputs": [], "execution_seconds": 0.1}
     async with pool.transaction() as tx:

@@ -1,22 +1,21 @@
-"""Measures the overhead of running a graph, against a program that calls the engines itself.
+"""Measures the overhead of a graph run, compared with a program that calls the engines itself.
 
 A layered graph runs on four engines, each with a worker. The control plane, the workers and the
-engines are separate processes. The program is plain asyncio: it has the addresses of the engines,
-sends the prompts of a layer to them, and starts the next layer when a layer is complete. It uploads
-no files and stores nothing. Both are timed from outside, one after the other, on the same engines.
-The fastest of three rounds counts.
+engines are separate processes. The program uses plain asyncio. It knows the URLs of the engines,
+sends them the prompts of a layer, and starts the next layer when a layer is complete. It uploads no
+files and stores nothing. The graph and the program are timed from outside, one after the other, on
+the same engines. The fastest of three rounds counts.
 
-Then there are a loop, whose rounds run one after the other, and a map, whose items go to any free
-engine. Both are compared with programs of the same kind, which gives the overhead of a round and of
-an item.
+A loop, whose rounds run one after the other, and a map, whose items run on any free engine, are
+also compared with such programs. This yields the overhead of a round and of an item.
 
-The last figure needs no engine. A fan-out is advanced to its end on SQLite, job by job, and the
-control plane is notified of each job as usual. The time of a job must not grow with the size of the
+The last measurement needs no engine. It advances a fan-out to its end on SQLite, job by job, and
+notifies the control plane of each job as usual. The time per job must not grow with the size of the
 run.
 
-    python bench/graphs.py            everything
-    python bench/graphs.py layers     only the layers; `rounds`, `items`, `fanout`: only that part
-    python bench/graphs.py --quick    the smallest load, as a smoke test; nothing is judged
+    python bench/graphs.py            runs everything
+    python bench/graphs.py layers     runs only one part: layers, rounds, items or fanout
+    python bench/graphs.py --quick    runs the smallest load as a smoke test, without limits
 """
 
 import asyncio
@@ -60,12 +59,12 @@ FANOUTS = (5, 20) if is_quick() else (100, 1_000, 10_000)
 FLEET = "gpus"
 
 
-# A different color makes a different picture, so nothing comes from the engine's cache.
+# Each job uses a different color, so that nothing comes from the engine's cache.
 COLORS = itertools.count(10_000, 10_000)
 
 
 class Pair(NamedTuple):
-    """The seconds of the graph, and of the program."""
+    """The durations of the graph and of the program, in seconds."""
 
     ours: float
     plain: float
@@ -117,8 +116,8 @@ def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
                 {"id": name, "type": "workflow", "workflow": "wait", "properties": properties}
             )
             if layer:
-                # The count is the same for each node of a layer, so the node's color is a property
-                # of its own.
+                # All nodes of a layer have the same count. A separate property distinguishes their
+                # colors.
                 source = f"merge_{layer - 1}.output.count"
                 connections.append({"from": source, "to": f"{name}.after"})
                 properties["color"] = color
@@ -158,7 +157,7 @@ def one_node(node: dict[str, Any], *inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Directly
+# The program that calls the engines directly
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,7 @@ class Engine:
     socket: Any
 
     async def execute(self, prompt_nodes: dict[str, Any]) -> None:
-        """Sends a prompt, and waits for its messages on the websocket, as every client of ComfyUI
-        does."""
+        """Sends a prompt, and waits for its messages on the websocket like any ComfyUI client."""
         body = {"prompt": prompt_nodes, "client_id": self.client_id}
         sent = await self.client.post(f"{self.url}/prompt", json=body)
         prompt_id = sent.raise_for_status().json()["prompt_id"]
@@ -185,7 +183,7 @@ class Engine:
 
 
 Program = Callable[[list[Engine]], Awaitable[None]]
-# Parameters: the size, the milliseconds of a job and the first of its colors.
+# Parameters: the size, the duration of a job in milliseconds, and its first color.
 MakeProgram = Callable[[int, int, int], Program]
 MakeGraph = Callable[[int, int, int], dict[str, Any]]
 
@@ -247,7 +245,7 @@ def is_over(message: str | bytes, prompt_id: str) -> bool:
     return bool(event["type"] == "executing" and event["data"]["node"] is None)
 
 
-# As a graph
+# The same work as a graph
 
 
 @contextmanager
@@ -328,8 +326,8 @@ class Bench(NamedTuple):
     engines: list[str]
 
     def compare(self, graph: MakeGraph, program: MakeProgram, size: int, milliseconds: int) -> Pair:
-        """Runs graph and program in turn, several times. The fastest run of each counts, because
-        other load only adds time."""
+        """Runs the graph and the program alternately, several times. The fastest run of each
+        counts, because other load only adds time."""
         pairs = []
         for _ in range(ROUNDS):
             ours = as_graph(self.customer, graph(size, milliseconds, next(COLORS)))
@@ -392,7 +390,7 @@ def compare_layers(opened: Bench, milliseconds: int) -> bool:
     return per_layer <= LAYER_MS_MAX
 
 
-# A fan-out
+# The fan-out without an engine
 
 
 def fanout() -> bool:

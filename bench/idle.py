@@ -1,10 +1,9 @@
-"""Measures what a control plane costs while it is idle: CPU and memory, alone and with waiting
-workers.
+"""Measures the CPU and memory usage of an idle control plane, alone and with waiting workers.
 
     make bench        or        python bench/idle.py [--polls 10000] [--seconds 20] [--before PATH] [--quick]
 
-Each worker waits over its own socket, with its own key, and polls again after each answer, as real
-workers do. CPU and memory are those of the server's process.
+Each worker waits on its own socket with its own key, and polls again after each response, like a
+real worker. CPU and memory are those of the server's process.
 """
 
 import argparse
@@ -47,8 +46,8 @@ WAIT_SECONDS = 5 if is_quick() else 60
 SETTLE_SECONDS = 0.5 if is_quick() else 6.0
 ALL_WAIT_SECONDS_MAX = 300
 SPARE_FILES = 500
-# Connections are opened at this rate, because one that is being opened costs more than one that
-# waits.
+# The rate at which connections are opened. It is limited, because opening a connection costs more
+# than waiting on it.
 OPENED_PER_SECOND = 200
 AGAIN_SECONDS = 0.5 if is_quick() else 5.0
 
@@ -68,7 +67,7 @@ class Idle:
 
 
 class Waiter(asyncio.Protocol):
-    """A worker that polls as long as it is connected."""
+    """A worker that polls repeatedly while it is connected."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -85,7 +84,7 @@ class Waiter(asyncio.Protocol):
         length = re.search(rb"content-length: (\d+)", head, re.I)
         if length and len(body) >= int(length[1]):
             is_good, self._answer = head.startswith(b"HTTP/1.1 200"), b""
-            # After an error it polls again later, as a worker would.
+            # After an error, the worker polls again later, like a real worker.
             pause = 0.0 if is_good else AGAIN_SECONDS
             asyncio.get_running_loop().call_later(pause, self._ask)
 
@@ -112,7 +111,7 @@ def call_json(url: str, path: str, body: dict[str, Any], method: str = "POST") -
 
 
 def fleet_at(url: str) -> None:
-    """Creates a fleet with a workflow, so that workers have something to wait for."""
+    """Creates a fleet with a workflow for which workers can wait."""
     call_json(url, "/api/admin/fleets", {"slug": "gpus", "stage": "production"})
     prompt = {"1": {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}}
     workflow = {"slug": "draw", "document": prompt, "properties": [], "output_node_id": "1"}
@@ -122,7 +121,7 @@ def fleet_at(url: str) -> None:
 
 
 async def registered(url: str, database: str, number: int) -> list[str]:
-    """Inserts workers of the one fleet as rows, and returns their keys, by number."""
+    """Inserts rows for workers of the fleet. Returns their keys by number."""
     keys = [sha256(f"{url} {index}".encode()).hexdigest() for index in range(number)]
     now, central = utc_now(), open_database(database)
     async with central.transaction() as tx:
@@ -163,7 +162,7 @@ def waiting_at(url: str) -> int:
 
 @asynccontextmanager
 async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
-    """Opens a waiting poll for each key. All of them are waiting when the block begins."""
+    """Opens a waiting poll for each key. All polls are waiting when the block begins."""
     loop, transports = asyncio.get_running_loop(), []
     for number, key in enumerate(keys):
         body = {"worker_id": f"gpu-{number}", "wait_seconds": WAIT_SECONDS, "held": []}
@@ -195,12 +194,11 @@ async def measured(server: ServerProcess, database: str, polls: int, seconds: fl
     await asyncio.to_thread(fleet_at, server.url)
     keys = await registered(server.url, database, polls)
     async with waiters(server.url, keys[:FEW_POLLS]):
-        # In one wait interval, each worker is accepted and checked once or twice.
+        # In one wait interval, the server accepts and checks each worker once or twice.
         few = await cpu_percent(server, WAIT_SECONDS)
     await asyncio.sleep(SETTLE_SECONDS)
     async with waiters(server.url, keys):
-        # The same interval, in which each worker polls again, so anything left behind by a poll
-        # would show.
+        # In another such interval, each worker polls again. If polls leaked memory, it would show.
         many_percent, many = await cpu_percent(server, WAIT_SECONDS), server.memory_bytes()
     return Idle(alone_percent, few, alone / 1e6, many_percent, many / 1e6, polls)
 
@@ -269,7 +267,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--database", choices=[SQLITE, POSTGRES], action="append")
     parser.add_argument("--before", type=Path, help="a tree with a .venv to compare with")
-    parser.add_argument("--quick", action="store_true", help="few polls, for a second")
+    parser.add_argument("--quick", action="store_true", help="few polls, for one second")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.polls, arguments.seconds = 50, 1.0

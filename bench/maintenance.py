@@ -52,8 +52,8 @@ async def remove_all(context: JobContext) -> int:
 
 
 async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float]:
-    """Returns the duration of each lease in milliseconds. It takes as many per second as a fleet of
-    a thousand workers."""
+    """Returns the duration of each lease in milliseconds. Takes as many leases per second as a
+    fleet of a thousand workers."""
     durations: list[float] = []
     while goes_on() and len(durations) < QUEUED // 2:
         await asyncio.sleep(0.002)
@@ -80,7 +80,7 @@ async def main(url: str, folder: Path) -> None:
             database = context.central if is_central else context.pools["main"]
             async with database.transaction() as tx:
                 await tx.exec_driver_sql(statement)
-                await tx.exec_driver_sql("ANALYZE")  # as autovacuum does
+                await tx.exec_driver_sql("ANALYZE")  # like autovacuum
 
         await fill(JOBS, QUEUED, is_central=False)
         await fill(DISPATCHES, QUEUED, is_central=True)

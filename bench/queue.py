@@ -1,4 +1,4 @@
-"""Measures how fast the queue is, next to pgqueuer and procrastinate in the same run.
+"""Measures the speed of the queue, compared with pgqueuer and procrastinate in the same run.
 
     make bench        or        python bench/queue.py [--quick] [--rounds N] [--check]
 

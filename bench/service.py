@@ -1,8 +1,8 @@
 """Measures the service's overhead over HTTP.
 
-It measures the CPU time of the control plane's process for every route, against the previous
-version and against a bare server with as many statements. It also measures latency, jobs per
-second, the cost of an idle server, and the gain by several processes.
+The script measures the CPU time of the control plane's process for every route, compared with the
+previous version and with a bare server that sends as many statements. It also measures latency,
+jobs per second, the cost of an idle server, and the gain from several processes.
 
     make bench        or        python bench/service.py [--quick] [--only submit,poll] [--before PATH] [--processes 1,2]
 
@@ -52,12 +52,12 @@ WARM_CYCLES = 2
 
 @dataclass(frozen=True)
 class Plan:
-    trees: Mapping[str, Path]  # before and after
+    trees: Mapping[str, Path]  # the source trees of the previous and the current version
     databases: list[str]
     routes: list[str]
     has_floor: bool
     cycles: int
-    calls: int  # of each route in a cycle
+    calls: int  # number of calls of each route in a cycle
     latency_jobs: int
     throughput_jobs: int
     throughput_rounds: int
@@ -229,8 +229,8 @@ async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_printed:
     figures.statements = {side: meter.statements() for side, meter in meters.items()}
     if is_printed:
         _print_statements(plan, meters[AFTER])
-    # The bare server sends the statements of the previous version, so it shows what is possible
-    # without changing them.
+    # The bare server sends the statements of the previous version. It shows how fast a server with
+    # unchanged statements could be.
     profile = json.dumps(
         {
             route.replace(" ", "_").replace(",", ""): kinds
@@ -255,7 +255,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--databases", default=f"{SQLITE},{POSTGRES}")
     options.add_argument("--parts", default=",".join(PARTS))
     options.add_argument(
-        "--processes", default="", help="also run with these numbers of processes, such as 1,2"
+        "--processes", default="", help="numbers of processes to compare, such as 1,2"
     )
     options.add_argument("--cycles", type=int, help="rounds over all routes")
     options.add_argument(

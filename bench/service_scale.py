@@ -1,11 +1,11 @@
-"""Measures what routes cost for a tenant with a million jobs, against a tenant with few.
+"""Measures the cost of routes for a tenant with a million jobs, compared with one with few jobs.
 
     python bench/service_scale.py [JOBS] [--only sqlite|postgres] [--rounds N] [--quick]
     python bench/service_scale.py --memory 50000
 
-Both control planes are in this process and are called in turn, so a busy machine affects both. CPU
-time is that of this process, without the cost of an empty answer. The columns "read" count rows on
-PostgreSQL and steps on SQLite.
+Both control planes run in this process and are called alternately, so a busy machine affects both.
+The CPU time is that of this process, without the cost of an empty response. The "read" columns
+count rows on PostgreSQL and virtual machine steps on SQLite.
 """
 
 import argparse
@@ -89,7 +89,7 @@ async def compare(databases: Databases, folder: Path, arguments: Any, kind: str)
             control_plane_with_jobs(databases, folder / "many", arguments.jobs)
         )
         read = [await filled.read_by_route() for filled in (few, many)]
-        turn = asyncio.Lock()  # The lock is fair, so the two alternate, route by route.
+        turn = asyncio.Lock()  # The lock is fair, so the two alternate after each route.
         costs = [Costs(filled, turn) for filled in (few, many)]
         for _ in range(arguments.rounds):
             await asyncio.gather(*(cost.measure() for cost in costs))

@@ -1,5 +1,5 @@
 """Measures the overhead of a single job: the time from its submission until the client has the
-answer, without the run itself.
+result, without the run itself.
 
     python bench/single_job.py [--quick] [--jobs 60] [--rounds 4] [--before TREE] [--check]
 
@@ -215,8 +215,8 @@ def _set_up(admin: httpx.Client) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def tree_before(existing: Path | None) -> Iterator[Path]:
-    """Yields a work tree of the previous version: the given one, or a temporary one from git. It
-    runs with this tree's packages."""
+    """Yields a work tree of the previous version, which is the given one or a temporary one from
+    git. It runs with the packages of this tree."""
     if existing is not None:
         yield existing.resolve()
         return

@@ -1,9 +1,9 @@
-"""Measures startup: `import comfyfleet.workflow` and `comfyfleet --help`, against a Python that
-does nothing.
+"""Measures the startup time of `import comfyfleet.workflow` and `comfyfleet --help`, compared with
+a Python process that does nothing.
 
-Each is a new process, with cached bytecode as after an installation. The three take turns, and the
+Each is a new process with cached bytecode, as after an installation. The three take turns, and the
 median counts. The limits apply to the time in addition to Python's own startup. If the CPU time is
-much lower than the time, the machine was busy with something else.
+much lower than the elapsed time, the machine was busy with other work.
 """
 
 import os
@@ -20,7 +20,7 @@ from support import exit_status, is_quick
 
 ROUNDS = 2 if is_quick() else 15
 BARE = ("-c", "pass")
-# The maximum of seconds in addition to a bare startup.
+# Maximum seconds in addition to Python's own startup.
 MEASURED = {
     "import comfyfleet.workflow": (("-c", "import comfyfleet.workflow"), 0.15),
     "comfyfleet --help": (("-m", "comfyfleet", "--help"), 0.25),

@@ -27,17 +27,16 @@ END_SECONDS_MAX = 300
 def is_quick() -> bool:
     """Checks whether the smallest load was requested, which only tests that the benchmark runs.
 
-    Its figures mean nothing, so no limit is judged.
+    Its results are meaningless, so no limit is checked.
     """
     return "--quick" in sys.argv
 
 
 def exit_status(*, is_met: bool) -> int:
-    """Returns the exit status of a benchmark, in the same way for all: 1 only with `--check`, if a
-    limit was missed.
+    """Returns the exit status of a benchmark: 1 if a limit was missed and `--check` is set.
 
-    Without `--check`, `make bench` runs to its end whatever the figures are. The figures of
-    `--quick` are never judged.
+    Without `--check`, `make bench` always runs to its end, whatever the results are. The results of
+    `--quick` are never checked.
     """
     if is_met or is_quick():
         return 0

@@ -1,12 +1,12 @@
-"""Measures the pages in a real Chromium against the design's limits: bytes, requests, time until
-usable, and frames per second.
+"""Measures the web pages in a real Chromium: bytes, requests, time until a page is usable, and
+frames per second. Compares them with the limits in the design.
 
     make bench        or        python bench/web.py [--quick] [--jobs 10000] [--rows 100000] [--nodes 300]
 
 A browser without a cache opens the pages of a control plane with many ended jobs, which are copies
-of a real one. A page is usable when nothing in it is marked as loading. The page itself counts its
-frames, while it is scrolled or while a graph runs. `--quick` has fewer of everything and judges
-only bytes, requests and rows, because times depend on the machine.
+of a real job. A page is usable when nothing in it is marked as loading. The page counts its own
+frames while it is scrolled or while a graph runs. `--quick` uses less data, and only checks the
+limits of bytes, requests and rows, because times depend on the machine.
 """
 
 import argparse
@@ -102,7 +102,7 @@ console = Console(width=120)
 
 @dataclass(frozen=True)
 class Load:
-    """The medians of one page that was opened several times."""
+    """The medians of several loads of the same page."""
 
     usable_ms: float
     requests: int
@@ -167,7 +167,7 @@ def measure(browser: Browser, folder: Path, options: argparse.Namespace) -> Iter
         graph = server.running_graph(options.nodes)
         yield from canvas(browser, server, graph, options.nodes)
         server.call("POST", f"/api/graph-runs/{graph}/cancel")
-    # Copies can be made only once in each database.
+    # The copies can only be created once in each database.
     shutil.copytree(data, folder / "many")
     fill(data, job_id, options.jobs)
     with control_plane(data) as server:
@@ -179,14 +179,14 @@ def measure(browser: Browser, folder: Path, options: argparse.Namespace) -> Iter
 
 @dataclass(frozen=True)
 class Server:
-    """`comfyfleet up`, with its local user."""
+    """`comfyfleet up` and its local user."""
 
     url: str
     key: str
     data: Path
 
     def call(self, method: str, path: str, **body: Any) -> Any:
-        """Sends a call, as the operator below /api/admin and as the customer elsewhere."""
+        """Sends a request, as an operator under /api/admin and as a customer elsewhere."""
         headers = bearer(ADMIN_KEY if path.startswith("/api/admin") else self.key)
         answer = httpx.request(
             method, f"{self.url}{path}", json=body or None, headers=headers, timeout=60
@@ -275,7 +275,7 @@ def signed_in(browser: Browser, server: Server) -> Iterator[BrowserContext]:
 
 
 def usable(page: Page, part: str = "main") -> float:
-    """Returns the milliseconds from the navigation until that part is there and nothing is
+    """Returns the milliseconds from the navigation until the element exists and nothing is
     loading."""
     milliseconds = page.wait_for_function(USABLE, arg=part, polling="raf").json_value()
     return float(milliseconds)
@@ -307,7 +307,7 @@ def load(context: BrowserContext, address: str) -> Load:
 def pages(browser: Browser, server: Server, options: argparse.Namespace) -> Iterator[Verdict]:
     table = Table("page", "usable", "requests", "KB", "script KB", title=f"{options.jobs:,} jobs")
     with signed_in(browser, server) as context:
-        load(context, server.url)  # the control plane's first answers are slower
+        load(context, server.url)  # the control plane's first responses are slower
         for name, path in PAGES.items():
             loads = [load(context, f"{server.url}{path}") for _ in range(options.rounds)]
             median = _median(loads)
@@ -352,8 +352,8 @@ def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]
 
 
 def canvas(browser: Browser, server: Server, run_id: str, nodes: int) -> Iterator[Verdict]:
-    """Measures the canvas while the run sends progress, and while the canvas is moved by hand as
-    well."""
+    """Measures the canvas while the run sends progress, first without input and then while it is
+    dragged."""
     with signed_in(browser, server) as context:
         load(context, server.url)  # as with pages
         page = context.new_page()
