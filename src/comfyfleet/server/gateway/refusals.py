@@ -33,8 +33,8 @@ from comfyfleet.server.tenants.model import Caller
 # milliseconds, and ComfyUI validates it in a few more. A refusal after this limit becomes an
 # `execution_error`.
 AWAITED_SECONDS_MAX = 2.0
-# Maximum seconds to wait for a lease. During the first 0.3 seconds, only the worker of the client's
-# previous prompt can get the lease (`preferred_max_wait`).
+# Maximum seconds to wait for a lease. If the prompt has a preferred worker, only that worker can
+# get the lease during the first 0.3 seconds (`preferred_max_wait`).
 LEASE_SECONDS_MAX = 1.0
 # Seconds between two reads of the job if no change is reported, for example because the worker
 # reports to another control plane.
