@@ -40,9 +40,9 @@ class Claim(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The result of claims. `refused` contains the dispatches that the worker may not lease now, for
-    example because it is draining or the workflow is paused. Claims that lost a race are in neither
-    field.
+    """The result of claims. `refused` contains the dispatches that the worker may not lease now,
+    for example because it is draining or the workflow is paused. Claims that lost a race are in
+    neither field.
     """
 
     leases: list[DispatchLease]
