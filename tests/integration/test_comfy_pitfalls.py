@@ -201,7 +201,7 @@ async def test_a_dead_prompt_thread_is_noticed_by_a_run_that_waits_for_nothing()
 
     limits = dataclasses.replace(LIMITS, stall_seconds=0.3)
     async with client_of(StubServer(on_prompt), limits) as (server, _):
-        with pytest.raises(RunStalled, match="it is queued and nothing is running"):
+        with pytest.raises(RunStalled, match="no run is executing"):
             await run(server, PROMPT)
 
 

@@ -219,7 +219,7 @@ def _confirmed(location: RunLocation, before: RunLocation | None) -> Cancellatio
         case InHistory():
             return Cancellation.ENDED_BEFORE
         case Absent():
-            # A run that was deleted from the queue leaves no trace in the history.
+            # The history doesn't contain runs that were deleted from the queue.
             deleted = isinstance(before, InQueue)
             return Cancellation.CANCELLED if deleted else Cancellation.NOT_FOUND
     return None

@@ -42,13 +42,14 @@ TEXT_CHARACTERS_MAX = 20_000
 class BackendCondition(StrEnum):
     """A problem of a worker's backend, and when it ends."""
 
-    DOWN = "down"  # The backend doesn't respond. Ends when it responds again.
-    # The backend responds, but its prompt thread is stuck. Ends with a restart or an empty queue.
+    DOWN = "down"  # The backend doesn't respond. This ends when it responds again.
+    # The backend responds, but its prompt thread is stuck. This ends with a restart or when the
+    # queue is empty.
     HUNG = "hung"
     POISONED = "poisoned"  # Every prompt fails until the backend is restarted.
     CLOSED = "closed"  # The account has no access or credits. It is checked again later.
-    DISK_FULL = "disk_full"  # Ends when the disk has free space again.
-    GROWN = "grown"  # The backend doesn't free memory on request. Ends with a restart.
+    DISK_FULL = "disk_full"  # The disk is full. This ends when it has free space again.
+    GROWN = "grown"  # The backend doesn't free memory on request. This ends with a restart.
 
 
 class BackendFault(NamedTuple):

@@ -184,7 +184,7 @@ class BackendHealth:
         was_down = condition is BackendCondition.DOWN
         pause = self._probe_seconds
         if condition is BackendCondition.CLOSED:
-            # Probes succeed even if the account has no credits, so recovery can't be detected.
+            # Probes succeed even if the account has no credits, so wait before taking jobs again.
             pause = CLOSED_SECONDS
             await asyncio.sleep(pause)
         while True:

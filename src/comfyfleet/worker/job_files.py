@@ -135,7 +135,7 @@ def foreign_files(
 
 
 def _unwrapped(value: Any) -> Any:
-    """Removes `__value__` wrappers from a value. The backend removes them too."""
+    """Removes `__value__` wrappers from a value, because the backend removes them."""
     while isinstance(value, Mapping) and WRAPPED in value:
         value = value[WRAPPED]
     return value

@@ -239,8 +239,8 @@ async def run_lease(
 
 
 async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
-    """Sends messages before the final report until the rest fits into it. Stops early if sending
-    makes no progress."""
+    """Sends messages before the final report, so that the rest fits into it. Makes a limited number
+    of attempts."""
     if record.is_too_much:
         record.report_all()
     for _ in range(REST_REPORTS_MAX):
@@ -617,7 +617,7 @@ class LeaseRunner:
             raise
 
     async def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
-        """Adds filled-in values and messages that no heartbeat has reported to the final report."""
+        """Adds unreported filled-in values and messages to the final report."""
         changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
@@ -770,7 +770,7 @@ class LeaseRunner:
         extra = {**self.ids, "outcome": reason, "error": message}
         is_shown = outcome.is_unexpected and not self.lease.job.secrets
         logger.warning(
-            "the job failed or was requeued",
+            "a job failed or was requeued",
             extra=extra,
             exc_info=error if is_shown else None,
         )

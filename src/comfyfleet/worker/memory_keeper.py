@@ -83,7 +83,7 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
 
 
 class MemoryKeeper:
-    """Watches the memory of one owned ComfyUI.
+    """Watches the memory of an owned ComfyUI process.
 
     `is_needed` returns whether the next job needs a loaded model. `restart` is called if freeing
     memory doesn't help. It must wait for running jobs itself.

@@ -47,7 +47,7 @@ class PackRules:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A snapshot of one GPU's state.
+    """A snapshot of a GPU's state.
 
     `ready` counts ComfyUIs that accept jobs. Of these, `full` have a job waiting behind the running
     one, and `idle` have none. `leaving` counts those that are stopping. `finished` and

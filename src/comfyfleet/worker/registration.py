@@ -181,6 +181,6 @@ async def upload_object_info(
     except httpx.TransportError as error:
         logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
         return
-    # The store returns 429 while other workers of the fleet are uploading the same data.
+    # The upload is refused with 429 while other workers of the fleet are uploading the same data.
     if not answer.is_success and answer.status_code != 429:
         logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

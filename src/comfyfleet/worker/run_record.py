@@ -170,7 +170,8 @@ class RunRecord:
         self._bytes = _size(events)
 
     def take(self, raw: str) -> None:
-        """Records a text message from the backend. Only private names in it are replaced."""
+        """Records a text message from the backend, unless it doesn't belong to the run. Private
+        names in it are replaced."""
         message = json.loads(raw)
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or not isinstance(data, dict) or kind in NOT_OF_THE_RUN:
@@ -182,7 +183,7 @@ class RunRecord:
             self._add((kind, self._hide(data)), len(raw))
 
     def show_as(self, names: Mapping[str, str]) -> None:
-        """Sets the file names that clients see. `names` maps the names on the backend to them."""
+        """Sets the file names that clients see. `names` maps names on the backend to these."""
         self._shown_names = dict(names)
 
     def _hide(self, value: Any) -> Any:

@@ -21,7 +21,7 @@ def hide(text: str, secrets: Collection[str]) -> str:
 
 
 def _hide_parts(text: str, secret: str) -> str:
-    """Hides a key that is incomplete because the text was cut off."""
+    """Hides an incomplete key at the end of a truncated text."""
     first, *rest = text.split(secret[:PART_CHARACTERS])
     return HIDDEN.join([first, *(_without_start(part, secret[PART_CHARACTERS:]) for part in rest)])
 

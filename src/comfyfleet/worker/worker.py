@@ -85,7 +85,7 @@ HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
 
 
-# Conditions that are reported to the control plane as problems. A planned restart (GROWN) isn't.
+# Conditions that are reported as problems. GROWN isn't one, because its restart is planned.
 _PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
     BackendCondition.DOWN: "down",
     BackendCondition.HUNG: "hung",
@@ -354,8 +354,8 @@ class Worker:
 
     def _may_poll(self) -> bool:
         """Checks whether to poll now. A prefetch waits briefly for a result that is about to be
-        sent, because its report can request a job too. While jobs arrive one by one, every poll
-        does this."""
+        sent, because its report can request a job too. While jobs arrive one by one, all polls wait
+        for it."""
         if self._health.condition is BackendCondition.GROWN:
             return False  # A planned restart isn't reported.
         if self._health.condition is not None:
@@ -412,7 +412,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """The number of leases that wait for a slot, or minus the number of free slots."""
+        """The number of leases that wait for a slot. If it is negative, slots are free."""
         return self._load() - self._settings.max_concurrency
 
     @property
@@ -698,8 +698,8 @@ class Worker:
                 await self._deps.inputs.shrink()
 
     def _is_idle(self) -> bool:
-        """Checks whether the backend may be probed, because it has no prompt. Cloud services are
-        never probed every few seconds."""
+        """Checks whether the backend has no prompt, so that it may be probed every few seconds.
+        Always returns False for cloud services."""
         in_backend = any(runner.lease.in_backend for runner in self._lease_runners)
         return not in_backend and not self._settings.is_cloud
 
