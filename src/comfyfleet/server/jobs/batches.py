@@ -89,8 +89,8 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
         held = await store.held_of(tx, tenant_id, user_id, limit=HELD_READ_MAX)
         at_once = await store.active_by_batch(tx, tenant_id, user_id)
         first = choose_admitted(held, context.active_max.of_user, at_once)
-        # The jobs are locked before the wallet, in the same order as when a job ends. Otherwise,
-        # the two transactions could deadlock.
+        # The jobs are locked before the wallet, as in the transaction that ends a job. With
+        # different orders, the two transactions could deadlock.
         await store.lock(tx, tenant_id, first)
         await ledger.lock_wallet(tx, tenant_id, user_id, now=context.clock())
         room = await service.active_room(tx, tenant_id, user_id, context.active_max)
@@ -178,7 +178,7 @@ async def submit_batch(
     for position in range(len(request.sets)):
         spec = await _build_spec(context, batch, offered, request, position)
         specs[uuid5(batch.id, str(position))] = spec
-        await asyncio.sleep(0)  # lets other tasks run, because a thousand jobs take long
+        await asyncio.sleep(0)  # lets other tasks run, because building a thousand specs is slow
     return await _write(context, batch, specs)
 
 

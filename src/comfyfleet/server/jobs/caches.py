@@ -241,5 +241,5 @@ class PollLimits:
     live_workers: TtlCache[frozenset[str]] = field(
         default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
     )
-    # Whether maintenance mode is on. If so, polls return that reason instead of a job.
+    # Whether maintenance mode is on. If so, workers get no job, and this is given as the reason.
     maintenance: TtlCache[bool] = field(default_factory=lambda: TtlCache(timedelta(seconds=1)))

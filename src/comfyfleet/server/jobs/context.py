@@ -275,7 +275,7 @@ class PayloadReads:
         the read continues in the background, because a canceled read would look like a lost
         connection. The pool counts as slow until that read finishes.
         """
-        if pool.is_sqlite:  # reads of a local file don't hang like a server
+        if pool.is_sqlite:  # a local file doesn't hang as a server can
             return await read
         if pool in self._slow and self._reading[pool]:
             read.close()

@@ -121,7 +121,9 @@ async def explain_job(
 
 
 class FormerSettings(NamedTuple):
-    """The settings of a job that can be submitted again. `problems` explains why others can't."""
+    """The reusable settings of an earlier job. `problems` explains why its other settings can't be
+    used.
+    """
 
     offer: ResolvedEffect | None
     video_id: UUID | None
@@ -196,9 +198,7 @@ JOBS_FOLLOWED_MAX = 100
 
 
 async def read_media_jobs(context: JobContext, tenant_id: UUID, media_id: UUID) -> list[WaitingJob]:
-    """Returns the jobs of a media item that its owner is waiting for: the latest one and all active
-    ones.
-    """
+    """Returns the latest job and all active jobs of a media item."""
     async with context.tenant(tenant_id) as tx:
         jobs = await store_followed.waiting_of_media(
             tx, tenant_id, media_id, limit=JOBS_FOLLOWED_MAX

@@ -393,7 +393,7 @@ def _duration_text(seconds: float) -> str:
     return f"{round(minutes / 60)} hours"
 
 
-# Outcomes of attempts by the action of the audit entry that ends them.
+# The outcome of an attempt, by the action of the audit entry that recorded the attempt's end.
 OUTCOMES = {
     "complete": "completed",
     "fail": "failed",

@@ -491,8 +491,8 @@ async def take_outputs(
 
 
 def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
-    """Returns an id of the lease and, if the worker was restarted during the lease, of the process
-    that delivers the output.
+    """Returns an id for the lease. If the worker was restarted during the lease, the id also
+    identifies the process that delivers the output.
 
     A restarted worker adds the same eight hexadecimal digits to the start of all its output names.
     """

@@ -1,5 +1,5 @@
-"""Handles worker heartbeats, which extend a lease, renew file URLs and return orders, and records
-the prompt that each attempt sent to its backend.
+"""Handles worker heartbeats, which extend a lease, renew file URLs and return orders. Also
+records the prompt that each attempt sent to its backend.
 """
 
 import asyncio

@@ -42,8 +42,8 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
 log = logging.getLogger(__name__)
-# Limits in seconds for the delay before a job is leased again whose tenant's database is
-# unavailable. Between them, the delay is as long as the outage so far. The jobs are released as
+# If a tenant's database is unavailable, its jobs are delayed before they can be leased again. The
+# delay in seconds is as long as the outage so far, within these limits. The jobs are released as
 # soon as the outage ends.
 DELAY_SECONDS_MIN, DELAY_SECONDS_MAX = 2.0, 30.0
 # Maximum time in seconds until a lease is on disk. No caller waits for that.
@@ -99,8 +99,8 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     try:
         pool = await context.pool_of(lease.tenant_id)
         job = await context.payload_reads.run(pool, _start(context, pool, lease))
-        # The disk writes are not awaited. If a power failure undoes the lease, the job runs again.
-        # If a short job ends within the delay, the write of its end also includes the lease.
+        # This doesn't wait until the lease is on disk. If a power failure undoes the lease, the
+        # job runs again. If the job ends earlier, the lease is written together with its end.
         for database in (context.central, pool):
             database.persist_soon(LEASE_SYNC_SECONDS)
         if job is None:

@@ -136,14 +136,14 @@ def _parse_cursor(after: str) -> Place:
 
 
 def _bad_cursor() -> InvalidInput:
-    return InvalidInput("after must be the next cursor of an earlier page", field="after")
+    return InvalidInput("after must be the `next` value of an earlier page", field="after")
 
 
 async def _of_worker(
     context: JobContext, job_filter: JobFilter, *, after: str | None, limit: int
 ) -> FoundJobs:
-    """Lists a worker's jobs. They are found by their dispatches, which name the worker until they
-    are deleted.
+    """Lists a worker's jobs. Each job is found by its dispatch, which names the worker until the
+    dispatch is deleted.
     """
     if after is not None and not after.isdecimal():
         raise _bad_cursor()
@@ -306,7 +306,7 @@ async def _reprioritise(context: JobContext, order: BulkOrder, job: ListedJob) -
         row = await dispatch.of_job(tx, job.tenant_id, job.id)
         if row is None:
             raise Conflict(
-                "the job is held until other jobs of its user have ended, or it has ended"
+                "the job isn't in the queue; it is either held for now or has already ended"
             )
         moved = await dispatch.reprioritise(
             tx, row.id, order.priority, now=context.clock(), actor=order.actor

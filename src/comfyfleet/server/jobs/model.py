@@ -304,7 +304,7 @@ class EndedPrompt(NamedTuple):
     job_id: UUID
     model_key: str | None
     ended_at: datetime
-    client_id: str | None  # also None for a prompt that never ran
+    client_id: str | None  # None if the client sent no id or the prompt never ran
 
 
 # Key in a gateway prompt's data. Set if the run needs its caller's key for paid services, which is
@@ -416,8 +416,8 @@ def paid_seconds(spec: JobSpec) -> float | None:
     return None if price is None else float(spec.price_tokens / price)
 
 
-# The columns of a job's row have the same names as the fields, except for the excluded fields,
-# which are converted.
+# Fields whose values are stored unchanged in the column with the same name. The excluded fields
+# are converted.
 SPEC_COLUMNS = tuple(
     column.name for column in fields(JobSpec) if column.name not in ("assets", "price_tokens")
 )

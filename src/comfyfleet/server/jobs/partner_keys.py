@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
-KEPT_MAX = 10_000  # jobs whose keys are kept
+KEPT_MAX = 10_000  # maximum number of jobs whose keys are kept
 KEPT_SECONDS = 24 * 3600.0
 # Seconds to wait until another control plane responds with the keys.
 ANSWER_SECONDS = 3.0
@@ -43,7 +43,7 @@ class _Asking(NamedTuple):
 
 class PartnerKeys:
     """Holds the keys of jobs, and exchanges them with other control planes. `announce` sends a
-    message to all of those.
+    message to all other control planes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PartnerKeys:
         self._take_out(job_id)
 
     def drop(self, *job_ids: UUID) -> None:
-        """Removes the keys of ended jobs, from this control plane or the one that stores them."""
+        """Removes the keys of ended jobs, even if another control plane stores them."""
         elsewhere = [str(job_id) for job_id in job_ids if self._take_out(job_id) is None]
         for start in range(0, len(elsewhere), DROPPED_MAX):
             self._announce({DROPPED: elsewhere[start : start + DROPPED_MAX]})

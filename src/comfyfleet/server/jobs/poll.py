@@ -56,10 +56,10 @@ class WorkerSnapshot:
     lanes: frozenset[QueueLane]
     offer: BackendOffer | None
     held: tuple[int, ...]  # dispatch ids
-    load: int  # number of jobs that it still has to run
+    load: int  # number of jobs that the worker still has to run
     is_alone: bool  # whether no other live worker could run its jobs
     maintenance: bool
-    no_lanes: str  # the reason why it may not run any job, or an empty string
+    no_lanes: str  # the reason why the worker may not run any job, or an empty string
     # The queue's `dismissals` before the state was read. If the number has grown since, the state
     # may be outdated.
     as_of: int
@@ -69,13 +69,13 @@ class ReadWithKey(NamedTuple):
     """The part of a worker's state that was read when its key was checked."""
 
     standing: fleet_model.WorkerStanding
-    as_of: int  # as in WorkerSnapshot
+    as_of: int  # the same number as in WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class PollWait:
-    """The wait of a poll. With a waiter, it ends with a lease or the timeout, otherwise only with
-    the timeout.
+    """A wait of a poll. If `waiter` is set, the poll waits in the queue, where it may get a lease.
+    Otherwise, it sleeps for the whole time.
     """
 
     seconds: float
@@ -142,13 +142,11 @@ class PollSession:
         request: Poll,
         read: ReadWithKey | None = None,
     ) -> Polled | PollWait:
-        """Starts the poll with the worker and, if set, the state that were read when the key was
-        checked.
-        """
+        """Starts the poll. `worker` and, if set, `read` were read when the key was checked."""
         result = await self._look(context, worker, request, read)
         if not isinstance(result, PollWait):
             return result
-        # The poll is kept as JSON during the wait, which takes a third of the memory.
+        # The request is kept as JSON during the wait, because this takes a third of the memory.
         message = request.model_dump_json(exclude_unset=True).encode()
         if len(message) > KEPT_BYTES_MAX:
             return await self._polled(context, request, None)
@@ -178,7 +176,7 @@ class PollSession:
         """Continues the poll after a wait."""
         request, wait = Poll.model_validate_json(self._message), self._wait
         if wait is None:
-            raise ValueError("the poll has not waited yet")
+            raise ValueError("the poll can't be resumed, because it has not waited yet")
         job = None
         if lease is not None:
             tells_leases = wait.waiter is not None and wait.waiter.tells_leases
@@ -303,7 +301,7 @@ async def _lease_at_once(
     context: JobContext, waiter: Waiter, as_of: int, *, waits: bool
 ) -> Job | None:
     if waiter.is_prefetch and waits:
-        return None  # the wait in the queue starts with a check for jobs
+        return None  # no check is needed, because the wait in the queue starts with one
     job = await lease_next(context, waiter, wait_seconds=0, as_of=as_of)
     if job is None and waits:
         await _recall_for(context, waiter)

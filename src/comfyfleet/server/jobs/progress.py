@@ -94,7 +94,7 @@ class ProgressCache:
         return self._kept.get(token)
 
     def pop_missed(self) -> set[UUID]:
-        """Returns and clears the leases whose progress was requested here but not reported here."""
+        """Returns and clears the leases whose progress was needed here but not reported here."""
         missed, self._missed = self._missed, set()
         return missed
 
@@ -194,8 +194,8 @@ CHANGED_USERS_MAX = 10_000
 
 
 class UserChange(NamedTuple):
-    """The kind of change to a user's prompts. With `in_lists`, their state in lists has changed.
-    With `in_messages`, their runs have logged messages.
+    """The kind of change to a user's prompts. `in_lists` means that their state in lists has
+    changed. `in_messages` means that their runs have logged messages.
     """
 
     in_lists: bool

@@ -71,7 +71,7 @@ async def _excuse_workers(tx: Tx, began: datetime, now: datetime, seconds: int) 
 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:
-    """Ends a lease and returns whether that succeeded. After a failure, it is retried when the
+    """Ends a lease and returns whether that succeeded. If it failed, a sweep tries again after this
     sweep's own lease has expired.
     """
     with errors_logged(f"the lease of dispatch {row.id} has expired but could not be ended"):
@@ -169,7 +169,7 @@ def parse_cursor(text: str) -> ReconcileCursor:
         return ReconcileCursor(POOL, str(pool), tuple(map(UUID, after)))
     except (ValueError, TypeError, AttributeError):
         raise InvalidInput(
-            "after must be the next cursor of an earlier response", field="after"
+            "after must be the `next` value of an earlier response", field="after"
         ) from None
 
 

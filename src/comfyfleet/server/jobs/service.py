@@ -777,7 +777,7 @@ async def is_key_used(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, since: datetime
 ) -> bool:
     """Checks whether an idempotency key has been used since a point in time. Releases a key that
-    was only used before it.
+    was only used before that time.
     """
     job = await store.by_idempotency_key(tx, tenant_id, user_id, idempotency_key)
     if job is not None and job.submitted_at < since:
@@ -793,5 +793,5 @@ async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes ended prompts from their user's history. None means all of the user's prompts."""
+    """Removes ended prompts from their user's history, or all of them without `job_ids`."""
     await store_prompts.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

@@ -252,7 +252,7 @@ async def release_key(
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes ended prompts from their client's history. None means all of the user's prompts."""
+    """Removes ended prompts from their user's history, or all of them without `job_ids`."""
     hidden = update(ai_jobs).where(
         ai_jobs.c.tenant_id == tenant_id,
         ai_jobs.c.user_id == user_id,

@@ -94,7 +94,7 @@ class JobRequest:
 
     @property
     def request_hash(self) -> str | None:
-        """The hash of the customer's input, or None without an idempotency key."""
+        """The hash of the customer's input, or None if the request has no idempotency key."""
         if self.idempotency_key is None:
             return None
         parts = str(self.effect_id), dict(self.values), str(self.video_id)
@@ -405,7 +405,8 @@ def _check_limits(request: JobRequest, file: File) -> None:
     most = request.max_upload_bytes
     if most is not None and (file.size or 0) > most:
         raise InvalidInput(
-            f"the effect accepts at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
+            f"the file has {file.size:,} bytes, but the effect accepts at most {most:,}",
+            property=PRIMARY_INPUT,
         )
 
 
@@ -506,8 +507,8 @@ async def _submit_step_by_step(
     most: ActiveJobLimits,
     tenant: Tenant | None,
 ) -> tuple[list[Job], list[int]]:
-    """Submits jobs in several statements. The caller's `flush` waits until the tenant's commit is
-    on disk.
+    """Submits jobs in several statements. The commit may not be on disk yet when this returns.
+    The caller's `flush` waits for that.
     """
     if not reuse.asks_for_reuse(specs):
         async with pool.transaction(persists=False) as tx:
@@ -532,9 +533,7 @@ async def check_admission(
     `tenant` is the tenant, if the caller has already read it.
     """
     if not 0 < len(specs) <= JOBS_PER_SUBMIT_MAX:
-        raise InvalidInput(
-            f"submit from 1 to {JOBS_PER_SUBMIT_MAX} jobs per request, not {len(specs)}"
-        )
+        raise InvalidInput(f"submit 1 to {JOBS_PER_SUBMIT_MAX} jobs per request, not {len(specs)}")
     if tenant is None:
         async with context.central.read() as tx:
             tenant = await tenants.require_kept(tx, tenant_id)
