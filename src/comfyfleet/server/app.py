@@ -55,7 +55,7 @@ class ControlPlane:
     context: JobContext  # shared services for submitting and running jobs
     admin_key: AdminKey
     turns: AdvisoryLocks  # ensures that only one control plane at a time runs a sweep
-    routes: RouteCalls  # forwards calls of custom nodes' routes to backends
+    routes: RouteCalls  # forwards calls to custom nodes' routes to backends
     cursors: ClientCursors  # positions of gateway clients in the run log
     outward: PublicHttpClient  # sends requests to URLs from customers
     webhook_key: str  # the key from which webhook secrets are derived
@@ -185,8 +185,8 @@ async def _started_cursors(central: Database, name: str, stack: AsyncExitStack) 
 async def _ready_pools(
     places: Mapping[str, DatabaseLocation], stack: AsyncExitStack
 ) -> dict[str, Database]:
-    """Opens the pools. A pool that is down doesn't prevent the start and affects only its own
-    tenants."""
+    """Opens the tenant databases (pools). If one is down, the control plane still starts, and only
+    the tenants in that pool are affected."""
     pools: dict[str, Database] = {}
     for name, place in places.items():
         pools[name] = _opened(place, stack)
@@ -247,8 +247,8 @@ ARRIVING = "arriving"
 
 
 def _arriving_folder(store: ObjectStore, data: Path) -> ScratchFolder:
-    """Returns the folder for uploads that are being received, next to the objects or in the data
-    folder.
+    """Returns the folder for uploads that are being received. It is next to the objects if the
+    store is local, and otherwise in the data folder.
 
     The system's temporary folder isn't used, because it may be in memory and too small.
     """

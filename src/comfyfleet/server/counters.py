@@ -224,7 +224,7 @@ class RunMetrics:
         )
 
     def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:
-        """Creates a counter. The usual label values start at 0, because rates need a first
+        """Creates a counter and sets it to 0 for the usual label values, because rates need a first
         value."""
         counter = Counter(f"comfyfleet_{name}", text, (label,), registry=self.registry)
         for value in usual:

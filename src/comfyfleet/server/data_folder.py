@@ -77,8 +77,8 @@ def _embedded(file: Path) -> DatabaseLocation:
 
 
 PID_CHARACTERS_MAX = 20
-# On Windows, other processes can't read a locked byte, so a byte far behind the process id is
-# locked.
+# On Windows, other processes can't read a locked byte. The lock therefore covers a byte far behind
+# the process id.
 LOCKED_BYTE = 1024
 
 

@@ -32,7 +32,8 @@ from comfyfleet.server.db.metrics_queries import (
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
-# Jobs that finish now may be committed a little later, so the next read covers the last seconds.
+# Jobs that finish now may be committed a little later, so each read leaves the last few seconds to
+# the next read.
 SETTLE = timedelta(seconds=5)
 # Upper bounds of the histogram buckets for run times, in seconds.
 JOB_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600)
@@ -377,7 +378,8 @@ async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
     recent = max(least, until - SAMPLED_FOR)
     if first is None:
         return recent
-    # A minute excludes its first moment. A job that finished then belongs to the previous minute.
+    # A minute excludes its first moment. A job that finished at that moment belongs to the previous
+    # minute.
     return min(recent, step_start(first - timedelta(microseconds=1), MINUTE))
 
 

@@ -118,10 +118,10 @@ KNOWN_FOR = timedelta(days=7)
 
 
 async def require_worker(tx: Tx, worker_id: str, *, now: datetime) -> FleetWorker:
-    """Returns a worker.
+    """Returns a registered worker or raises an error.
 
-    If it isn't registered, raises WorkerOffline if it left its fleet recently, for example for a
-    restart, and otherwise NotFound.
+    The error is WorkerOffline if the worker left its fleet recently, for example for a restart, and
+    otherwise NotFound.
     """
     worker = await fleets.find_worker(tx, worker_id)
     if worker is not None:

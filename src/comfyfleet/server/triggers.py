@@ -62,8 +62,8 @@ SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
 # Delay in seconds after which a scheduled time counts as missed. Passes usually run every second.
 LATE_SECONDS = 60
-# Limit for the due times that are enumerated in one pass. If there are more, only the two newest of
-# the others are counted.
+# Maximum number of due times that are enumerated in one pass. If there are more, only the two
+# newest of the remaining ones are counted.
 MOMENTS_COUNTED_MAX = 1000
 # Seconds for which a firing is reserved for its process. Starting a run takes less time, so no
 # other process does the same work. If one did, it would get the same run.
@@ -80,7 +80,7 @@ ERROR_CHARACTERS_MAX = 500
 SECRET_PREFIX = "hook_"  # noqa: S105 - the prefix of all webhook secrets
 
 
-# Moments of a schedule
+# Schedules
 
 
 def moments_after(
@@ -197,7 +197,7 @@ def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
     )
 
 
-# Secrets of webhooks
+# Webhook secrets
 
 
 def secret_of(trigger: StoredTrigger, key: str) -> str:

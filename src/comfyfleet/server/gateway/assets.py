@@ -212,7 +212,7 @@ async def _output_name(tx: Tx, caller: Caller, file: File) -> tuple[UserFile, st
 
 
 async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> None:
-    """Deletes an asset. Raises AssetInUse while a queued or running prompt needs it."""
+    """Deletes an asset. Raises AssetInUse if a media item or a queued or running prompt uses it."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         file = await _own_file(tx, plane, caller, asset_id)
@@ -268,9 +268,8 @@ async def _name_reference(plane: ControlPlane, caller: Caller, reference: AssetR
 
 
 async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, path: str) -> str:
-    """Returns a name that the file has in the input folder. Prefers the requested path and then any
-    path with its suffix, because nodes rely on the suffix. Otherwise, adds a new name.
-    """
+    """Returns a name of the file in the input folder. Prefers the requested path and then any name
+    with the same suffix, because nodes rely on the suffix. If the file has neither, adds a name."""
     tenant_id, user_id = caller.tenant.id, caller.user_id
     known = await run_log.names_of_file(tx, tenant_id, user_id, file.id)
     paths = [named.path for named in known if named.folder == INPUT]

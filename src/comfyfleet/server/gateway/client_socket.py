@@ -13,15 +13,16 @@ UNSENT_FRAMES_MAX = 1_000
 
 
 class LogState(Enum):
-    """How far a socket has sent the rows of the run log that are shown in order."""
+    """A socket's progress with the rows of the run log that are shown one prompt after another."""
 
-    CURRENT = auto()  # All rows were sent.
-    HOLDING = auto()  # All rows of the shown prompt were sent. Rows of other prompts are waiting.
+    CURRENT = auto()  # All rows have been sent.
+    HOLDING = auto()  # All rows of the shown prompt have been sent. Others are waiting.
     READING = auto()  # The log may contain more rows of the shown prompt.
 
 
 class GatewaySocket(Socket):
-    """Shows one attempt of a prompt until it ends, and then the next one that started.
+    """A socket that shows its client one attempt of a prompt until it ends, and then the attempt
+    that started next.
 
     A client's prompts may run in parallel. Rows that the socket doesn't show yet stay in the log.
     """
@@ -35,7 +36,7 @@ class GatewaySocket(Socket):
         self.is_live = False
         self.is_replaced = False  # True if a newer socket uses the same client id
         self._has_ended = not self.start_id
-        self._pushed = self._taken = 0  # numbers of frames
+        self._pushed = self._taken = 0  # numbers of frames pushed and taken so far
         self._taken_cursor = cursor
         # Cursors of the rows whose frames haven't all been passed to the connection, each with the
         # total number of frames up to that row.
@@ -87,9 +88,8 @@ class GatewaySocket(Socket):
         return True
 
     def holds_back(self, row: LoggedEvents) -> bool:
-        """Checks whether the row must wait, because it belongs to an attempt that started after the
-        shown one and the shown one hasn't ended.
-        """
+        """Checks whether the row must wait, because its attempt started after the shown attempt,
+        which hasn't ended yet."""
         return (row.start_id or 0) > self.start_id and not self._has_ended
 
     def note_sent(self, row: LoggedEvents) -> None:

@@ -62,9 +62,8 @@ class Pattern:
     """The nodes that produce a workflow's results. Each node comes after its sources."""
 
     nodes: tuple[PatternNode, ...]
-    results: Mapping[
-        str, frozenset[str]
-    ]  # types of the upstream nodes and of the output, by output
+    # The types of each output node and of all nodes upstream of it, by the output node's id.
+    results: Mapping[str, frozenset[str]]
 
     def comparisons(self, prompt: IndexedPrompt) -> int:
         """Returns the maximum number of comparisons in `is_contained`.

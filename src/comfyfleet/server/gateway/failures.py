@@ -40,7 +40,7 @@ def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_traceback(value: Any) -> Any:
-    """Returns a validation error in which every traceback is an empty list."""
+    """Returns the validation error with every traceback replaced by an empty list."""
     if isinstance(value, Mapping):
         return {
             name: [] if name == "traceback" else without_traceback(inner)

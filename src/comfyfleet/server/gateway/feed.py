@@ -108,7 +108,8 @@ class ShownRuns:
             self._runs[job_id] = ShownRun(client_id, prompt_id, job_id if in_order else None)
 
     def take(self, row: LoggedEvents) -> None:
-        """Starts or stops showing a run's previews, after its report was sent to the sockets."""
+        """Starts or stops showing the previews of a run whose report has just been sent to the
+        sockets."""
         if any(kind == PREVIEWS for kind, _ in row.events):
             in_order = row.start_id is not None
             self.begin(row.job_id, row.client_id, row.prompt_id, in_order=in_order)
@@ -189,7 +190,8 @@ class UserFeed:
         self._woken.set()
 
     async def wait_until_sent(self) -> None:
-        """Waits until all messages so far were sent to the user's sockets, or until a timeout."""
+        """Waits until all messages so far have been sent to the user's sockets, or until a
+        timeout."""
         if not self._sockets:
             return
         looked = asyncio.get_running_loop().create_future()
@@ -535,7 +537,7 @@ class GatewayFeeds:
         return feed
 
     async def wait_until_sent(self, caller: Caller) -> None:
-        """Waits until all messages so far were sent to the caller's sockets."""
+        """Waits until all messages so far have been sent to the caller's sockets."""
         feed = self._feeds.get(caller.user_id)
         if feed is not None:
             await feed.wait_until_sent()

@@ -16,15 +16,15 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# Maximum age in seconds of a query whose results are fresh enough for a list.
+# A list uses the results of a query that is at most this many seconds old.
 FRESH_SECONDS = 5.0
 # Maximum seconds for which a list waits for fresh data.
 LIST_WAIT_SECONDS = 2.0
 # Maximum seconds for which a query waits for the workers. A worker queries its backend at most once
 # every 5 seconds.
 QUERY_SECONDS = 10.0
-# Minimum seconds between the starts of two queries of the same fleet. Each query ends the polls of
-# the fleet's workers.
+# Minimum seconds between the starts of two queries of the same fleet. Each query ends the pending
+# polls of the fleet's workers.
 QUERY_SECONDS_APART = 0.5
 # Maximum number of workers per fleet that are queried.
 WORKERS_QUERIED_MAX = 100
@@ -75,7 +75,8 @@ class FleetQueries:
                 await self._start_next(latest, is_urgent=False)
 
     async def _start_next(self, latest: _Query | None, *, is_urgent: bool) -> None:
-        """Waits until a new query may start, and starts it unless another task was faster."""
+        """Waits until a new query may start, and starts it unless another task has already started
+        one."""
         pause = 0.0 if latest is None else latest.began_at + QUERY_SECONDS_APART - self._clock()
         if pause > 0:
             await self._sleep(pause)

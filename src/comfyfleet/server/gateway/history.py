@@ -75,7 +75,8 @@ READ_FIRST, READ_BYTES_MAX = 20, 16 * 1024 * 1024
 
 
 class PromptForm(StrEnum):
-    """The format in which a prompt is rendered. The content of each format never changes."""
+    """The format in which a prompt is rendered. A prompt's content in a given format never
+    changes."""
 
     ROW = "row"  # An entry of the queue.
     WAITING = "pending"  # A waiting prompt in the list of jobs.
@@ -199,8 +200,8 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
             plane, tx, caller, [(job_id, PromptForm.ROW) for job_id, _ in active], kept
         )
         left_out = [job_id for job_id, _ in active if job_id not in rows]
-        # Clients assume that prompts that aren't listed have ended, so the rest is listed without
-        # content.
+        # Clients assume that prompts that aren't listed have ended, so the remaining prompts are
+        # listed without their content.
         names = await jobs.prompt_names(tx, caller.tenant.id, left_out)
         rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
         rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}

@@ -37,7 +37,8 @@ CLIENT_ID_CHARACTERS_MAX = 200
 
 
 def job_id_of(tenant_id: UUID, user_id: UUID, prompt_id: str) -> UUID:
-    """Returns the job id of a client's prompt. The same user and prompt id give the same job id."""
+    """Returns the job id of a client's prompt. The same user and prompt id always produce the same
+    job id."""
     return uuid5(user_id, f"{tenant_id}/{prompt_id}")
 
 
@@ -124,8 +125,9 @@ class StoredUserdata(NamedTuple):
     data: bytes
 
 
-# Run time in seconds that is reserved for a prompt if its user hasn't run a similar one. Other
-# prompts reserve at least as much if the balance allows it, so that a few more steps still fit.
+# Run time in seconds that is reserved for a prompt if its user hasn't run a similar one. A prompt
+# that is similar to an earlier run reserves at least as much if the balance allows it, so that a
+# few more steps still fit.
 DEFAULT_SECONDS = 60.0
 # The usual reservation for a prompt and the smallest possible one, as multiples of the longest
 # similar run. The smallest one applies if the balance doesn't cover the usual one.
@@ -193,8 +195,8 @@ def _metered(
     max_tokens: int | None,
     least_price: int,
 ) -> PricedPrompt:
-    """Returns the prompt with a price per second. The price is stored with the prompt, so changed
-    terms apply only to new prompts.
+    """Returns the prompt with a price per second. The price is stored with the prompt, so a price
+    change applies only to new prompts.
 
     A run is stopped when it has used up its reservation. Therefore, a caller's `max_tokens` is
     reserved in full. Without it, more is reserved than the run will probably need.

@@ -260,7 +260,8 @@ def _allowing(offer: Offer, prompt: Prompt) -> list[OfferedBackend]:
     reasons = [(backend, _breach(offer, backend, prompt, size)) for backend in offer.backends]
     fitting = [backend for backend, reason in reasons if reason is None]
     if not fitting:
-        # A denied node type is reported rather than a prompt that is too large for another fleet.
+        # If one fleet denies a node type and the prompt is too large for another fleet, the denied
+        # type is reported.
         breaches = [reason for _, reason in reasons if reason is not None]
         raise RefusedPrompt(min(breaches, key=lambda breach: breach["type"] == TOO_LARGE), {})
     return fitting
@@ -369,9 +370,8 @@ def _faults(verdict: PromptValidation) -> int:
 
 
 def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
-    """Returns the given output nodes and all nodes upstream of them. A backend would refuse the
-    other nodes again.
-    """
+    """Returns the given output nodes and all nodes upstream of them. The other nodes are left out,
+    because a backend would refuse them as well."""
     needed_ids: set[str] = set()
     pending = list(outputs)
     while pending:

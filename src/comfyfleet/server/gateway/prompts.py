@@ -458,8 +458,8 @@ def _sent_node(
                 if not is_link(content) or content[0] in prompt
             }
         elif key == "_meta" and isinstance(title := value.get("title"), str):
-            # ComfyUI's clients send the title in the same form. It may appear in the text of a
-            # node's error.
+            # ComfyUI's clients send the title in the same form. The text of a node's error may
+            # contain it.
             sent[key] = {"title": title[:TITLE_CHARACTERS_MAX]}
     return {"inputs": {}, **sent} if "inputs" not in sent else sent
 
@@ -467,9 +467,8 @@ def _sent_node(
 def _with_positive_slot(
     link: Sequence[Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
 ) -> Sequence[Any]:
-    """Replaces a negative slot by the equivalent positive one. ComfyUI counts negative slots from
-    the last output. The prompt must have the same price with both forms.
-    """
+    """Replaces a negative slot with the equivalent positive one, so that both forms have the same
+    price. ComfyUI counts negative slots from the last output."""
     source, slot = link
     if slot >= 0:
         return link
@@ -569,8 +568,8 @@ async def _take_back(
     return await job_submit.take_back_prompts(plane.context, owner, job_ids, is_clear=is_clear)
 
 
-# Prompt numbers that a process reserves for a user at a time. Thus, numbers continue after a
-# restart, and the database is rarely written.
+# How many prompt numbers a process reserves for a user at a time. Numbers therefore keep increasing
+# after a restart, although the database is rarely written.
 NUMBERS_TAKEN = 100
 # Maximum number of users whose prompt numbers are cached.
 USERS_KEPT_MAX = 10_000
@@ -598,7 +597,8 @@ class PromptNumbers:
                 first = await run_log.take_prompt_numbers(
                     tx, caller.tenant.id, caller.user_id, NUMBERS_TAKEN
                 )
-            if numbers.next >= numbers.end:  # Another request may have been faster.
+            # Another request may have reserved numbers in the meantime.
+            if numbers.next >= numbers.end:
                 numbers.next, numbers.end = first, first + NUMBERS_TAKEN
         numbers.next += 1
         return numbers.next - 1

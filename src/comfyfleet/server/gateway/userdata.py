@@ -73,8 +73,7 @@ async def write(
     plane: ControlPlane, caller: Caller, path: str, data: bytes, *, overwrites: bool
 ) -> UserdataEntry:
     """Stores a file. Raises Conflict if it already exists and `overwrites` isn't set, and
-    InvalidInput if the path is a folder or contains a file as a folder.
-    """
+    InvalidInput if the path is a folder or one of its parent folders is a file."""
     if len(data) > FILE_BYTES_MAX:
         raise LimitExceeded(f"a file can have at most {FILE_BYTES_MAX:,} bytes")
     async with plane.context.tenant_transaction(caller.tenant.id) as tx:
@@ -166,7 +165,7 @@ def _settings_too_large() -> LimitExceeded:
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
     if data is not None and len(data) > SETTINGS_BYTES_MAX:
-        return {}  # This is a file that was stored under the name of the settings.
+        return {}  # The client has stored another file under the settings' name.
     try:
         settings = json.loads(data or b"{}")
     except (ValueError, RecursionError):

@@ -46,8 +46,8 @@ KEY_CHARACTERS_MAX = 255
 # Maximum number of jobs that are searched for a page with a label filter. The next page continues
 # with the rest.
 JOBS_SCANNED_MAX = 100
-# Larger prompts would be refused anyway. The strings can only be larger than the request body if
-# subgraphs repeat them.
+# Limits for converting a workflow to a prompt. Larger prompts would be refused anyway. The strings
+# can be larger than the request body only if subgraphs repeat them.
 CONVERSION_LIMITS = Limits(nodes_max=prompts.NODES_MAX, text_characters_max=16 * 1024**2)
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 20
 conversions = FairThreads("conversions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
@@ -63,7 +63,7 @@ class WorkflowRefused(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowJob:
-    """A job to submit. `metadata` contains labels or is a string."""
+    """A job to submit. `metadata` is either a mapping of labels or a string."""
 
     workflow: Mapping[str, Any]
     idempotency_key: str | None = None

@@ -224,9 +224,8 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
 
 
 def list_item(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a job as an entry of a list. Adds two times under the names that clients expect in
-    lists.
-    """
+    """Returns a job as an entry of a list. Adds two timestamps under the names that clients expect
+    in lists."""
     changed = body["completed_at"] or body["started_at"] or body["created_at"]
     return {**body, "create_time": body["created_at"], "update_time": changed}
 
@@ -399,7 +398,8 @@ END = "end"
 
 
 def parse_place(text: str | None) -> EventPlace:
-    """Parses a `Last-Event-ID` header. An unknown value stands for the first event."""
+    """Parses a `Last-Event-ID` header. An unknown value means that the stream starts at the first
+    event."""
     if not text:
         return EventPlace()
     if text == END:

@@ -23,14 +23,14 @@ CONNECTIONS_MIN = 16
 TRANSFERS_MIN = 4
 # An upload keeps one file open for its content and, while it is stored, one for its type.
 FILES_PER_UPLOAD = 2
-# The limit used if the system reports none. macOS accepts no larger one.
+# The limit used if the system reports none. macOS doesn't accept a larger one.
 FILES_WITHOUT_LIMIT = 10_240
 # Maximum number of connections accepted in one iteration of the event loop.
 ACCEPTS_AT_ONCE = 64
 # Length of the operating system's queue of connections that haven't been accepted yet. Thousands of
 # workers may reconnect at the same moment.
 LISTEN_BACKLOG = 4096
-# Pause in accepting connections after the process ran out of files or memory.
+# Seconds for which no connections are accepted after the process ran out of files or memory.
 PAUSE_SECONDS = 1.0
 WARN_SECONDS = 60.0
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

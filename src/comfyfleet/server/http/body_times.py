@@ -172,7 +172,7 @@ class CountedSocket(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """The number of bytes that a client has read, and when, while data is waiting for it."""
+    """Tracks how many bytes a client has read, and when, while more data is waiting for it."""
 
     since: float
     start_bytes: int

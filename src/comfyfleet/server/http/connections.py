@@ -37,7 +37,8 @@ class PollAdmission:
 
     def __init__(self) -> None:
         self._inside = 0
-        # Polls admitted in this iteration of the event loop, whose requests aren't read completely.
+        # Polls admitted in this iteration of the event loop whose requests haven't been read
+        # completely.
         self._begun = 0
         self._held: deque[Callable[[], None]] = deque()
         self._is_due = False
@@ -339,7 +340,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     is_lost = False
     admission = PollAdmission()
     closes = False  # whether the connection closes after its next response
-    tally: Tally  # without limits if the server doesn't set it
+    tally: Tally  # has no limits unless the server sets one
     _is_admitted = False
     _was_parked = False
     _is_held = False  # whether a received poll waits for its admission
@@ -399,7 +400,7 @@ class HttpConnection(asyncio.Protocol, ABC):
             self._read(data)
 
     def leave_admission(self) -> None:
-        """Releases the poll's place in the admission before its work is done."""
+        """Lets another poll begin before this poll's work is done."""
         if self._is_admitted:
             self._is_admitted = False
             self.admission.leave()
@@ -411,8 +412,8 @@ class HttpConnection(asyncio.Protocol, ABC):
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
         elif was_lingering and self._is_unused:
-            # uvicorn started its keep-alive timer before the last byte arrived and then canceled
-            # it.
+            # uvicorn started its keep-alive timer before the last byte arrived, and that byte
+            # canceled it.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
             self._cancel_deadline()
@@ -634,7 +635,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
 
     _reads_head = False
     _reads_body = False
-    _unparsed_bytes = 0  # received since the end of the last head or part of a body
+    _unparsed_bytes = 0  # received since the last complete head or part of a body
     _refusal = ""  # the error to send after the responses to all earlier requests
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -760,7 +761,7 @@ def with_limits(
     kind: type[HttpConnection] = HttptoolsConnection if HAS_HTTPTOOLS else H11Connection,
     **limits: float,
 ) -> type[HttpConnection]:
-    """Returns a connection class with other limits and its own poll admission."""
+    """Returns a connection class with the given limits and its own poll admission."""
     return type("Connection", (kind,), {"admission": PollAdmission(), **limits})
 
 

@@ -38,7 +38,7 @@ async def is_catalogue_public(request: Request) -> bool:
     )
 
 
-# Coroutines, because FastAPI would run plain functions in a thread.
+# These dependencies are coroutines, because FastAPI would run plain functions in a thread.
 async def _plane(request: Request) -> ControlPlane:
     return plane_of(request)
 

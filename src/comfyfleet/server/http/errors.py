@@ -101,8 +101,7 @@ UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 FULL_RETRY_SECONDS = 60
 PROBLEMS_SHOWN_MAX = 20
-# The name in the details of QueueFull and Unavailable under which the seconds until a retry are
-# stored.
+# The key in the details of QueueFull and Unavailable that holds the seconds until a retry.
 RETRY_AFTER = "retry_after_seconds"
 
 STATUS_OF: Mapping[type[errors.FleetError], int] = {

@@ -413,7 +413,8 @@ class _Snapshot(Collector):
         yield _gauge("workers", "Workers by state", (*names, "state"), states)
 
     def _switches(self) -> Iterator[Metric]:
-        """Yields the switch costs of a limited number of models, because each model is a label.
+        """Yields the switch costs of a limited number of models, because each model adds a label
+        value.
 
         The models with the most certain estimates are included.
         """

@@ -45,13 +45,14 @@ class LocalAccess:
     trusts_local_users: bool = False
 
     async def admits(self, connection: HTTPConnection) -> bool:
-        """Checks whether a caller without a key is the user who started `comfyfleet up`."""
+        """Checks whether a caller without a key is the user who started `comfyfleet up`, or any
+        local user if `trusts_local_users` is set."""
         if not is_from_here(connection):
             return False
         return self.trusts_local_users or await _peer_user(connection) == own_user()
 
     async def admits_program(self, connection: HTTPConnection) -> bool:
-        """Checks the same as `admits`, but rejects browsers, which must sign in to use our API.
+        """Works like `admits`, but rejects browsers, which must sign in to use our API.
 
         Otherwise, any web page could send requests in the user's name.
         """
@@ -107,7 +108,7 @@ async def _peer_user(connection: HTTPConnection) -> int:
     client, server = connection.scope.get("client"), connection.scope.get("server")
     if not client or not server:
         return UNKNOWN_USER
-    # In a thread, because the tables are large on machines with many connections.
+    # Runs in a thread, because the tables are large on machines with many connections.
     user = await asyncio.to_thread(find_user, tuple(client), tuple(server))
     if reused is not None:
         reused.peer_user = user

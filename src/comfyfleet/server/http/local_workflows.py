@@ -1,5 +1,5 @@
-"""Routes with which the user of `comfyfleet up` registers workflows for pipelines without an
-operator."""
+"""Routes that let the user of `comfyfleet up` register workflows for pipelines without the help of
+an operator."""
 
 import asyncio
 import hashlib

@@ -66,7 +66,7 @@ _SHARED = re.compile(r"((?:/api)?/+shared)/.*", re.I | re.S)
 # keys anywhere in a path.
 _KEY = re.compile(r"(?i:/+k/+)[^/]+|[a-z]{2,3}_[0-9a-fA-F]{64}")
 HIDDEN_KEY = "/k/hidden"
-# None means that the client disconnected. Workers do so with almost every job, because they close
+# None means that the client disconnected. Workers do this for almost every job, because they close
 # polls that they no longer need.
 _NORMAL_STATUSES = (200, 304, None)
 # Methods used as metric labels. Clients can send arbitrary methods, which would each create a new
@@ -278,7 +278,8 @@ _OUR_KEY_FORMAT = re.compile(r"(?:bearer +)?(?:[a-z]{2,3}_)?[0-9a-f]{64}", re.I)
 
 
 class WrongKeyThrottle:
-    """Delays the responses to wrong keys, more with each wrong key from the same address."""
+    """Delays the responses to wrong keys. The delay grows with each wrong key from the same
+    address."""
 
     def __init__(
         self,
@@ -354,7 +355,7 @@ def _put_limited(cache: OrderedDict[str, V], name: str, value: V, size_max: int)
 
 
 SECRET_HEADER = "X-Fleet-Secret"  # noqa: S105 - the header's name, not a secret
-# Bodies that took longer than this to arrive are followed by a second check of the key.
+# If a body took longer than this many seconds to arrive, its key is checked again.
 SLOW_SECONDS = 1.0
 T = TypeVar("T")
 # A function that returns the caller of a request or raises a FleetError.

@@ -332,7 +332,7 @@ def _object(body: bytes, status: int) -> Mapping[str, Any]:
         content = None
     if not isinstance(content, dict):
         raise UnexpectedAnswer(
-            f"the identity provider answered with status {status} and without a JSON object"
+            f"the identity provider sent an unexpected response with status {status}"
         )
     return content
 
@@ -416,7 +416,7 @@ async def _granted(
     customer = await _customer(plane, provider, identity)
     operator = await _operator(plane, provider, identity)
     if customer is None and operator is None:
-        raise Forbidden("this person is neither a customer nor an operator here")
+        raise Forbidden("this person has neither a customer account nor an operator account")
     return SessionGrant(customer=customer, operator=operator, is_whole=True)
 
 

@@ -277,7 +277,7 @@ class ConnectionDispatcher:
         total = sum(line.connections for line in (*self._lines, *self._leaving))
         share = total / len(self._lines)
         for line in self._lines:
-            # Rounded up, so that two processes don't exchange a connection forever.
+            # Rounded up, so that two processes don't pass a connection back and forth forever.
             above = line.connections - math.ceil(share)
             if line.connections > share * SHARE_MAX and above > 0:
                 line.move(above)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Runs the work to completion even if the client disconnects, because cancelling an SQL
+    """Runs the work to completion even if the client disconnects, because canceling an SQL
     statement would close its database connection."""
     task = asyncio.create_task(work)
     # Retrieves the error so that asyncio doesn't log it if the client has disconnected.

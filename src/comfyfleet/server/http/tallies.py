@@ -70,7 +70,8 @@ def shares_of(connections_max: int) -> dict[str, int]:
     connections."""
     return {
         "user": max(1, min(USER_CONNECTIONS_MAX, connections_max // 4)),
-        # Signed URLs of a tenant's files. People without a key of the tenant use them as well.
+        # Requests with signed URLs of a tenant's files, which people without a key can send as
+        # well.
         "files": max(1, connections_max // 4),
         "tenant": max(1, connections_max // 2),
         "fleet": max(1, connections_max * 3 // 4),
@@ -193,7 +194,8 @@ class Tally:
                 self._keyless.remove(self)
 
     def count_for_address(self) -> bool:
-        """Counts for the address again, and still for the last callers until the connection closes.
+        """Counts for the address again. The last callers also stay counted until the connection
+        closes.
 
         Returns False if the address exceeds its limit.
         """

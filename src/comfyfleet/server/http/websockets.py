@@ -6,12 +6,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
-# ComfyUI clients send only a few short messages. Compression is disabled, because a compressed
-# frame could expand to a thousand times its size.
+# Limits for the frames from a client. ComfyUI clients send only a few short messages. Compression
+# is disabled, because a compressed frame could expand to a thousand times its size.
 FRAME_BYTES_MAX = 16 * 1024
 FRAMES_AT_ONCE_MAX = 20
 FRAMES_PER_SECOND_MAX = 1.0
-# RFC 6455's "policy violation".
+# The WebSocket close code for a policy violation (RFC 6455).
 REFUSED_CODE = 1008
 REFUSED_REASON = (
     f"rate limit exceeded: {FRAMES_AT_ONCE_MAX} frames in a burst,"
@@ -22,9 +22,9 @@ REFUSED_REASON = (
 PART_BYTES = 1024
 # Seconds for which a refused client can read the reason. Data that it still sends is discarded.
 CLOSE_SECONDS = 2.0
-# Programs that use `websocket-client` answer pings only while they read, and ComfyUI never sends
-# pings. So a connection isn't closed if a ping stays unanswered. TCP detects lost machines, and the
-# limit for slow readers detects full buffers.
+# Seconds between pings. Programs that use `websocket-client` answer pings only while they read, so
+# a connection isn't closed if a ping stays unanswered. TCP detects lost machines, and the limit for
+# slow readers detects full buffers.
 PING_SECONDS = 20.0
 UNANSWERED_PINGS_MAX = 60
 
@@ -73,8 +73,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.schedule_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """Ignores answers to our own pings in the frame limit. A client that starts reading again
-        answers many pings in a burst."""
+        """Doesn't count answers to our own pings toward the frame limit, because a client that
+        starts reading again answers many pings in a burst."""
         if self._unanswered_pings > 0:
             self._unanswered_pings -= 1
         elif not self._may_take_frame():

@@ -30,12 +30,12 @@ CURSORS_MAX = 10_000
 # killed, its clients receive the messages since that position again. The position of a client that
 # has disconnected is sent immediately, because the client may reconnect to another control plane.
 SEND_SECONDS = 1.0
-# Maximum time in seconds for which a control plane that closes sockets tries to send their positions
-# first.
+# Maximum seconds that a control plane spends sending the positions of its sockets before it closes
+# them.
 LAST_SEND_SECONDS_MAX = 2.0
-# Maximum time in seconds for which a starting control plane waits until it receives positions.
+# Maximum seconds for which a starting control plane waits until it can receive positions.
 START_SECONDS_MAX = 2.0
-PER_MESSAGE_MAX = 60  # each cursor takes up to 120 of the 8,000 characters that a message may have
+PER_MESSAGE_MAX = 60  # each cursor takes up to 120 of the 8,000 characters in a message
 
 
 class LogReader(Protocol):
@@ -64,7 +64,7 @@ class ClientCursors:
         self._is_listening = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until cancelled. Returns immediately on SQLite, where there is only one process."""
+        """Runs until canceled. Returns immediately on SQLite, where there is only one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._hints.listen(self.heard, self._is_listening.set))
@@ -105,7 +105,7 @@ class ClientCursors:
             self._has_left.set()
 
     async def wait_until_sent(self) -> None:
-        """Waits until the positions of disconnected clients were sent, or until a timeout."""
+        """Waits until the positions of disconnected clients have been sent, or until a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_SEND_SECONDS_MAX):
                 await self._is_sent.wait()
@@ -140,9 +140,8 @@ class ClientCursors:
             self._store(key, cursor)
 
     async def send(self, *, ends_round: bool = True) -> None:
-        """Sends the positions of disconnected clients. At the end of a round, the positions of
-        connected clients are sent, too.
-        """
+        """Sends the positions of disconnected clients. At the end of a round, also sends the
+        positions of connected clients."""
         await self._send(self._take_due(ends_round=ends_round))
 
     def _take_due(self, *, ends_round: bool) -> dict[str, Cursor]:
@@ -156,7 +155,7 @@ class ClientCursors:
         return {key: reader.taken_cursor for key, reader in self._new.items()}
 
     def _last(self) -> dict[str, Cursor]:
-        """Returns all positions that this process knows, first those of its own clients."""
+        """Returns all known positions. This process's own clients come first."""
         oldest = monotonic() - REMEMBERED_SECONDS
         known = {key: seen for key, (seen, at) in reversed(self._seen.items()) if at > oldest}
         return _newest(self._left, self._due, self._positions(), known)
@@ -189,7 +188,7 @@ class ClientCursors:
             await self.send(ends_round=ends_round)
 
     async def _send(self, cursors: dict[str, Cursor]) -> None:
-        """Sends positions. If this fails or is cancelled, the next round sends the rest."""
+        """Sends positions. If this fails or is canceled, the next round sends the rest."""
         try:
             while few := _first(cursors):
                 await self._hints.send(self._message(few))

@@ -1,4 +1,5 @@
-"""Defines the logged messages of runs, and derives output filenames in ComfyUI's format. Pure."""
+"""Defines the logged messages of runs, and derives output filenames in ComfyUI's format. This
+module does no I/O."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]
 
 
 # Message types that ComfyUI doesn't have: for frames that are binary in ComfyUI, for prompts that
-# were cancelled while queued, and for runs whose client requested previews.
+# were canceled while queued, and for runs whose client requested previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
 PREVIEWS = "comfyfleet_previews"
 START, CACHED = "execution_start", "execution_cached"
@@ -30,7 +31,7 @@ FAILED_TYPE = "comfyfleet.JobFailed"
 
 
 class RunEnd(NamedTuple):
-    """The end of a run, from which messages are built that the backend has not sent. `status` is
+    """The end of a run. It is used to build messages that the backend hasn't sent. `status` is
     completed, failed or cancelled.
     """
 
@@ -93,7 +94,8 @@ class LoggedState(NamedTuple):
     start_id: int | None = None  # id of the row that started the current attempt
 
     def holds(self, token: UUID) -> bool:
-        """Whether the job is running under this lease. Reports of other leases are dropped."""
+        """Checks whether the job is running under this lease. Reports of other leases are
+        dropped."""
         return self.is_running and self.lease_token == token
 
 
@@ -153,7 +155,7 @@ class LogLook(NamedTuple):
 
 
 class LogPage(NamedTuple):
-    """A page of rows of the log. If `has_more` is true, the reader must read again."""
+    """A page of log rows. If `has_more` is true, the reader must read again."""
 
     rows: list[LoggedEvents]
     has_more: bool
@@ -226,7 +228,7 @@ OUTPUT = "output"
 
 
 class CounterRange(NamedTuple):
-    """The range of counters of a report's files with the same prefix on their backend."""
+    """The range of the counters in a report's filenames that share a prefix on their backend."""
 
     first: int
     last: int

@@ -48,8 +48,8 @@ from comfyfleet.server.turns import FairThreads
 T = TypeVar("T")
 EVENTS_PER_READ_MAX = 200
 ATTEMPTS_MAX = 10_000
-NAMES_TRIED_MAX = 1_000  # names that are tried for a file
-# Reports are converted by a few threads. The number of waiting reports is so large that none is
+NAMES_TRIED_MAX = 1_000  # maximum number of names that are tried for a file
+# Reports are converted by a few threads. The limit for waiting reports is so high that none is
 # refused.
 AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 10_000
 _threads = FairThreads("run log", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
@@ -66,7 +66,8 @@ async def lock_log(tx: Tx, user_id: UUID) -> None:
 async def lock_run(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, *, report: int | None = None
 ) -> LoggedState | None:
-    """Locks a run for a report and returns its state. Returns None if the user has no such job.
+    """Locks a run for a report and returns its state. Returns None if the user doesn't have this
+    job.
 
     Must be called before the report changes anything, so that the second of two identical reports
     finds the first one.
@@ -75,9 +76,8 @@ async def lock_run(
 
 
 async def is_reported(tx: Tx, run: LoggedRun) -> bool:
-    """Whether the report has already been logged. Takes no locks, so a negative result may be
-    outdated.
-    """
+    """Checks whether the report has already been logged. Takes no locks, so a negative result may
+    be outdated."""
     if run.report is None:
         return False
     return await store.is_reported(tx, run.tenant_id, run.job_id, run.lease_number, run.report)
@@ -252,9 +252,8 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int
 ) -> LogPage:
-    """Returns a page of a client's rows that are sent regardless of other prompts, the oldest
-    first. The caller must read again while there are more.
-    """
+    """Returns a page of a client's rows that are sent regardless of other prompts, oldest first.
+    The caller must read again while there are more."""
     return await store.events_of_client(
         tx,
         tenant_id,
@@ -285,7 +284,7 @@ async def job_of_attempt(tx: Tx, tenant_id: UUID, start_id: int) -> UUID | None:
 
 
 async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
-    """Whether an attempt has ended, been requeued or been deleted, and has no rows after
+    """Checks whether an attempt has ended, been requeued or been deleted, and has no rows after
     `to_id`.
     """
     return await store.is_attempt_over(tx, tenant_id, start_id, to_id=to_id)
@@ -301,9 +300,8 @@ async def running_attempts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Start
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Returns the id of the client's first report since a point in time, or None if there is
-    none.
-    """
+    """Returns the id of the client's first report since a given time, or None if there hasn't been
+    one."""
     return await store.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
 
 

@@ -198,8 +198,8 @@ def _events(row: Sequence[Any]) -> LoggedEvents:
     return LoggedEvents(row_id, job_id, client_id, prompt_id, typed_events, bool(is_last), start_id)
 
 
-# Maximum size of a page in bytes. A row may have up to 16 MB, and takes several times as much
-# memory when it is read and sent. A page has at least one row.
+# Maximum size of a page in bytes. A row can be up to 16 MB, and takes several times as much memory
+# when it is read and sent. A page has at least one row.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -294,9 +294,7 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> LogPage:
-    """Returns a page of a client's rows that are sent regardless of other prompts, the oldest
-    first.
-    """
+    """Returns a page of a client's rows that are sent regardless of other prompts, oldest first."""
     where = (
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
@@ -370,9 +368,8 @@ _UNFINISHED = PreparedStatement(_unfinished)
 
 
 async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
-    """Whether an attempt is over. Uses a single statement, so that the rows and the lease come from
-    the same snapshot.
-    """
+    """Checks whether an attempt is over. Uses a single statement, so that the rows and the lease
+    come from the same snapshot."""
     values = {"of_tenant": tenant_id, "start": start_id, "to_id": to_id}
     return not await _UNFINISHED.tuples(tx, values)
 
@@ -449,9 +446,8 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def first_id_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
 ) -> int | None:
-    """Returns the id of the client's first report since a point in time, or None if there is
-    none.
-    """
+    """Returns the id of the client's first report since a given time, or None if there hasn't been
+    one."""
     query = select(func.min(run_events.c.id)).where(
         run_events.c.tenant_id == tenant_id,
         run_events.c.user_id == user_id,
@@ -621,7 +617,7 @@ async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) ->
 async def list_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
 ) -> list[UserFile]:
-    """Returns the files in a folder, the newest first."""
+    """Returns the files in a folder, newest first."""
     query = (
         select(gateway_files)
         .where(

@@ -40,8 +40,8 @@ async def _signed_in(request: Request) -> ActingOperator:
     if session is None or session.operator is None:
         raise Unauthenticated(
             "an operator's key is required",
-            hint="Send Authorization: Bearer KEY. The first key was printed when the control plane "
-            "first started, or is set by COMFYFLEET_ADMIN_KEY there.",
+            hint="Send Authorization: Bearer KEY. The first key is the value of "
+            "COMFYFLEET_ADMIN_KEY or was printed when the control plane first started.",
         )
     if session.operator_row is not None:
         await _note_use(request, session.operator_row)

@@ -700,7 +700,7 @@ async def set_example(
     """Sets an example image or video of the effect, sent as the request body. Its metadata is
     removed."""
     async with plane.central.read() as tx:
-        await catalog.effect_by_slug(tx, slug)  # raises before the file is stored
+        await catalog.effect_by_slug(tx, slug)  # raises NotFound before the file is stored
     file = await keep_example(plane, await request.body())
     async with plane.central.transaction() as tx:
         effect = await catalog.lock_effect(tx, slug)

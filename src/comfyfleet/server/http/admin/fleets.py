@@ -625,7 +625,8 @@ async def assign(
 
 
 class WantedPrompts(FleetPrompts, Body):
-    """The complete settings. Omitted fields are reset to their defaults."""
+    """The complete settings for prompts of ComfyUI clients. Omitted fields are reset to their
+    defaults."""
 
 
 @router.get("/fleets/{slug}/{stage}/prompts")

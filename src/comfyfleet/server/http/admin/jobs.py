@@ -454,8 +454,7 @@ async def _chosen(plane: ControlPlane, body: BulkOrderBody) -> BulkSelection:
 
 @router.get("/jobs/{job_id}/attempts")
 async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
-    """Lists a job's attempts, with the prompts that their workers reported to have sent to the
-    backend.
+    """Lists a job's attempts, each with the prompt that its worker reported sending to the backend.
 
     The prompts of finished jobs are deleted after COMFYFLEET_PROMPT_KEEP_DAYS.
     """

@@ -1,5 +1,5 @@
-"""Operators' routes for managing operators, the audit log, maintenance mode, and repairing
-differences between jobs and the queue."""
+"""Operators' routes for managing operators, reading the audit log, switching maintenance mode, and
+repairing differences between jobs and the queue."""
 
 import csv
 import io

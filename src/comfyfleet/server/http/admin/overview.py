@@ -490,7 +490,7 @@ class ConsoleFeed:
                 tx, status=DispatchStatus.LEASED, limit=LEASED_MAX
             )
             rows_by_id = {row.id: row for row in (*rows, *leased)}
-            # Includes dispatches that were leased at the last read but aren't any more.
+            # Includes dispatches whose leases have ended since the last read.
             ended = await dispatch.get_many(tx, self._leased - rows_by_id.keys())
         self._leased = frozenset(row.id for row in leased)
         rows_by_id |= {row.id: row for row in ended}

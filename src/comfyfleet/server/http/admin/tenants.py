@@ -527,7 +527,7 @@ async def credit(
     operator: OwnerDep,
     response: Response,
 ) -> Balance:
-    """Credits a payment to a user's wallet. Each payment id is credited only once in the whole
+    """Credits a payment to a user's wallet. Each payment id can be used only once in the whole
     installation. Requires an owner.
 
     Repeated calls return the balance. If the id was already used with another tenant, user or

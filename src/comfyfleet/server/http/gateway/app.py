@@ -93,8 +93,8 @@ FILE_PATHS = ("/upload/", USERDATA_PATH, "/v2/assets")
 # Bytes allowed for a form's other fields and boundaries, in addition to its file.
 FORM_BYTES_MAX = 1024**2
 V2_PATH = "/api/v2/"
-# RFC 6455's "policy violation". It is used if the server can't send a response to a rejected
-# handshake.
+# The WebSocket close code for a policy violation (RFC 6455). It is used if the server can't send a
+# response to a rejected handshake.
 REFUSED_CODE = 1008
 
 

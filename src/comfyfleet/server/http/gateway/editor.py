@@ -94,7 +94,7 @@ _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
 
 @dataclass(frozen=True)
 class EditorFile:
-    """A file with its response headers. Small and incompressible files aren't `gzipped`."""
+    """A file with its response headers. `gzipped` isn't set for small and incompressible files."""
 
     content: bytes
     gzipped: bytes | None
@@ -149,7 +149,7 @@ def _mime_type(path: str) -> str:
 
 
 def installed_files() -> EditorFiles | None:
-    """Returns the editor's files, or None if the extra `editor` isn't installed."""
+    """Returns the editor's files, or None if the `editor` extra isn't installed."""
     spec = util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -162,7 +162,7 @@ OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"))
 
 @dataclass(frozen=True)
 class Editor:
-    """The editor's page and files. If the editor isn't installed, it has no `files`."""
+    """The editor's page and files. `files` isn't set if the editor isn't installed."""
 
     router: GatewayRouter
     files: EditorFiles | None
@@ -251,8 +251,8 @@ async def get_index(editor: Editor, request: Request) -> Response:
     if (files := editor.files) is None:
         return _page(f"<h1>The editor isn't installed</h1><p><code>{INSTALL}</code></p>", 404)
     if request.headers.get("sec-fetch-site") == "cross-site":
-        # When a user follows a link on another site, the browser doesn't send the cookie. It does
-        # after this refresh.
+        # When a user follows a link on another site, the browser sends the cookie only after this
+        # refresh.
         return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
     try:
         caller = await editor.caller_of(request)
@@ -325,7 +325,7 @@ async def get_template(editor: Editor, request: Request) -> Response:
         index = await asyncio.to_thread(editor.templates.index, name, offer.object_info.keys())
         return json_reply(index)
     if not name.endswith(".json"):
-        # The packages with the templates' thumbnails have hundreds of megabytes and aren't
+        # The packages with the templates' thumbnails take up hundreds of megabytes and aren't
         # installed, so a placeholder is sent.
         request.scope["path_params"] = {"path": NO_PICTURE}
         return await get_file(editor, request)
@@ -484,7 +484,8 @@ def _login_form(notice: str = "") -> str:
 
 
 def _redirect(to: str) -> Response:
-    """Redirects to a relative path, because our paths may follow a proxy's prefix or a key."""
+    """Redirects to a relative path, because the public path may start with a proxy's prefix or a
+    key."""
     return Response(status_code=303, headers={"location": to, "cache-control": "no-store"})
 
 

@@ -1,4 +1,4 @@
-"""Passes calls to custom nodes' routes on to a backend if an operator allows the route's prefix.
+"""Forwards calls to custom nodes' routes to a backend if an operator allows the route's prefix.
 
 `comfyfleet up` calls its own backends directly. Other backends get the calls from their workers,
 which poll for them. The state behind such a route belongs to a backend and not to a user, so
@@ -69,21 +69,21 @@ ANSWER_SECONDS = 60.0
 # Seconds to wait until a specific worker takes a call. A worker that polls for calls takes it
 # immediately.
 TARGET_PICKUP_SECONDS = 1.0
-# After the first response, seconds to wait for the responses of other backends.
+# Seconds to wait for the responses of other backends after the first response.
 OTHERS_SECONDS = 5.0
 NOT_FOUND = 404
 ERRORS_FROM = 400
 
 
 class OpenPrefix(NamedTuple):
-    """A route prefix whose calls a fleet passes on."""
+    """A route prefix, and a fleet that accepts calls with this prefix."""
 
     prefix: str
     fleet: Fleet
 
 
 class PassThrough:
-    """ASGI middleware that passes on calls to custom nodes' routes.
+    """ASGI middleware that forwards calls to custom nodes' routes to backends.
 
     `backends` maps worker ids to the backend URLs that this process can call directly.
     """
@@ -151,8 +151,8 @@ class PassThrough:
 
 @dataclass(frozen=True)
 class RoutedCall:
-    """A call and the backends that may get it. `backends` maps worker ids to the URLs of backends
-    that can be called directly."""
+    """A call and the backends that may receive it. `backends` maps worker ids to the URLs of
+    backends that can be called directly."""
 
     plane: ControlPlane
     backends: Mapping[str, str]
@@ -400,7 +400,7 @@ def _status(status: int) -> int:
 
 def _reply_of(answer: RouteAnswer) -> Response:
     if answer.error is not None:
-        logger.warning("a worker couldn't pass on a route call: %s", answer.error)
+        logger.warning("a worker couldn't forward a route call: %s", answer.error)
         raise ServerUnavailable("the backend didn't respond")
     return Response(answer.body, _status(answer.status), confined(answer.headers))
 

@@ -199,7 +199,8 @@ async def post_history(call: GatewayCall, request: Request) -> Response:
 
 
 async def post_interrupt(call: GatewayCall, request: Request) -> Response:
-    """Interrupts a prompt. If the body isn't JSON, the prompt that is running is interrupted."""
+    """Interrupts a prompt. Without a `prompt_id`, all of the caller's running prompts are
+    interrupted."""
     body: object = {}
     with contextlib.suppress(MalformedBody):
         body = await read_json(request)

@@ -58,8 +58,8 @@ async def pump(
     count_sent: Callable[[], None],
     stopping: asyncio.Event,
 ) -> None:
-    """Sends and receives messages until the client disconnects, stops reading for too long, its key
-    becomes invalid, or this process stops."""
+    """Sends and receives messages until the client disconnects or stops reading for too long, its
+    key becomes invalid, or this process stops."""
     parts: tuple[Coroutine[Any, Any, object], ...] = (
         _write(websocket, socket, count_sent),
         _listen(websocket, socket, features),

@@ -79,8 +79,8 @@ def in_v2(handler: Handler) -> Handler:
 
 
 def reader_of(call: GatewayCall, request: Request) -> Reader:
-    """Returns the reader of a request's response. Links in the response use the same host and path
-    key as the request."""
+    """Returns the client for which a response is built. Links in the response use the same host and
+    path key as the request."""
     settings = call.plane.settings
     host = request.headers.get("host") or urlsplit(settings.public_url).netloc
     public = urlsplit(settings.public_url)

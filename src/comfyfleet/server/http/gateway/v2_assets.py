@@ -94,7 +94,7 @@ def _seconds(value: Any) -> int:
     is_whole = text.isdecimal() and len(text) < 10 and not isinstance(value, bool)
     if not is_whole or not EXPIRES_SECONDS_MIN <= int(text) <= EXPIRES_SECONDS_MAX:
         raise InvalidRequest(
-            f"'expires_in' must be {EXPIRES_SECONDS_MIN} to {EXPIRES_SECONDS_MAX} seconds",
+            f"'expires_in' must be between {EXPIRES_SECONDS_MIN} and {EXPIRES_SECONDS_MAX} seconds",
             field="expires_in",
         )
     return int(text)

@@ -718,7 +718,7 @@ async def follow(
 async def _watched_lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, *, previews: bool
 ) -> AsyncIterator[str]:
-    """Yields the lines of the event stream, and finally stops watching previews."""
+    """Yields the lines of the event stream, and stops watching previews when it ends."""
     watched = WatchedPreviews(plane, caller.tenant.id)
     try:
         async for line in _lines(plane, caller, run_id, watched if previews else None):
@@ -731,7 +731,8 @@ def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) 
     """Returns events with the latest previews of running jobs."""
     keys = sorted(run.in_flight)[:WATCHED_MAX]
     jobs = {job_id(run.id, key, run.record(key).attempt): key for key in keys}
-    # Watches the user as well, because a job may send previews before this stream has read it.
+    # Watches the user as well, because a new job may send previews before this stream has read that
+    # job.
     watched.look_at([*jobs, user_id])
     pictures = ((key, watched.news(job)) for job, key in jobs.items())
     messages = (

@@ -296,7 +296,8 @@ def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
 async def _job_answer(
     plane: ControlPlane, job: Job, now: datetime, submission: EffectSubmission | None = None
 ) -> JobAnswer:
-    """Builds the response for a job. If the job was just submitted, `submission` saves a query."""
+    """Builds the response for a job. For a job that was just submitted, passing its `submission`
+    saves a query."""
     original, named_files = await views.original_and_outputs(plane, job)
     names = await views.download_names(plane, job, original, [file for _, file in named_files])
     outputs = await views.outputs_of(plane, named_files, names)

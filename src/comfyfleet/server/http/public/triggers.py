@@ -409,7 +409,7 @@ def _delivery_id(request: Request, delivery: str | None) -> str | None:
     delivery_id = delivery or request.headers.get(IDEMPOTENCY_HEADER)
     if delivery_id is not None and len(delivery_id) > KEY_CHARACTERS_MAX:
         raise InvalidInput(
-            f"the delivery id must have at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
+            f"the delivery id can have at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
         )
     return delivery_id or None
 

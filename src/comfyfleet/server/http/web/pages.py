@@ -1,4 +1,4 @@
-"""Serves the single-page app and its files from this package's folder `static`.
+"""Serves the single-page app and its files from the `static` folder of this package.
 
 All pages use the same HTML document. In a checkout where the app hasn't been built, everything else
 works, and the pages show how to build the app.
