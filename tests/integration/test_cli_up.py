@@ -190,7 +190,7 @@ def test_a_dispatch_is_shown_with_its_attempts(admin: Admin) -> None:
     assert "worker:built-in" in shown.out
     assert "lease" in shown.out
     assert "ended" in admin("dispatches", "why", str(row["id"])).out
-    assert "failed or was cancelled" in admin("dispatches", "retry", str(row["id"])).err
+    assert "only failed or cancelled jobs" in admin("dispatches", "retry", str(row["id"])).err
 
 
 def test_a_list_in_a_pipe_can_be_searched_line_by_line(up: CommandProcess, admin: Admin) -> None:

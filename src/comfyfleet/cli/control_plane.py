@@ -100,7 +100,8 @@ def connect(
             f"the key is sent to {host} unencrypted; use https:// outside a private network"
         )
     with asyncio.Runner() as runner:
-        # The user is waiting. They or a waiting command can retry.
+        # Don't retry here, because the user is waiting. Commands that wait for jobs do their own
+        # retries.
         client = Client(url, key, patience=Patience(attempts_max=1))
         try:
             yield ApiSession(runner, client, base, options, context)
@@ -256,7 +257,7 @@ class ApiSession:
         named = _NAMED.search(request.url.raw_path.decode().partition("?")[0])
         kind, name = map(unquote, named.groups()) if named else ("", "")
         is_no_id = error.message == "tenant_id: must be an id (a UUID)"
-        # The missing item may differ from the one in the address.
+        # The error may be about another item than the one in the address.
         is_missing = isinstance(error, NotFound) and kind.removesuffix("s") in error.message
         if kind not in NAME_FIELDS or not (is_missing or is_no_id):
             return error

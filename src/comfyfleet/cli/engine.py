@@ -140,7 +140,7 @@ class _Supervisor(threading.Thread):
         self._stopping.set()
         self._end()
         self.join(STOP_SECONDS_MAX)
-        self._end()  # a process that was started at this very moment
+        self._end()  # ends a process that was started in the meantime
 
     def _end(self) -> None:
         self._process.terminate()

@@ -128,7 +128,7 @@ def node_lines(path: Path) -> dict[str, int]:
     lines: dict[str, int] = {}
     try:
         _collect_lines(yaml.compose(read_text(path), Loader=yaml.SafeLoader), "", lines)
-    except yaml.YAMLError:  # JSON with tabs, which is readable in other ways
+    except yaml.YAMLError:  # JSON with tabs is valid as a graph, but not as YAML
         return {}
     return lines
 

@@ -64,7 +64,7 @@ number of control planes can share PostgreSQL and S3. Upgrade the databases firs
 `comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`; without it, a key is generated at the first start
 and printed once.
 
-One process uses one core. `--processes N`, on PostgreSQL, runs N of them behind the same port. A process that dies is
+One process uses one core. `--processes N` runs N of them behind the same port, and requires PostgreSQL. A process that dies is
 restarted, SIGHUP replaces the processes one by one without downtime, and SIGTERM stops all of them cleanly.
 
 ```

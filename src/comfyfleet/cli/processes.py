@@ -29,7 +29,7 @@ from comfyfleet.settings import Settings
 
 logger = logging.getLogger(__name__)
 PROCESSES_MAX = 64
-# A start takes seconds on an idle machine, and minutes on an overloaded one.
+# Seconds after which a start is logged as slow. On an overloaded machine, a start may take minutes.
 SLOW_START_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
 # A process that ran at least this long did not fail at its start, and is restarted immediately.

@@ -204,7 +204,8 @@ def _name(node_id: str, node: Mapping[str, Any]) -> str:
     return str(title or node.get("class_type") or f"node {node_id}")
 
 
-# Keeps the log of a long run readable.
+# Minimum seconds between log lines about a node's steps, which keeps the log of a long run
+# readable.
 STEPS_INTERVAL_SECONDS = 5.0
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

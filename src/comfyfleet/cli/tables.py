@@ -240,7 +240,8 @@ def _moment(value: Any) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# Keeps an inspection to a few screens; --all and --json show everything.
+# Maximum rows per section, so that an inspection fits on a few screens. --all and --json show
+# everything.
 ROWS_MAX = 40
 NAMES_MAX = 6
 VALUE_CHARACTERS_MAX = 100

@@ -174,7 +174,7 @@ class ProcessOptions:
         Path | None,
         Parameter(
             metavar="DIR",
-            help="Folder for its key, its leases and cached files, one per worker. Default: under "
+            help="Folder for the worker's key, leases and cached files. Don't share it. Default: under "
             "`~/.local/state/comfyfleet` (Windows: `%LOCALAPPDATA%\\\\comfyfleet`).",
         ),
     ] = None

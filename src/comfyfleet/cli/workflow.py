@@ -331,8 +331,9 @@ def _report_switches(switched: Switched, context: CliContext) -> dict[str, Any]:
 
 
 CONVERSION = Group("Conversion", sort_key=6)
-# The user switched these off deliberately, so they are combined in a single line.
 PROMPT_BYTES_MAX = 64 * 1024 * 1024
+# Codes of warnings about nodes that the user switched off deliberately. They are combined in one
+# line.
 SWITCHED_OFF = ("muted", "bypassed")
 
 

@@ -211,7 +211,7 @@ def _webhook_id(webhook: Webhook | UUID | str) -> str:
     return str(webhook.id if isinstance(webhook, Webhook) else webhook)
 
 
-# The control plane fetches the file before it responds, so this limit in seconds is long.
+# Timeout in seconds. It is long because the control plane fetches the file before it responds.
 FETCH_SECONDS = 330.0
 
 

@@ -246,7 +246,7 @@ def set_(
         Parameter(
             negative="--any-order",
             help="Whether WebSockets show a client's prompts one after another, as with a single ComfyUI (the "
-            "default), or all messages at once. Applies to new prompts.",
+            "default), or send all messages as they arrive. Applies to new prompts.",
         ),
     ] = None,
     stage: Stage = PRODUCTION,

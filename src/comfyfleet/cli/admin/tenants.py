@@ -221,7 +221,7 @@ class FollowOptions:
         Parameter(
             name=["--output-dir", "-o"],
             metavar="DIR",
-            help="Save the results there (and wait for them). Nothing is overwritten.",
+            help="Wait, and save the results in this folder. Existing files are not overwritten.",
         ),
     ] = None
 
@@ -251,7 +251,7 @@ def submit(
         Parameter(metavar="NAME=PATH", help="A file for an image, video or audio. Repeatable."),
     ] = (),
     count: Annotated[
-        int, Parameter(help="Number of jobs. Seeds that are not set are different for each.")
+        int, Parameter(help="Number of jobs. Each one gets new random seeds, unless they are set.")
     ] = 1,
     placing: PlacementOptions = ANYWHERE,
     following: FollowOptions = NOT_FOLLOWED,

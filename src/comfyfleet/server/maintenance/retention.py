@@ -139,10 +139,11 @@ async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
 
 ROWS_PER_STEP = 500
 STEPS_PER_PASS_MAX = 200
-# A client that was offline for longer misses the messages of its runs. It finds their results in
-# the history.
+# Messages for ComfyUI clients are kept for this long. A client that was offline for longer finds
+# the results of its runs in the history.
 MESSAGES_KEPT = timedelta(hours=1)
-# A prompt that was accepted while its file was being overwritten may still run.
+# Overwritten uploads are kept for this long, because prompts that were already accepted may use
+# them.
 REPLACED_KEPT = timedelta(days=1)
 # Period after the expiry of a link during which its page still says that it has expired.
 SHARES_KEPT = timedelta(days=30)

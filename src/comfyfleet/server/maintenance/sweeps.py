@@ -101,8 +101,8 @@ RECONCILE_SECONDS = 60.0
 # Interval of the rollup sweep. It is shorter than a minute, so that no rollup is a minute late.
 # Without new data, the sweep reads nothing.
 ROLLUP_SECONDS = 20.0
-# Takes about one second per minute, regardless of the backlog. The next pass continues where this
-# one ended.
+# Limit that keeps a pass to about one second, regardless of the backlog. The next pass continues
+# where this one ended.
 RECONCILED_PER_PASS_MAX = 20_000
 
 

@@ -85,7 +85,7 @@ class PreparedJob(NamedTuple):
     """A job that is ready to be submitted."""
 
     generation: Generation
-    asked: JobSpec
+    spec: JobSpec
     seed: int
     timeout_seconds: int
 
@@ -289,8 +289,8 @@ async def submit_generation(
         state = await read_state(tx, tenant_id, run_id)
         ancestors = await _ancestors(tx, run_id, generation)
     prepared = await _prepare(context, state, generation, ancestors)
-    admitted = await submit.check_admission(context, tenant_id, {context.new_id(): prepared.asked})
-    prepared = prepared._replace(asked=next(iter(admitted.values())))
+    admitted = await submit.check_admission(context, tenant_id, {context.new_id(): prepared.spec})
+    prepared = prepared._replace(spec=next(iter(admitted.values())))
     prices = await _prices(context, state)
     async with pool.transaction() as tx:
         state = await read_state(tx, tenant_id, run_id, is_locked=True)
@@ -438,7 +438,7 @@ async def _submit(
     work, parent = prepared.generation.work, prepared.generation.parent
     number = await job_rows.next_number(tx, run_id, work.step, parent)
     job_id = job_id_of(run_id, work, parent, number)
-    specs = {job_id: prepared.asked}
+    specs = {job_id: prepared.spec}
     added, outbox_ids = await jobs.submit(tx, tenant_id, specs, now=now, active_max=active_max)
     if not added:
         return [], []
@@ -450,7 +450,7 @@ async def _submit(
         number=number,
         seed=prepared.seed,
         state=JobState.IN_FLIGHT,
-        tokens=prepared.asked.price_tokens,
+        tokens=prepared.spec.price_tokens,
         timeout_seconds=prepared.timeout_seconds,
         error=None,
         created_at=now,

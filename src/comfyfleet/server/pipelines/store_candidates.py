@@ -164,7 +164,7 @@ async def get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCan
 async def list_page(
     tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
 ) -> list[PipelineCandidate]:
-    """Returns a page of candidates. Sorting by best has only a single page."""
+    """Returns a page of candidates. If they are sorted by `best`, there is only one page."""
     query = _WITH_JOB.where(candidates.c.run_id == run_id)
     if wanted.step is not None:
         query = query.where(candidates.c.step == wanted.step)
@@ -212,8 +212,8 @@ async def set_status(
 async def set_judge_result(
     tx: Tx, candidate_ids: Sequence[UUID], *, score: float | None, error: str | None
 ) -> None:
-    """Writes the result of a judge. Without a score and an error, the judge has to score the
-    candidates again."""
+    """Writes the result of a judge. If both values are None, the judge will score the candidates
+    again."""
     await tx.execute(
         update(candidates)
         .where(is_one_of(tx, candidates.c.id, candidate_ids))
@@ -308,7 +308,7 @@ async def add_job(tx: Tx, tenant_id: UUID, job: PipelineJob) -> None:
 
 
 async def next_number(tx: Tx, run_id: UUID, step: int, parent: UUID | None) -> int:
-    """Returns a number that was never used before. Failed and cancelled jobs keep theirs."""
+    """Returns the next unused job number. Failed and cancelled jobs keep their numbers."""
     is_same = pipeline_jobs.c.parent_id == parent if parent else pipeline_jobs.c.parent_id.is_(None)
     count = await tx.scalar(
         select(func.count()).where(

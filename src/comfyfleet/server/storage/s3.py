@@ -193,7 +193,7 @@ class S3Store:
             if error.response.get("Error", {}).get("Code") not in _CANT_COPY:
                 raise
         finally:
-            # A completed upload can't be aborted any more, which is ignored.
+            # Ignore the error that a completed upload can't be aborted.
             with suppress(ClientError):
                 self._client.abort_multipart_upload(**named)
         return False
@@ -248,8 +248,8 @@ class S3Store:
             Params=params,
             ExpiresIn=checked_seconds(seconds),
         )
-        # In a thread although it only computes, because a role's credentials may have to be
-        # renewed. It doesn't reveal whether the bucket is available.
+        # This runs in a thread, because a role's credentials may have to be renewed first. It
+        # doesn't show whether the bucket is available.
         with _translate_errors(self._bucket, key):
             return await self._run(sign)
 

@@ -61,8 +61,8 @@ async def open_work(
         query = query.where(pipeline_runs.c.status == "active")
     if is_running and kind is WorkKind.TRIGGER:
         query = query.where(triggers.c.is_paused.is_(False))
-    found = await tx.execute(query.order_by(table.c.created_at.desc(), table.c.id).limit(limit))
-    return [_item(kind, row) for row in found]
+    rows = await tx.execute(query.order_by(table.c.created_at.desc(), table.c.id).limit(limit))
+    return [_item(kind, row) for row in rows]
 
 
 async def find_work(tx: Tx, tenant_id: UUID, kind: WorkKind, item_id: UUID) -> WorkItem | None:

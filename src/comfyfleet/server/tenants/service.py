@@ -134,8 +134,8 @@ async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
 
 
 async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
-    """Returns the tenant. Refuses a tenant that is being erased, because it gets no more users and
-    keys."""
+    """Returns the tenant. Refuses a tenant that is being erased, because no users or keys can be
+    added to it."""
     tenant = await get_tenant(tx, tenant_id)
     check_kept(tenant)
     return tenant

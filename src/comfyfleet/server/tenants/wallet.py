@@ -72,7 +72,8 @@ async def credit(
     *,
     now: datetime,
 ) -> Credited:
-    """Credits a payment once. A repeated id has no effect, and is refused with another amount."""
+    """Credits a payment once. Repeating it has no effect. The same id with another amount is
+    refused."""
     check_amount(amount, least=1)
     check_provider_id(provider_transaction_id)
     wallet = await lock_wallet(tx, tenant_id, user_id, now=now)
@@ -119,7 +120,7 @@ async def reserve(
 async def reserve_all(
     tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], *, now: datetime
 ) -> Reserved:
-    """Reserves tokens for all of the new jobs, by id, or for none."""
+    """Reserves tokens for all of the new jobs or for none of them. `amounts` are by job id."""
     if len(amounts) > JOBS_AT_ONCE_MAX:
         raise LimitExceeded(
             f"tokens can be reserved for at most {JOBS_AT_ONCE_MAX:,} jobs in one call"
