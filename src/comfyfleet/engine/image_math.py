@@ -212,7 +212,8 @@ _ALONG: dict[str, Callable[[Values, int, int], Values]] = {
 
 
 def gaussian(radius: int, sigma: float) -> npt.NDArray[np.float64]:
-    """Returns one row of the kernel. Sigma is relative to the radius: the row spans -1 to 1."""
+    """Returns one row of a Gaussian kernel. The row spans -1 to 1, so `sigma` is relative to the
+    radius."""
     x = np.linspace(-1.0, 1.0, 2 * radius + 1)
     row = np.exp(-x * x / (2.0 * sigma * sigma))
     normalized: npt.NDArray[np.float64] = row / row.sum()

@@ -149,7 +149,8 @@ class EngineNodeType:
     # ComfyUI's check_lazy_status: returns the names of lazy inputs that are still needed, given the
     # known ones.
     needed: Callable[[Inputs], Sequence[str]] | None = None
-    # Inputs whose choices are files. They are empty in `info`.
+    # Functions that list the choices of inputs whose choices are files. `info` doesn't contain
+    # these choices.
     choices: Mapping[str, Callable[[Folders], list[str]]] = field(default_factory=dict)
 
     @property

@@ -46,9 +46,9 @@ USER = "engine"
 
 @dataclass(frozen=True)
 class AccessGuard:
-    """Refuses requests without access. With `is_local`, the host name must be local, because
-    otherwise a web page could reach this machine by DNS rebinding. With `key`, requests must have
-    this key."""
+    """Refuses unauthorized requests. If `is_local` is set, the host name must be local. Otherwise,
+    a web page could reach this machine by DNS rebinding. If `key` is set, requests must contain
+    it."""
 
     app: ASGIApp
     is_local: bool

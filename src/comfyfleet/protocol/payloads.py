@@ -58,7 +58,8 @@ def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
 
 
 class UnforeseenInput(InvalidInput):
-    """Invalid input that ComfyUI doesn't handle. It responds with 500, which clients expect."""
+    """Invalid input that ComfyUI doesn't handle. ComfyUI responds with 500, so we do too, because
+    clients expect it."""
 
     code = "trouble"
 
@@ -335,8 +336,8 @@ class PromptSubmission:
 
 
 def body_field(body: object, name: str) -> Any:
-    """Returns `body[name]`, or ABSENT. Lists and strings have no fields, but are not an error in
-    themselves."""
+    """Returns `body[name]`, or ABSENT if the field is missing. Like in ComfyUI, it also counts as
+    missing in a list or string that doesn't contain the name."""
     if isinstance(body, dict):
         return body.get(name, ABSENT)
     if isinstance(body, list | str) and name not in body:

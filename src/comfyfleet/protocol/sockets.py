@@ -163,8 +163,8 @@ class Sockets:
         return self._sockets.get(client_id, []) if isinstance(client_id, str) else []
 
     def _post(self, frame: Frame, to: Any) -> None:
-        """Queues a frame. Wakes the event loop only once for all frames that accumulate until it
-        runs."""
+        """Queues a frame. The event loop is woken only for the first of the frames that accumulate
+        until it runs."""
         with self._lock:
             self._outbox.append((frame, to))
             first = len(self._outbox) == 1

@@ -1,6 +1,8 @@
-"""An HTTP client for URLs from customers that is safe against SSRF. Each host name is resolved once,
-its addresses are checked, and the checked address is called. Downloads are limited in size, time,
-redirects and media type."""
+"""An HTTP client for customers' URLs that is safe against SSRF.
+
+Each host name is resolved once, its addresses are checked, and the checked address is called.
+Downloads are limited in size, time, redirects and media type.
+"""
 
 import asyncio
 import ssl

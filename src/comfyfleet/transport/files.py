@@ -23,10 +23,10 @@ async def open_file(path: Path, mode: str = "rb") -> BinaryIO:
 
 
 async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
-    """Calls a function that opens a file in a thread.
+    """Calls `make` in a thread and returns the opened object.
 
-    A thread can't be cancelled. If the caller is cancelled in the meantime, the object is closed
-    after the thread has opened it.
+    A thread can't be cancelled. If the caller is cancelled in the meantime, `close` is called as
+    soon as the thread has opened the object.
     """
     making = asyncio.ensure_future(asyncio.to_thread(make))
 
@@ -44,7 +44,7 @@ async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
 async def read_chunks(
     path: Path, chunk_bytes: int = CHUNK_BYTES, *, start: int = 0, size: int | None = None
 ) -> AsyncIterator[bytes]:
-    """Yields a file in chunks: the whole file, or `size` bytes from `start` on."""
+    """Yields a file in chunks, beginning at `start`. If `size` is None, continues to the end."""
     with await open_file(path) as file:
         file.seek(start)
         remaining = chunk_bytes if size is None else size

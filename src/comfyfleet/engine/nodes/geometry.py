@@ -98,7 +98,7 @@ def to_size(picture: Picture, width: int, height: int, method: str, crop: str) -
 
 
 def to_multiple(picture: Picture, multiple: int, method: str) -> Picture:
-    """Scales as little as possible, and then crops until both sides are divisible."""
+    """Scales as little as possible, and then crops so that `multiple` divides both sides."""
     height, width = picture.shape[1:3]
     target_width, target_height = width - width % multiple, height - height % multiple
     if 0 in (target_width, target_height) or (target_width, target_height) == (width, height):
@@ -184,7 +184,7 @@ def image_scale_to_total_pixels(
         "image/upscaling",
         inputs={
             "image": IMAGE,
-            # ComfyUI lists one of the methods twice.
+            # Like in ComfyUI, one of the methods is listed twice.
             "upscale_method": choice(
                 "area", "lanczos", "bilinear", "nearest-exact", "bilinear", "bicubic"
             ),
@@ -261,7 +261,7 @@ _RESIZERS: dict[str, tuple[dict[str, Any], Resizer]] = {
     ),
     "scale total pixels": (
         {"megapixels": number(1.0, 0.01, 16.0, 0.01)},
-        # Truncated to whole pixels here, unlike in ImageScaleToTotalPixels.
+        # Unlike in ImageScaleToTotalPixels, the number of pixels is truncated to an integer.
         lambda p, method, o: resize(p, *total_pixels(p, int(o["megapixels"] * MEGAPIXEL)), method),
     ),
     "match size": (

@@ -203,8 +203,8 @@ def _quantized(pixels: Bytes, colors: int, dither: str) -> Bytes:
 
 
 def _bayer(pixels: Bytes, order: int, colors: int) -> Bytes:
-    """Applies ordered dithering: adds a tiled threshold matrix whose spread depends on the number
-    of colors."""
+    """Applies ordered dithering by adding a tiled threshold matrix, whose spread depends on the
+    number of colors."""
     height, width = pixels.shape[:2]
     matrix = 2 * 256 / colors * bayer_matrix(int(math.log2(order))) + 0.5
     tiled = np.tile(matrix, (-(-height // order), -(-width // order)))[:height, :width]
@@ -213,8 +213,8 @@ def _bayer(pixels: Bytes, order: int, colors: int) -> Bytes:
 
 
 def bayer_matrix(level: int) -> npt.NDArray[np.float64]:
-    """Returns thresholds around 0 of size 2**level. Each level combines four copies of the previous
-    one."""
+    """Returns a square matrix of thresholds around 0, with 2**level rows. Each level combines four
+    copies of the previous one."""
     matrix = np.zeros((1, 1))
     for exponent in range(1, level + 1):
         quarter = 4**exponent
