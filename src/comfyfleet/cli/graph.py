@@ -489,7 +489,7 @@ def _require_success(seen: GraphRun) -> None:
 
 
 def _required_action(seen: GraphRun) -> str | None:
-    """Returns what a person must do before a failed run can succeed."""
+    """Returns the action that a person must take before a failed run can succeed."""
     return seen.error.action if seen.error else None
 
 

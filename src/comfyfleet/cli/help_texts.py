@@ -61,7 +61,7 @@ SERVE = """Serve the control plane: the queue, the API for workers and operators
 Without settings, it stores its databases (SQLite) and files in a folder. With
 `COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL`, any
 number of control planes can share PostgreSQL and S3. Upgrade the databases first with
-`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`; without it, a key is generated at the first start
+`comfyfleet db upgrade`. `COMFYFLEET_ADMIN_KEY` is the admin key. Without it, a key is generated at the first start
 and printed once.
 
 One process uses one core. `--processes N` runs N of them behind the same port, and requires PostgreSQL. A process that dies is
@@ -77,16 +77,16 @@ comfyfleet serve --host 0.0.0.0 --processes 4
 WORKER = """Run jobs of a fleet on a ComfyUI, or on Comfy Cloud.
 
 It connects to the control plane, the file storage and its ComfyUI, and needs no incoming connections. The fleet's
-secret is in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is the number of concurrent
+secret is read from `COMFYFLEET_FLEET_SECRET`. `COMFYFLEET_MAX_CONCURRENCY` (1) is the number of concurrent
 prompts, and `COMFYFLEET_HEARTBEAT_SECONDS` (30) is the time between heartbeats.
 
 While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. After
 a crash and restart, it continues runs that are still active. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
 can end in the remaining time, and requeues the rest. If an operator revokes it, it stops its run and exits with 77.
 
-One ComfyUI leaves a large GPU mostly idle. With `--comfyui-command`, this command starts ComfyUI itself,
+A single ComfyUI leaves a large GPU mostly idle. With `--comfyui-command`, the worker starts ComfyUI itself,
 and with `--per-gpu` it starts several on each GPU. Each one has the next port, its own folder and its own name (`gpu-1`, `gpu-2`),
-and is one worker of the fleet. `auto` adds one while jobs are waiting and the GPU has free memory, keeps it if more jobs
+and is one worker of the fleet. `auto` adds a server while jobs are waiting and the GPU has free memory, keeps it if more jobs
 per minute are finished, and removes one when there is too little work or the memory ran out.
 
 ```

@@ -304,8 +304,8 @@ def _check_again(plane: ApiSession, run: PipelineRun) -> bool:
 
 
 def person_needed(run: PipelineRun, troubled_seconds: float) -> PersonNeeded | None:
-    """Returns what a person must do for a run. Returns None while the run is active, and at its
-    end."""
+    """Returns an error that names the action a person must take. Returns None if no action is
+    required."""
     seconds = run.trouble_seconds
     if run.trouble and seconds is not None and troubled_seconds >= seconds:
         remedy = NO_WORKER_REMEDY if seconds else "Resolve this problem"
@@ -515,7 +515,7 @@ def pair(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show two candidates to compare; then use `vote`."""
+    """Show two candidates to compare. Use `vote` to choose the better one."""
     with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "pair", step=step)
     if options.as_json:
@@ -637,8 +637,7 @@ def candidates(
 
 
 def _exact(score: float | None) -> str | None:
-    """Formats a score with as many digits as a threshold can have. Otherwise, 0.366 could appear as
-    0.4."""
+    """Formats a score with the precision of thresholds, so that 0.366 doesn't appear as 0.4."""
     return None if score is None else f"{score:g}"
 
 

@@ -216,7 +216,7 @@ class Reporter(AbstractContextManager["Reporter"], Protocol):
     def row(self, number: int, total: int, unit: str) -> None: ...
     def uploaded(self, path: Path, name: str) -> None: ...
     def submitted(self, run_id: str, target: str) -> None: ...
-    def heard(self, event: Event, estimate: RunEstimate) -> None: ...
+    def report(self, event: Event, estimate: RunEstimate) -> None: ...
     def saved(self, path: Path, node_id: str) -> None: ...
     def shown(self, value: OutputValue) -> None: ...
     def failed(self, error: FleetError) -> None: ...
@@ -245,7 +245,7 @@ class JsonLines:
     def submitted(self, run_id: str, target: str) -> None:
         self._write("submitted", {"run_id": run_id, "target": target})
 
-    def heard(self, event: Event, estimate: RunEstimate) -> None:
+    def report(self, event: Event, estimate: RunEstimate) -> None:
         name = event_name(event)
         if isinstance(event, Preview):
             fields: dict[str, Any] = {"run_id": event.run_id, "node_id": event.node_id}
@@ -297,7 +297,7 @@ class PlainLines:
     def submitted(self, run_id: str, target: str) -> None:
         self._context.say(f"run {run_id} on {target}")
 
-    def heard(self, event: Event, estimate: RunEstimate) -> None:
+    def report(self, event: Event, estimate: RunEstimate) -> None:
         if (line := self._line(event, estimate)) is not None:
             self._context.say(line)
 
@@ -384,7 +384,7 @@ class LiveDisplay:
     def submitted(self, run_id: str, target: str) -> None:
         self._doing = f"queued on {target}"
 
-    def heard(self, event: Event, estimate: RunEstimate) -> None:
+    def report(self, event: Event, estimate: RunEstimate) -> None:
         self._estimate = estimate
         if isinstance(event, LASTING) and (line := event_text(event, estimate)):
             self._context.say(line)

@@ -66,7 +66,7 @@ def _lacking_line(name: str, nodes: Sequence[Mapping[str, str]]) -> str:
 def missing_models(
     opened: Opened, object_info: Mapping[str, Any], converted: Conversion
 ) -> tuple[NamedFile, ...]:
-    """Returns the models that the prompt uses and that the server doesn't have."""
+    """Returns the models of the prompt that the server doesn't have."""
     inspection = inspect(replace(opened, prompt=None) if opened.workflow else opened, object_info)
     absent = (file for file in inspection.files if file.kind == "model" and file.present is False)
     return tuple(

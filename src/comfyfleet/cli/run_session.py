@@ -628,7 +628,7 @@ class RunSession:
         estimate, end = begin_estimate(plan, self._context.clock()), None
         async for event in self._backend.follow(run_id):
             estimate = advance_estimate(estimate, event, self._context.clock())
-            self._reporter.heard(event, estimate)
+            self._reporter.report(event, estimate)
             end = event if isinstance(event, End) else end
         require_success(end, plan, run_id)
 

@@ -256,7 +256,7 @@ class Client:
     # Effects, wallet and account
 
     async def effects(self, q: str | None = None, *, tag: str | None = None) -> list[Effect]:
-        """Returns all published effects, ordered by slug, or those that match a text or tag."""
+        """Returns published effects, ordered by slug. `q` and `tag` filter them."""
         effects: list[Effect] = []
         query = {"limit": PAGE, "q": q, "tag": tag}
         async for page in fetch_pages(self.calls, "/api/effects", PublicEffects, query, by="after"):
@@ -291,7 +291,7 @@ class Client:
     async def transactions(
         self, *, types: Collection[str] = (), page_size: int = PAGE
     ) -> AsyncIterator[Transaction]:
-        """Yields all transactions, or those of some types, newest first."""
+        """Yields transactions, newest first. `types` filters them."""
         path = "/api/wallet/transactions"
         query = {"limit": page_size, "type": sorted(types) or None}
         async for page in fetch_pages(self.calls, path, Transactions, query):
@@ -349,7 +349,7 @@ class Client:
         return parse_answer(MadeShare, await self.calls.ask(call))
 
     async def shares(self, media: Media | UUID | str | None = None) -> AsyncIterator[ShareAnswer]:
-        """Yields all links, or those of one media item, newest first."""
+        """Yields links, newest first. `media` limits them to one media item."""
         path = f"/api/videos/{_id(media)}/shares" if media else "/api/shares"
         async for page in fetch_pages(self.calls, path, Shares, {"limit": PAGE}):
             for share in page.shares:
@@ -441,7 +441,7 @@ class Client:
         when its jobs have ended. Otherwise, continues without end, and includes jobs that are
         submitted later."""
         path = f"/api/videos/{_id(media)}/events" if media else "/api/account/events"
-        async with aclosing(FollowedJobEvents(self.calls, path).told()) as jobs:
+        async with aclosing(FollowedJobEvents(self.calls, path).follow()) as jobs:
             async for job in jobs:
                 yield job
 

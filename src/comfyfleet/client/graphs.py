@@ -121,8 +121,8 @@ class GraphRunHandle:
         until_asked: bool = False,
         on_event: Callable[[GraphEvent], None] | None = None,
     ) -> GraphRun:
-        """Waits for the run to end and returns it. With `until_asked`, also returns when the run
-        needs an answer.
+        """Waits until the run ends, or with `until_asked` until it needs an answer. Returns the
+        run.
 
         Raises RunFailed if the run did not succeed, unless `check` is off. Raises RunTimedOut after
         the timeout. The run then continues, and you can wait for it again."""
@@ -166,8 +166,8 @@ class GraphRunHandle:
         return parse_answer(RunTimeline, await self._calls.ask(call))
 
     async def cancel(self) -> GraphRun:
-        """Cancels the run and stops its jobs, including those on backends. A run that has ended
-        doesn't change."""
+        """Cancels the run and stops its jobs, including running jobs on backends. Has no effect on
+        a run that has ended."""
         return await self._act("cancel", {}, is_repeatable=True)
 
     async def pause(self) -> GraphRun:

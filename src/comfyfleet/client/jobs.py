@@ -38,7 +38,7 @@ class JobEvents:
             calls, f"/api/ai-jobs/{job_id}/events", _parse_event, last_id=last
         )
 
-    async def told(self) -> AsyncGenerator[JobEvent, None]:
+    async def follow(self) -> AsyncGenerator[JobEvent, None]:
         """Yields each event once, in order, until the job ends."""
         async with aclosing(self._listening.all_events()) as stream:
             async for event in stream:
@@ -80,7 +80,7 @@ class FollowedJobEvents:
     def __init__(self, calls: ApiCalls, path: str) -> None:
         self._listening = ResumableStream(calls, path, _parse_followed)
 
-    async def told(self) -> AsyncGenerator[FollowedJob, None]:
+    async def follow(self) -> AsyncGenerator[FollowedJob, None]:
         async with aclosing(self._listening.all_events()) as stream:
             async for job in stream:
                 yield job
@@ -121,7 +121,7 @@ class JobHandle:
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[JobEvent, None]:
         """Yields each event once, in order, until the job ends. Starts after `last_id`, if
         given."""
-        async with aclosing(JobEvents(self._calls, self.id, last_id=last_id).told()) as stream:
+        async with aclosing(JobEvents(self._calls, self.id, last_id=last_id).follow()) as stream:
             async for event in stream:
                 yield event
 

@@ -128,10 +128,10 @@ SILENCE_SECONDS_MAX = 45.0
 # After this many consecutive streams without an event, the client uses another method.
 EMPTY_STREAMS_MAX = 3
 NO_STREAM = frozenset({404, 405, 406, 501})
-Told = TypeVar("Told")
+ParsedEvent = TypeVar("ParsedEvent")
 
 
-class ResumableStream(Generic[Told]):
+class ResumableStream(Generic[ParsedEvent]):
     """Reads an event stream and resumes it. `last_id` is the position from which a later reader can
     resume."""
 
@@ -139,7 +139,7 @@ class ResumableStream(Generic[Told]):
         self,
         calls: ApiCalls,
         path: str,
-        parse: Callable[[ServerEvent], Told | None],
+        parse: Callable[[ServerEvent], ParsedEvent | None],
         *,
         last_id: str = "",
     ) -> None:
@@ -150,7 +150,7 @@ class ResumableStream(Generic[Told]):
         self.is_over = False  # no more events will come
         self.may_stream = True
 
-    async def heard(self) -> AsyncGenerator[Told, None]:
+    async def stream_events(self) -> AsyncGenerator[ParsedEvent, None]:
         """Yields the events of a single stream, until it is interrupted or the server ends it."""
         headers = {"Accept": "text/event-stream"}
         if self.last_id:
@@ -188,13 +188,13 @@ class ResumableStream(Generic[Told]):
         await response.aread()
         raise refusal(response)
 
-    async def all_events(self) -> AsyncGenerator[Told, None]:
+    async def all_events(self) -> AsyncGenerator[ParsedEvent, None]:
         """Yields events from one stream after another, until they are complete or streams prove
         unusable."""
         fruitless = 0
         while not self.is_over and self.may_stream and fruitless < EMPTY_STREAMS_MAX:
             fruitless += 1
-            async with aclosing(self.heard()) as stream:
+            async with aclosing(self.stream_events()) as stream:
                 async for event in stream:
                     fruitless = 0
                     yield event

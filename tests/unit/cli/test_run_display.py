@@ -100,7 +100,7 @@ def test_what_must_not_be_missed_stays_on_the_screen() -> None:
         display.row(1, 2, "row")
         display.uploaded(Path("cat.png"), "cat.png")
         display.submitted("r", "there")
-        display.heard(Blocked("r", "2", "KSampler", "nothing selected"), SAMPLING)
+        display.report(Blocked("r", "2", "KSampler", "nothing selected"), SAMPLING)
         display.saved(Path("cat.png"), "3")
     assert "Sample is blocked: nothing selected" in err.getvalue()
 
@@ -113,7 +113,7 @@ def test_a_log_gets_a_line_for_each_node_and_few_for_steps() -> None:
         events += [(second, Progress("r", "2", second, 12)) for second in range(1, 13)]
         for now, event in events:
             at = advance_estimate(at, event, now)
-            lines.heard(event, at)
+            lines.report(event, at)
     assert err.getvalue().splitlines() == [
         "started",
         "Sample (1 of 3)",

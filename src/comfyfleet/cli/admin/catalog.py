@@ -92,7 +92,8 @@ class WorkflowTermsOptions:
         str | None, Parameter(metavar="NODE", help="The node whose files are the result.")
     ] = None
     capability: Annotated[
-        tuple[str, ...], Parameter(help="A capability that a worker must have. Repeatable.")
+        tuple[str, ...],
+        Parameter(help="A capability that the workflow requires of workers. Repeatable."),
     ] = ()
     run_limit: Annotated[int | None, Parameter(metavar="SECONDS", help="Time limit of a job.")] = (
         None
@@ -415,7 +416,7 @@ class EffectFields:
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="Sets a property, in place of the workflow's default. Repeatable.",
+            help="Override the workflow's default for a property. Repeatable.",
         ),
     ] = ()
     lock: Annotated[
