@@ -117,8 +117,8 @@ async def _check_file(context: JobContext, pool: Database, file: File) -> Checke
 
 
 async def _give_up(context: JobContext, pool: Database, file: File) -> None:
-    """Deletes an announced file that was not used within a day, unless it is being confirmed right
-    now."""
+    """Deletes an announced file that was not used within a day, unless another process is
+    confirming it."""
     async with pool.transaction() as tx:
         is_gone = await store.remove_announced(tx, file)
     if is_gone:

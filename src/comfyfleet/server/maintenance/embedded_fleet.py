@@ -255,8 +255,8 @@ async def _can_run(
 
 
 def _situation(workflows: Sequence[RegisteredWorkflow], workers: Sequence[FleetWorker]) -> object:
-    """Returns the state that the assignment depends on. While it is unchanged, there is nothing to
-    do."""
+    """Returns the state that the assignment depends on. The assignment is only repeated when it
+    changes."""
     return (
         frozenset(
             (workflow.id, workflow.version, workflow.required_capabilities)

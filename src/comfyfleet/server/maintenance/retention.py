@@ -145,7 +145,7 @@ MESSAGES_KEPT = timedelta(hours=1)
 # Overwritten uploads are kept for this long, because prompts that were already accepted may use
 # them.
 REPLACED_KEPT = timedelta(days=1)
-# Period after the expiry of a link during which its page still says that it has expired.
+# Expired links are kept for this long, so that their pages can show that they have expired.
 SHARES_KEPT = timedelta(days=30)
 PAUSE_SECONDS_MAX = 1.0
 # Deletes at most the given number of rows, and returns how many it deleted.
@@ -256,7 +256,8 @@ async def _pause(begun: float) -> None:
 
 
 async def remove_dispatches(context: JobContext, before: datetime) -> int:
-    """Deletes dispatches that ended before the given time and whose jobs have ended too.
+    """Deletes dispatches that ended before the given time. Keeps dispatches of jobs that have not
+    ended.
 
     An active job without a dispatch would get a second one, so dispatches that can't be compared
     with their jobs are kept."""
@@ -351,8 +352,8 @@ async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[st
 
 
 async def _unnamed(pool: Database, keys: Sequence[str]) -> list[str]:
-    """Returns the keys without a row. Leaves out keys of a running job, whose rows are created at
-    its end."""
+    """Returns the keys without a row. Leaves out keys of running jobs, because a job's rows are
+    created when it ends."""
     async with pool.read() as tx:
         known = await store.known_paths(tx, {*keys, *map(owner_of_small, keys)})
         unnamed = {key for key in keys if known.isdisjoint((key, owner_of_small(key)))}

@@ -51,8 +51,8 @@ from comfyfleet.server.tenants.model import JobLedgerFacts
 # would not use them.
 _ACTIVE = text(IS_ACTIVE)
 _ENDED = ~ai_jobs.c.status.in_(("queued", "processing"))
-# In an order that leaves no references to deleted rows. Every new table must be added here, or to
-# one of the sets below.
+# Tables whose rows are deleted when a tenant is erased, in an order that leaves no references to
+# deleted rows. Every new table must be added here, or to one of the sets below.
 PRIVATE: Mapping[str, Table] = {
     table.name: table
     for table in (
@@ -74,7 +74,7 @@ PRIVATE: Mapping[str, Table] = {
         tenant_tables.gateway_userdata,
     )
 }
-# Their rows are deleted with the rows that they belong to.
+# Tables whose rows are deleted together with the rows they belong to.
 GO_ALONG = frozenset(
     {"graph_executions", "graph_versions", "job_attempts", "trigger_delivery_keys"}
 )
@@ -354,7 +354,7 @@ async def priced_jobs(
 async def lock_job_facts(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> list[JobLedgerFacts]:
-    """Reads and locks jobs, so that they can't end before the transaction does."""
+    """Reads and locks jobs, so that they can't end during the transaction."""
     query = select(*_FACTS).where(
         without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
     )

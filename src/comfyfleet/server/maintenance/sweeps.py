@@ -140,8 +140,8 @@ async def flush_outboxes(plane: ControlPlane) -> bool:
 
 
 async def flush_notes(plane: ControlPlane) -> bool:
-    """Copies stored audit entries, and stops the work of deactivated users. Returns True if there
-    is more to do."""
+    """Copies stored audit entries, and stops the work of deactivated users. Returns True if some
+    work is left."""
 
     async def flush(pool: Database) -> bool:
         has_stops = await tenant_work.stop_deactivated(plane.graphs, pool)

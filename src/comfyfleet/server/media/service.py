@@ -108,8 +108,8 @@ async def lock_kept(
     *,
     since: datetime | None,
 ) -> dict[UUID, File]:
-    """Locks those of the files that exist and whose retention period started after `since`. None
-    means no time limit."""
+    """Locks existing files of the user. With `since`, leaves out files whose retention period
+    started before it."""
     ordered_ids = sorted(set(file_ids))
     files: dict[UUID, File] = {}
     for start in range(0, len(ordered_ids), FILES_AT_ONCE_MAX):
@@ -231,7 +231,7 @@ async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUI
 
 
 async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | None:
-    """Returns the media item whose latest job this is."""
+    """Returns the media item that has this job as its latest one."""
     return await store.media_of_job(tx, tenant_id, job_id)
 
 

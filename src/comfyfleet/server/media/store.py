@@ -442,8 +442,8 @@ def end_job_update(job: CTE, details: ColumnElement[Any]) -> Update:
 async def end_job(
     tx: Tx, tenant_id: UUID, job_id: UUID, values: Mapping[str, Any]
 ) -> MediaItem | None:
-    """Ends the job of a media item. Returns None if there is no such item, if it has a later job,
-    or if the job has ended before."""
+    """Ends the job of a media item. Returns None if the item doesn't exist, if it has a later job,
+    or if the job has already ended."""
     statement = (
         update(videos)
         .where(

@@ -217,7 +217,7 @@ class _Demand:
 
 
 def wanted_of(pipeline: PipelineDefinition, run: StoredPipelineRun, step: int) -> int:
-    """Returns the required number of candidates of a step: in total for the first step, otherwise
+    """Returns the number of candidates that a step needs: in total for the first step, otherwise
     per parent."""
     return pipeline.steps[step].children_per_parent if step else run.base_candidates
 
@@ -320,7 +320,7 @@ def to_cancel(tree: RunTree, in_flight: Iterable[JobInFlight]) -> list[JobInFlig
 def take_turns(
     work: Mapping[UUID, Sequence[Generation]], *, after: UUID | None, limit: int
 ) -> list[tuple[UUID, Generation]]:
-    """Takes one job of each run in turn, starting after the run that was served last."""
+    """Takes one job from each run in turn. Starts after the run that was served last."""
     order = sorted(work)
     first = sum(run_id <= after for run_id in order) if after is not None else 0
     order = order[first:] + order[:first]

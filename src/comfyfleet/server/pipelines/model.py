@@ -126,7 +126,7 @@ class PipelineCandidate:
     score: float = START_SCORE
     child_count: int = 0
     file: Mapping[str, Any] | None = None  # a reference, never the file itself
-    # the text that its job showed, in addition to an image or instead of one
+    # the text output of its job, with or without an image
     text: str | None = None
     seed: int | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -327,9 +327,9 @@ def clean_folder(folder: str) -> str:
 
 
 def _portable(part: str) -> str:
-    """Makes a folder name portable: no Windows device name, no dot or space at the end, and not too
-    long. Also removes control and formatting characters, such as those that reverse the following
-    text."""
+    """Makes a folder name portable. The result isn't a Windows device name, doesn't end in a dot or
+    space, and isn't too long. Also removes control and formatting characters, such as those that
+    reverse the following text."""
     shown = "".join(
         character for character in part if unicodedata.category(character) not in ("Cc", "Cf")
     )

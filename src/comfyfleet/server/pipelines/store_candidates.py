@@ -369,7 +369,7 @@ async def page_of_failed(tx: Tx, run_id: UUID, *, limit: int) -> list[PipelineJo
 
 
 async def failures_since(tx: Tx, run_id: UUID, since: datetime) -> int:
-    """Counts failed jobs, including those that were retried."""
+    """Counts failed jobs, including retried ones."""
     count = await tx.scalar(
         select(func.count()).where(
             pipeline_jobs.c.run_id == run_id,

@@ -77,7 +77,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """An open version of an object. It stays readable, whatever happens to the key."""
+    """An open version of an object. It remains readable if the key is overwritten or deleted."""
 
     file: BinaryIO
     size: int

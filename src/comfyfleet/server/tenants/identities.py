@@ -112,7 +112,7 @@ def rules_from(settings: Settings) -> IdentityRules:
 
 
 async def warn_of_unknown_tenants(tx: Tx, rules: IdentityRules) -> None:
-    """Logs tenants in the rules that don't exist, because nobody can sign in to them."""
+    """Logs a warning for each tenant that the rules name but that doesn't exist."""
     if not rules.tenants:
         return
     known = {str(tenant.id) for tenant in await service.list_tenants(tx)}
@@ -168,7 +168,7 @@ def check_active(user: User) -> None:
 
 
 async def ensure_key(tx: Tx, tenant: Tenant, user: User, key_id: UUID, *, now: datetime) -> Caller:
-    """Returns the key used for single sign-on, which nobody ever sees. Revoking it ends all
+    """Returns the internal key used for single sign-on, which is never shown. Revoking it ends all
     sign-ins of the user."""
     keys = await service.list_keys(tx, tenant.id, user.id)
     # Users may give this name to their own keys, so the other fields are compared as well.
