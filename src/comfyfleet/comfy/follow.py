@@ -1,5 +1,5 @@
-"""Follows a run on a ComfyUI server or in the cloud by its messages, or by polling if there are
-none. The functions that change the run's state are pure.
+"""Follows a run on a ComfyUI server or in the cloud by its messages, or by polling if no messages
+arrive. The functions that change the run's state are pure.
 
 In the cloud, only a poll ends a run. Messages may be late, lost or repeated. They provide live
 progress and determine when to poll.

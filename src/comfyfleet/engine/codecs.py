@@ -498,7 +498,7 @@ def _prepared(frames: Iterable[av.VideoFrame], pixels: str) -> Iterator[av.Video
         start = position if start is None else start
         prepared = _converted(_rotated(frame), pixels)
         prepared.pts, prepared.time_base = position - start, frame.time_base
-        # Let the encoder choose the key frames. Otherwise, it would use those of the source.
+        # Let the encoder choose the key frames. Otherwise, it would copy the source's choice.
         prepared.pict_type = PictureType.NONE
         yield prepared
 

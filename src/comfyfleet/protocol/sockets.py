@@ -61,7 +61,7 @@ Frame = str | bytes
 
 
 class Audience(Protocol):
-    """Receives the executor's messages. A message is for all clients if `to` is None.
+    """Receives the executor's messages. `to` is a client's id. None means all clients.
 
     `data` may change after the call, so implementations must copy or serialize it immediately.
     """

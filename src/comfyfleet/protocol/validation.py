@@ -45,7 +45,7 @@ class NodeInterface(Protocol):
         """Returns the groups of inputs, with current lists of files."""
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
-        """Returns an error message, or None if the values are valid. The value of a linked input is
+        """Returns an error message, or None if the values are valid. Linked inputs have the value
         None."""
 
 
@@ -329,8 +329,8 @@ COERCIONS: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptValidation:
-    """The result of a validation. `error` is None if at least one output can run. Even then,
-    `node_errors` may contain the errors of other outputs."""
+    """The result of a validation. `error` is set only if no output can run. Otherwise,
+    `node_errors` may still contain the errors of some outputs."""
 
     prompt: Prompt
     outputs: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
 async def read_chunks(
     path: Path, chunk_bytes: int = CHUNK_BYTES, *, start: int = 0, size: int | None = None
 ) -> AsyncIterator[bytes]:
-    """Yields a file in chunks, beginning at `start`. If `size` is None, continues to the end."""
+    """Yields a file in chunks, beginning at `start`. Without `size`, continues to the end."""
     with await open_file(path) as file:
         file.seek(start)
         remaining = chunk_bytes if size is None else size

@@ -111,7 +111,7 @@ class PublicUrl:
 
 
 def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) -> PublicUrl:
-    """Parses and checks a customer's URL. If `ports` is None, all ports are allowed."""
+    """Parses and checks a customer's URL. None for `ports` allows any port."""
     if len(url) > URL_CHARACTERS_MAX:
         raise _refused(f"it has more than {URL_CHARACTERS_MAX:,} characters")
     if any(character <= " " or character == "\\" for character in url) or not url.isprintable():

@@ -242,7 +242,7 @@ def _failure_details(failed: object) -> dict[str, Any]:
 
 def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
     """Returns the outcome of a refused prompt. The job is requeued if this backend lacks a node
-    type or model that another backend may have. Otherwise, the job fails."""
+    type or model, because another backend may be able to run it. Otherwise, the job fails."""
     lacking = find_missing(error.details.get("problems") or ())
     if lacking is None:
         return LeaseOutcome(failed_outcome(job, refusal_details(error)))

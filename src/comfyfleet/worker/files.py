@@ -282,8 +282,8 @@ def _hash_of(path: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-# Files up to this size in bytes are sent from memory, and stay on disk until their lease ends,
-# because removing them earlier isn't worth a thread switch.
+# Files up to this size in bytes are sent from memory. They are removed from the disk only when the
+# lease ends, because removing them earlier isn't worth a thread switch.
 SMALL_BYTES = 1024 * 1024
 TINY_BYTES = 32 * 1024
 # Maximum age of an upload URL in seconds. URLs are valid for 900 s by default, and an upload is
@@ -306,8 +306,7 @@ def store_client() -> httpx.AsyncClient:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFile:
-    """A file that is ready for delivery. `content` contains the bytes of a small file, and is None
-    for a large one."""
+    """A file that is ready for delivery. `content` contains the bytes if the file is small."""
 
     path: Path
     size: int

@@ -46,7 +46,7 @@ RETRY_SECONDS = 5.0
 # the lease.
 LEASE_PART_MAX = 0.3
 # Seconds after which the worker starts to listen for orders about a lease that hasn't started. Such
-# a lease waits behind another one and may be recalled at any moment.
+# a lease waits behind another lease and may be recalled at any moment.
 LISTEN_AFTER_SECONDS = 0.5
 # Seconds after the start of a recorded run until the worker listens for interruptions by clients.
 RECORD_LISTEN_AFTER_SECONDS = 0.2

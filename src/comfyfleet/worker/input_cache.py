@@ -72,7 +72,7 @@ class InputCache:
         return f"{self._root}/{self._keyed('folder')}"
 
     def open(self, jobs: Iterable[Job] = ()) -> None:
-        """Removes files left by an earlier process, except those of `jobs`, which may still be
+        """Removes files left by an earlier process, except the files of `jobs`, which may still be
         running. This call blocks."""
         self._secret = _read_secret(self._state / SECRET_FILE)
         needed = {self._stem(job.tenant_id, asset) for job in jobs for asset in job.assets}

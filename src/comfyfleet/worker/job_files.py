@@ -317,7 +317,7 @@ def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
 
 
 DEFAULT_TYPE = "application/octet-stream"
-# Content types by extension. They take precedence over those of the operating system, which may
+# Content types by extension. They take precedence over the operating system's types, which may
 # differ or be missing.
 KNOWN_TYPES = {
     ".webp": "image/webp",

@@ -176,8 +176,8 @@ class ActiveLease:
 
     @property
     def in_backend(self) -> bool:
-        """Whether the backend has the prompt, or may have it because a killed worker left the lease
-        behind and its run hasn't been looked up yet."""
+        """Whether the backend may have the prompt. This is also assumed for a lease that a killed
+        worker left behind, until its run has been looked up."""
         left_over = self.resumes and self.phase is LeasePhase.PREPARING
         return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
 
@@ -264,8 +264,8 @@ async def last_report(
 async def adopt_run(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str | None:
-    """Returns the id of the run started by a killed worker, or None if the backend doesn't have it
-    any more."""
+    """Returns the id of the run started by a killed worker, or None if it no longer exists on the
+    backend."""
     with contextlib.suppress(Unavailable, Unauthenticated, Refused):
         await heartbeat_loop.send_now()
     run = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)

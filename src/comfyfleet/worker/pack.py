@@ -85,7 +85,7 @@ class PackMember:
 
 @dataclass(frozen=True, eq=False)
 class PackGpu:
-    """A GPU's slots, and the rules that decide how many of them are used. If `rules` is None, all
+    """A GPU's slots, and the rules that decide how many of them are used. Without rules, all slots
     are used."""
 
     places: GpuSlots
@@ -340,7 +340,7 @@ def _now() -> float:
 
 def _first_slots(gpu: PackGpu) -> list[PackSlot]:
     """Returns the slots to use at the start: all slots if their number is fixed. Otherwise, returns
-    the slots whose ComfyUI is still running, or the first slot if there are none."""
+    the slots whose ComfyUI is still running, or the first slot if no ComfyUI is running."""
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots

@@ -170,8 +170,8 @@ class RunRecord:
         self._bytes = _size(events)
 
     def take(self, raw: str) -> None:
-        """Records a text message from the backend, unless it doesn't belong to the run. Private
-        names in it are replaced."""
+        """Records a JSON message from the backend if it belongs to the run. Private names in it are
+        replaced."""
         message = json.loads(raw)
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or not isinstance(data, dict) or kind in NOT_OF_THE_RUN:

@@ -354,8 +354,8 @@ class Worker:
 
     def _may_poll(self) -> bool:
         """Checks whether to poll now. A prefetch waits briefly for a result that is about to be
-        sent, because its report can request a job too. While jobs arrive one by one, all polls wait
-        for it."""
+        sent, because its report can also request a job. While jobs arrive one by one, all polls
+        wait like this."""
         if self._health.condition is BackendCondition.GROWN:
             return False  # A planned restart isn't reported.
         if self._health.condition is not None:

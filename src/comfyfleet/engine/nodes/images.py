@@ -322,7 +322,7 @@ def image_composite_masked(
     opacity = _opacity(mask, source)
     x = max(-source.shape[2], min(x, width))
     y = max(-source.shape[1], min(y, height))
-    # The source is cut off at the destination's right and bottom edges.
+    # Parts of the source beyond the destination's right and bottom edges are dropped.
     visible = (slice(None), slice(None, height - y + min(0, y)), slice(None, width - x + min(0, x)))
     inside = (slice(None), slice(y, y + source.shape[1]), slice(x, x + source.shape[2]))
     result = destination.copy()
