@@ -234,7 +234,7 @@ def test_an_error_before_the_submit_is_an_event_too(
 def test_a_value_that_fits_no_node_is_an_error(engine: Served, option: str) -> None:
     result = run(NEGATIVE, option, "7", served=engine)
     assert (result.code, result.out) == (1, "")
-    assert f"{option}: not set, nothing found" in result.err
+    assert f"{option}: not set, no input found" in result.err
     assert "--set NODE.INPUT=VALUE" in result.lines[-1]
     assert not Path("output").exists()
 

@@ -204,7 +204,7 @@ def test_a_shorthand_means_the_label_where_the_graph_tells_nothing() -> None:
 
 def test_a_label_that_is_not_there_is_told_with_those_that_are() -> None:
     made = convert_with_report(labelled_workflow(), OBJECT_INFO)
-    with pytest.raises(InvalidInput, match='shows no input "speed"; it shows: "duration"'):
+    with pytest.raises(InvalidInput, match='exposes no input "speed"; it exposes: "duration"'):
         set_values(made.prompt, OBJECT_INFO, [Assignment("Polish.speed", 1)], exposed=made.exposed)
 
 

@@ -293,7 +293,7 @@ def test_a_prompt_under_the_key_of_the_workflow_is_a_prompt() -> None:
 def test_a_file_cut_off_behind_its_metadata_opens_with_a_note() -> None:
     found = open_document(png()[:-20])
     assert (found.workflow, found.prompt) == (WORKFLOW, PROMPT)
-    assert found.notes[0].startswith("The file is damaged or cut short at byte ")
+    assert found.notes[0].startswith("The file is damaged or truncated at byte ")
 
 
 # Nothing in it
@@ -307,7 +307,7 @@ def test_a_file_cut_off_behind_its_metadata_opens_with_a_note() -> None:
         (png({}), "PNG 8x6 without ComfyUI metadata; it has no text metadata at all"),
         (png({"prompt": "a cat"}), r"prompt \(not ComfyUI's\)"),
         (png({"workflow": '{"a": 1}'}), r"workflow \(not ComfyUI's\)"),
-        (png()[:40], "the file is damaged or cut short at byte 37.*Copy or download it again"),
+        (png()[:40], "the file is damaged or truncated at byte 37.*Copy or download it again"),
         (png({"k\x07" + "x" * 60: "y"}), r"it has the text keys: k\?x{37}…"),
         (png({f"key{n}": "y" for n in range(15)}), "key11 and 3 more"),
         (jpeg(user_comment(b"UNICODE\0" + "cat\nSteps: 20, Sampler: Euler".encode("utf-16-be"))),

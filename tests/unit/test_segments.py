@@ -196,20 +196,20 @@ def counted(*, required: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_chain_that_cannot_be_closed_is_refused() -> None:
     document, info = counted(required=True)
     assert refused(document, 1, object_info=info) == (
-        '"Extend" (group, 2 segments) can\'t be closed behind "Extend 1": '
-        "nothing would feed node 18 SaveVideo › input fps"
+        '"Extend" (group, 2 segments) can\'t be truncated after "Extend 1": '
+        "no source remains for node 18 SaveVideo › input fps"
     )
 
 
 def test_an_input_that_may_be_empty_is_only_warned_of() -> None:
     document, info = counted(required=False)
     result = keep_segments(document, 1, object_info=info)
-    assert result.warnings == ("node 18 SaveVideo › input fps is not fed any more",)
+    assert result.warnings == ("node 18 SaveVideo › input fps has no source anymore",)
 
 
 def test_more_segments_than_there_are_is_refused() -> None:
     document = by_groups(3, Style())
-    assert refused(document, 4) == 'there are no 4 segments: there is "Extend" (group, 3 segments)'
+    assert refused(document, 4) == 'can\'t keep 4 segments of "Extend" (group, 3 segments)'
     assert refused(document, 0) == "at least one segment must be kept"
 
 
@@ -220,7 +220,7 @@ def test_segments_that_are_off_are_switched_on_where_they_are_needed() -> None:
     assert made(result.document) == made(by_groups(4, Style()))
     assert made(keep_segments(document, 5).document) == made(by_groups(5, Style()))
     assert refused(document, 6) == (
-        'there are no 6 segments: there is "Extend" (group, 2 segments) and 3 more that are off'
+        'can\'t keep 6 segments of "Extend" (group, 2 segments), even with the 3 that are off'
     )
 
 
@@ -257,7 +257,7 @@ def test_an_output_that_nothing_feeds_is_an_error() -> None:
     document = passed_on_by_wires(3, 3)
     wire = [node for node in document["nodes"] if node["type"] == "GetNode"][-1]
     wire["mode"] = Mode.BYPASSED
-    assert "nothing would feed node" in refused(document, 3, object_info=OBJECT_INFO)
+    assert "no source remains for node" in refused(document, 3, object_info=OBJECT_INFO)
     assert "SaveImage" in refused(document, 3)
     assert "SaveImage" in refused(document, 2)
 
@@ -301,10 +301,10 @@ def test_of_several_chains_one_must_be_named() -> None:
         if node["type"] == "KSampler":
             document["links"][node["inputs"][0]["link"] - 1][1:3] = model
     assert refused(document, 1) == (
-        "there are several chains, name one: "
+        "there are several chains; choose one: "
         '"Extend" (group, 3 segments), "LoRA" (title, 2 segments)'
     )
-    assert "no chain is called Lore" in refused(document, 1, chain="Lore")
+    assert "no chain is named Lore" in refused(document, 1, chain="Lore")
     (bypassed,) = [
         node for node in keep_segments(document, 1, chain="lora").document["nodes"] if node["mode"]
     ]
@@ -323,7 +323,7 @@ def test_a_chain_in_a_definition_changes_in_all_its_instances() -> None:
     second = copy.deepcopy(next(node for node in document["nodes"] if node["id"] == 3))
     document["nodes"].append({**second, "id": 99, "inputs": [], "outputs": []})
     (warning,) = keep_segments(document, 1).warnings
-    assert warning == "the chain is in a subgraph with 2 instances: it changes in all of them"
+    assert warning == "the chain is in a subgraph with 2 instances, all of which change"
 
 
 def test_bends_that_are_drawn_on_a_moved_link_go() -> None:
@@ -373,7 +373,7 @@ def test_a_cycle_through_the_chain_is_no_trouble() -> None:
     link = [999, last["id"], 0, loader["id"], 0, "IMAGE"]
     document["links"].append(link)
     loader["inputs"].append({"name": "again", "type": "IMAGE", "link": 999})
-    assert "nothing would feed node 2 LoadImage › input again" in refused(document, 1)
+    assert "no source remains for node 2 LoadImage › input again" in refused(document, 1)
 
 
 JUNK = st.sampled_from(

@@ -107,7 +107,7 @@ def test_what_is_not_found_is_not_set() -> None:
     edit = short({"1": node("LoadImage", image="cat.png")}, prompt="x", size=[64, 64])
     assert edit.done == ()
     assert [text.partition(":")[0] for text in edit.not_set] == ["prompt", "size"]
-    assert "nothing found" in edit.not_set[0]
+    assert "no input found" in edit.not_set[0]
 
 
 def test_a_negative_that_is_zeroed_out_has_no_text_of_its_own() -> None:
@@ -128,7 +128,7 @@ def test_an_encoder_with_several_texts_gets_all_of_them() -> None:
     edit = short(prompt, prompt="x")
     assert edit.prompt["6"]["inputs"] == {"text_g": "x", "text_l": "x", "name": "c"}
     assert edit.warnings == (
-        "prompt: set in 2 places that held different values: 6.text_g, 6.text_l",
+        "prompt: set in 2 inputs that had different values: 6.text_g, 6.text_l",
     )
 
 
@@ -328,7 +328,7 @@ def test_the_one_lora_is_set_and_of_several_none() -> None:
     edit = short(with_inputs(prompt, "3", model=["11", 0]), lora="b.safetensors")
     assert edit.done == ()
     assert edit.not_set == (
-        "lora: none set, because several could be meant; name one: "
+        "lora: not set, because several inputs match; set one of "
         '11.lora_name (now "b.safetensors"), 10.lora_name (now "a.safetensors")',
     )
 
@@ -375,7 +375,7 @@ def test_a_wrong_value_is_an_error_and_nothing_is_set() -> None:
 
 
 def test_an_unknown_shorthand_names_the_closest() -> None:
-    with pytest.raises(InvalidInput, match='no shorthand "promt"; closest: "prompt"'):
+    with pytest.raises(InvalidInput, match='unknown shorthand "promt"; closest: "prompt"'):
         short(text_to_image(), promt="x")
 
 

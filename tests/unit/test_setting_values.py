@@ -139,7 +139,7 @@ def test_a_large_seed_stays_exact() -> None:
         ("glow=maybe", '"maybe" is neither true nor false'),
         ("size=3", '"3" is not among the choices: "1", "2", "4"'),
         ("box=wide", '"wide" is not JSON, which BOUNDING_BOX requires'),
-        ("color=\ud83d", "the text holds half a character (a lone surrogate)"),
+        ("color=\ud83d", "the text contains half a character (a lone surrogate)"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(text: str, problem: str) -> None:
@@ -179,7 +179,9 @@ def test_an_input_that_was_left_out_can_be_set() -> None:
 
 
 def test_a_socket_takes_no_value() -> None:
-    with pytest.raises(InvalidInput, match="model: it takes MODEL from another node"):
+    with pytest.raises(
+        InvalidInput, match="model can't have a value; it only accepts a link of type MODEL"
+    ):
         set_in(text_to_image(), "3.model=5")
 
 
@@ -230,7 +232,7 @@ def test_a_class_that_the_server_lacks_is_read_by_the_values_it_has() -> None:
         "count": 2, "rate": 2.0, "on": False, "name": "3", "list": {"__value__": [4]},
     }  # fmt: skip
     assert edit.warnings[0] == (
-        "1 Unheard: count is not checked, the server doesn't have this class"
+        "1 Unheard: count is not checked, because the server lacks this class"
     )
 
 
@@ -252,7 +254,7 @@ def test_the_prompt_that_came_in_stays_as_it_was() -> None:
 
 
 def test_a_document_that_is_no_prompt_is_refused() -> None:
-    with pytest.raises(InvalidWorkflow, match='node "nodes" of the prompt has no inputs: a list'):
+    with pytest.raises(InvalidWorkflow, match='node "nodes" of the prompt has no `inputs` object: a list'):
         set_in({"nodes": []}, "3.seed=1")
 
 

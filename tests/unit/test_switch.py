@@ -107,7 +107,7 @@ def test_a_node_without_a_title_goes_by_its_type() -> None:
 
 
 def test_a_node_with_a_title_does_not() -> None:
-    assert "title:LoadImage: no node of that name" in refused(mute=["title:LoadImage"])
+    assert "title:LoadImage: no node has this name" in refused(mute=["title:LoadImage"])
 
 
 def test_muted_nodes_feed_nothing() -> None:
@@ -150,52 +150,52 @@ def test_numbered_parts_are_named_by_a_range_or_a_pattern(
 
 
 def test_a_range_names_the_part_that_is_not_there() -> None:
-    with pytest.raises(InvalidInput, match="Extend 5: no node or group of that name"):
+    with pytest.raises(InvalidInput, match="Extend 5: no node or group has this name"):
         switch(by_groups(4, Style()), mute=["Extend 3-5"])
-    with pytest.raises(InvalidInput, match="from a lower to a higher number"):
+    with pytest.raises(InvalidInput, match="must end with a higher number"):
         switch(by_groups(4, Style()), mute=["Extend 3-1"])
-    with pytest.raises(InvalidInput, match="no node or group of that name"):
+    with pytest.raises(InvalidInput, match="no node or group has this name"):
         switch(by_groups(4, Style()), mute=["Nothing *"])
 
 
 def test_contradictions_are_refused() -> None:
     message = refused(bypass=["Larger"], mute=["title:larger"])
     assert message == (
-        'node 4 ImageScale "Larger" is to be bypassed (Larger) and muted (title:larger)'
+        'node 4 ImageScale "Larger" can\'t be both bypassed (Larger) and muted (title:larger)'
     )
 
 
 def test_all_problems_are_told_at_once() -> None:
     message = refused(bypass=["Lager", "4"], mute=["group:Refin"], enable=["99"])
     assert message.splitlines() == [
-        "Lager: no node or group of that name; closest: Larger",
-        "group:Refin: no group of that name; closest: Refine",
-        "99: no node or group of that name",
+        "Lager: no node or group has this name; closest: Larger",
+        "group:Refin: no group has this name; closest: Refine",
+        "99: no node or group has this name",
     ]
 
 
 def test_an_id_that_is_not_there_is_told_with_close_ones() -> None:
-    with pytest.raises(InvalidInput, match=r"id:2:24: no node of that name; closest: .*2:2[123]"):
+    with pytest.raises(InvalidInput, match=r"id:2:24: no node has this name; closest: .*2:2[123]"):
         switch(two_instances(), mute=["id:2:24"])
 
 
 def test_one_title_of_a_node_and_a_group_must_be_told_apart() -> None:
     document = upscaling()
     document["groups"][0]["title"] = "Larger"
-    with pytest.raises(InvalidInput, match="say title:Larger or group:Larger"):
+    with pytest.raises(InvalidInput, match="use title:Larger or group:Larger"):
         switch(document, bypass=["Larger"])
     assert modes(switch(document, bypass=["title:Larger"]).document) == {SECOND: 4}
     assert modes(switch(document, bypass=["group:Larger"]).document) == {FIRST: 4, SECOND: 4}
 
 
 def test_an_empty_group_is_a_problem() -> None:
-    assert "has no nodes in it" in refused(mute=["Nothing here"])
+    assert "contains no nodes" in refused(mute=["Nothing here"])
 
 
 def test_what_is_so_already_is_told() -> None:
     result = switch(upscaling(), enable=["4"])
     assert result.document == upscaling()
-    assert (result.done, result.warnings) == ((), ("4: enabled already",))
+    assert (result.done, result.warnings) == ((), ("4: already enabled",))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_an_instance_is_called_by_its_definition_if_it_has_no_title() -> None:
 def test_enabling_inside_an_instance_that_is_off_is_warned_of() -> None:
     document = switch(two_instances(), bypass=["2"], mute=["2:23"]).document
     result = switch(document, enable=["2:23"])
-    assert result.warnings == ("2:23: enabled, but instance 2 around it is bypassed",)
+    assert result.warnings == ("2:23: enabled, but the enclosing instance 2 is bypassed",)
 
 
 def test_switching_off_an_instance_in_a_subgraph_is_warned_of() -> None:
@@ -316,7 +316,7 @@ def test_enabling_a_dead_shell_enables_what_is_in_it() -> None:
     dead = switch(nested(), bypass=["Scaler", "Inner", "ImageScale", "PreviewImage"]).document
     assert [shell.id for shell in dead_shells(dead)] == ["2", "3"]
     result = switch(dead, enable=["2"])
-    assert 'enabled all that is in instance 2 "Outer"' in result.done
+    assert 'enabled all nodes in instance 2 "Outer"' in result.done
     assert [shell.id for shell in dead_shells(result.document)] == ["3"]
     prompt = convert(result.document, OBJECT_INFO)
     assert sum(key.startswith("2:") for key in prompt) == 3

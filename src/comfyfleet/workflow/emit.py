@@ -44,7 +44,7 @@ class Budgets:
         for node in nodes:
             self._nodes_left -= 1
             if self._nodes_left < 0:
-                raise LimitExceeded("too many subgraphs have %Node.widget% patterns")
+                raise LimitExceeded("%Node.widget% patterns occur in too many subgraphs")
             yield node
 
 
@@ -145,7 +145,7 @@ def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
 
 
 def _is_kept(node: WiredNode, emission: Emission) -> bool:
-    """Checks whether a node that the server doesn't know is emitted, which is only done on
+    """Checks whether a node is emitted. Nodes that the server doesn't know are only emitted on
     request."""
     if not emission.keep_unknown or node.type is not None:
         return False
@@ -287,7 +287,7 @@ def _refuse_half_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("the text holds half a character (a lone surrogate)") from None
+        raise ValueError("the text contains half a character (a lone surrogate)") from None
 
 
 def _json_value(value: Any, depth_left: int) -> Any:

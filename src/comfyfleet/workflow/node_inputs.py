@@ -443,7 +443,7 @@ class InputLinker:
 
     def __init__(self, inputs: Iterable[Input], links: Sequence[Link]) -> None:
         self._places = [_InputSlot(slot) for slot in inputs]
-        self._loose: dict[int, Link] = {}  # links to a slot number that no input has
+        self._loose: dict[int, Link] = {}  # links to slot numbers without an input
         self._growth: dict[str, Growth] = {}
         for link in links:
             if 0 <= link.target_slot < len(self._places):
@@ -482,8 +482,8 @@ class InputLinker:
                 self._grow(place.slot.name)
 
     def realign(self, saved: Sequence[NodeSlot]) -> None:
-        """Moves each link to the input whose saved name it has. Repeats this as long as moved links
-        make groups grow."""
+        """Moves each link to the input with the name that was saved for it. Repeats this while
+        moved links make groups grow."""
         named = self._named_links(saved)
         skipped: set[int] = set()
         passes = 0

@@ -32,7 +32,7 @@ DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
 UNUSUAL = DYNAMIC | {MATCH_TYPE}
 WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
 UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
-# Kinds of widgets whose values can't simply be assigned in order.
+# Kinds of widgets whose values can't be assigned in order.
 SPECIAL_KINDS = frozenset(("remote", "viewport", "comparer", "multiselect"))
 
 
@@ -57,7 +57,7 @@ class NodeType(NamedTuple):
     behaviour: Behaviour | None
     is_output: bool
     is_dynamic: bool  # whether the inputs depend on the node's values or links
-    is_plain: bool  # whether the values can simply be assigned in order
+    is_plain: bool  # whether the values can be assigned in order
     pack: str
     required_sockets: tuple[str, ...] = ()  # inputs that must be linked for the node to run
 
@@ -83,7 +83,7 @@ class NodeTypes:
         self, object_info: Mapping[str, Any], remote_choices: Mapping[str, list[Any]] | None = None
     ) -> None:
         if not isinstance(object_info, Mapping):
-            raise InvalidInput("object_info is a JSON object that has node classes by name")
+            raise InvalidInput("object_info must be a JSON object with node classes by name")
         self._info = object_info
         self._remote_choices = remote_choices or {}
         self._known: dict[str, NodeType | None] = {}

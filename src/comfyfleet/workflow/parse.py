@@ -35,7 +35,7 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
     """Parses a document. Raises InvalidWorkflow with the location of the problem if it is
     malformed."""
     if not isinstance(document, dict):
-        raise InvalidWorkflow(f"a workflow is a JSON object, this is {shape_of(document)}")
+        raise InvalidWorkflow(f"a workflow must be a JSON object, not {shape_of(document)}")
     if document.get("nodes") is None:
         raise InvalidWorkflow("not a workflow: it has no list `nodes`")
     try:
@@ -150,11 +150,11 @@ def _nodes(entries: list[Any], place: str) -> tuple[Node, ...]:
 
 def _node(data: Any) -> Node:
     if not isinstance(data, dict):
-        raise _Malformed(f"is {shape_of(data)}, not an object")
+        raise _Malformed(f"must be an object, not {shape_of(data)}")
     get = data.get
     node_type, title, mode, properties = get("type"), get("title"), get("mode"), get("properties")
     if not isinstance(node_type, str):
-        raise _Malformed(f"`type` is {shape_of(node_type)}, not a string")
+        raise _Malformed(f"`type` must be a string, not {shape_of(node_type)}")
     inputs, outputs = get("inputs"), get("outputs")
     fields: tuple[Any, ...] = (
         _id(get("id", UNASSIGNED)),
@@ -172,11 +172,11 @@ def _node(data: Any) -> Node:
 
 def _slots(entries: Any) -> tuple[NodeSlot, ...]:
     if not isinstance(entries, list):
-        raise _Malformed(f"`inputs` should be a list, is {shape_of(entries)}")
+        raise _Malformed(f"`inputs` must be a list, not {shape_of(entries)}")
     slots = []
     for entry in entries:
         if not isinstance(entry, dict):
-            raise _Malformed(f"an input is {shape_of(entry)}, not an object")
+            raise _Malformed(f"an input must be an object, not {shape_of(entry)}")
         get = entry.get
         name, kind, link, widget = get("name"), get("type"), get("link"), get("widget")
         fields = (
@@ -198,7 +198,7 @@ def _widget_name(widget: Any) -> str | None:
 
 def _output_types(entries: Any) -> tuple[str, ...]:
     if not isinstance(entries, list):
-        raise _Malformed(f"`outputs` should be a list, is {shape_of(entries)}")
+        raise _Malformed(f"`outputs` must be a list, not {shape_of(entries)}")
     types = []
     for entry in entries:
         kind = entry.get("type") if isinstance(entry, dict) else ANY_TYPE
@@ -210,7 +210,7 @@ def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     ports = []
     for entry in _list(data, key):
         if not isinstance(entry, dict):
-            raise _Malformed(f"an entry of `{key}` is {shape_of(entry)}, not an object")
+            raise _Malformed(f"an entry of `{key}` must be an object, not {shape_of(entry)}")
         links = tuple([_index(link) for link in _list(entry, "linkIds")])
         label = entry.get("label")
         name, kind = _text(entry.get("name")), slot_type(entry.get("type"))
@@ -223,7 +223,7 @@ def _links(entries: list[Any], place: str) -> dict[int, Link]:
     editor."""
     links: dict[int, Link] = {}
     for index, entry in enumerate(entries):
-        if entry is None:  # very old files have holes
+        if entry is None:  # very old files have gaps in their list of links
             continue
         try:
             link = _link(entry)
@@ -244,7 +244,7 @@ def _link(entry: Any) -> Link:
         number, origin, origin_slot, target, target_slot = entry[:5]
         kind = entry[5] if len(entry) > 5 else ANY_TYPE
     else:
-        raise _Malformed("is neither a list of 6 members nor an object")
+        raise _Malformed("must be a list of 6 members or an object")
     if type(number) is type(origin_slot) is type(target_slot) is int:
         ends = _id(origin), origin_slot, _id(target), target_slot
         return made(Link, (number, *ends, slot_type(kind)))
@@ -269,7 +269,7 @@ def _index(value: Any) -> int:
         return int(value)
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("-").isdecimal():
         return int(value)
-    raise _Malformed(f"a link's or slot's number should be whole, is {shape_of(value)}")
+    raise _Malformed(f"the number of a link or slot must be an integer, not {shape_of(value)}")
 
 
 def _last_node_id(document: Mapping[str, Any]) -> int:
@@ -287,7 +287,7 @@ def _list(owner: Mapping[str, Any], key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise _Malformed(f"`{key}` should be a list, is {shape_of(value)}")
+        raise _Malformed(f"`{key}` must be a list, not {shape_of(value)}")
     return value
 
 
@@ -296,7 +296,7 @@ def _mapping(owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _Malformed(f"`{key}` should be an object, is {shape_of(value)}")
+        raise _Malformed(f"`{key}` must be an object, not {shape_of(value)}")
     return value
 
 

@@ -70,7 +70,7 @@ def missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -
             for name in node.type.required_sockets:
                 if name not in prompt[key]["inputs"]:
                     where = join_places(scope.place_of(node), f"input {name}")
-                    message = f"{where}: nothing feeds it, and the node can't run without it"
+                    message = f"{where} is required, but it isn't connected"
                     yield Warning("missing_input", message, key, name)
 
 
@@ -180,10 +180,10 @@ def _lost_inputs(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
             continue
         where = join_places(place, f"input {slot.name}")
         if slot.link not in linked:
-            reason = "its link is gone" if slot.name in names else "its class has no such input now"
+            reason = "its link was lost" if slot.name in names else "its class lacks this input now"
             yield Warning("lost_link", f"{where}: {reason}", key, slot.name)
         elif slot.name not in declared and "." not in slot.name:
-            message = f"{where} is not an input of its class; the link is sent all the same"
+            message = f"{where} is not an input of its class; the link is still sent"
             yield Warning("unknown_input", message, key, slot.name)
 
 
@@ -191,7 +191,7 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
     for widget in node.widgets:
         where = join_places(place, f"input {widget.name}")
         if widget.kind == "remote" and node.values.get(widget.name) == LOADING:
-            message = f"{where}: its choices come from a server that was not queried"
+            message = f"{where}: its choices are unknown, because their server was not queried"
             yield Warning("unknown_choices", message, key, widget.name)
         if widget.kind == "view" and widget.sent and widget.input_type in ("LOAD_3D", "WEBCAM"):
             message = f"{where}: only the editor can render it; the server may refuse the node"
@@ -217,7 +217,7 @@ def _refused_values(
         for spec, problem in _problems(node_type, entry["inputs"]):
             count += 1
             if count > REFUSED_VALUES_MAX:
-                yield Warning("refused_value", "the server would refuse more values", key)
+                yield Warning("refused_value", "the server would refuse further values", key)
                 return
             where = join_places(nodes[key][0].place_of(nodes[key][1]), f"input {spec.name}")
             yield Warning("refused_value", f"{where}: {problem}", key, spec.name)

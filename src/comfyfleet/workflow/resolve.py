@@ -242,7 +242,7 @@ class Resolver:
         if origin is None:
             where = join_places(at.scope.place_of(at.node), f"input {slot.name}")
             raise InvalidWorkflow(
-                f"{where}: linked to node {slot.link.origin}, which doesn't exist"
+                f"{where} is linked to node {slot.link.origin}, which doesn't exist"
             )
         wanted_type = at.wanted_type or slot.type
         return _At(at.scope, origin, slot.link.origin_slot, is_output=True, wanted_type=wanted_type)
@@ -302,7 +302,7 @@ class Resolver:
         if origin is None:
             where = join_places(at.scope.place_of(at.node), f"output {ports[at.slot].name}")
             reason = "its own input" if link.origin == SUBGRAPH_INPUT_ID else "a missing node"
-            raise InvalidWorkflow(f"{where}: is linked directly to {reason}")
+            raise InvalidWorkflow(f"{where} is linked directly to {reason}")
         return _At(inner, origin, link.origin_slot, is_output=True, wanted_type=at.wanted_type)
 
     def _past_virtual(self, at: _At) -> _At | None:

@@ -253,7 +253,7 @@ def _children(widget: Widget, value: Any, *, assigned: bool, limits: Limits) -> 
     don't consume saved values either, because the editor replaces a null choice with the first one
     only after assigning all values."""
     if isinstance(value, int | float) and value > limits.dynamic_rows_max:
-        raise LimitExceeded(f"{widget.name}: {value} rows, at most {limits.dynamic_rows_max}")
+        raise LimitExceeded(f"{widget.name}: {value} rows; the limit is {limits.dynamic_rows_max}")
     children = widget.children(value) if widget.children else []
     return children if assigned else [child._replace(stored=False) for child in children]
 

@@ -62,20 +62,23 @@ def test_groups_that_are_not_well_formed_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (None, "a workflow is a JSON object, this is null"),
+        (None, "a workflow must be a JSON object, not null"),
         ({}, "no list `nodes`"),
-        ({"nodes": 5}, "`nodes` should be a list, is a number"),
-        ({"nodes": [7]}, "node 0: is a number, not an object"),
-        ({"nodes": [{"id": 3, "type": None}]}, "node 3: `type` is null, not a string"),
-        ({"nodes": [{"id": 3, "type": "A", "inputs": [1]}]}, "node 3 A: an input is a number"),
-        ({"nodes": [{"id": 3, "type": "A", "outputs": 1}]}, "node 3 A: `outputs` should be a list"),
+        ({"nodes": 5}, "`nodes` must be a list, not a number"),
+        ({"nodes": [7]}, "node 0: must be an object, not a number"),
+        ({"nodes": [{"id": 3, "type": None}]}, "node 3: `type` must be a string, not null"),
+        ({"nodes": [{"id": 3, "type": "A", "inputs": [1]}]}, "node 3 A: an input must be an object"),
+        ({"nodes": [{"id": 3, "type": "A", "outputs": 1}]}, "node 3 A: `outputs` must be a list"),
         ({"nodes": [{"id": [], "type": "A"}]}, "an id must be a number or a string, not a list"),
-        ({"nodes": [], "links": [[1, 2]]}, "link at index 0: is neither a list of 6 members"),
-        ({"nodes": [], "links": [[1, 2, "x", 3, 4]]}, "link at index 0: a link's or slot's number"),
+        ({"nodes": [], "links": [[1, 2]]}, "link at index 0: must be a list of 6 members"),
+        (
+            {"nodes": [], "links": [[1, 2, "x", 3, 4]]},
+            "link at index 0: the number of a link or slot",
+        ),
         ({"nodes": [], "definitions": {"subgraphs": [3]}}, "subgraph definition 0 is a number"),
         (
             {"nodes": [], "definitions": {"subgraphs": [{"id": "a", "name": "Up", "nodes": [4]}]}},
-            'subgraph "Up" › node 0: is a number',
+            'subgraph "Up" › node 0: must be an object',
         ),
     ],
 )

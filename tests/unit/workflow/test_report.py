@@ -53,7 +53,7 @@ def test_an_input_that_no_longer_exists_is_told() -> None:
 
 
 def test_a_link_that_is_gone_is_told() -> None:
-    assert "input image: its link is gone" in told([node(2, "Invert", ("image", 7))])["lost_link"]
+    assert "input image: its link was lost" in told([node(2, "Invert", ("image", 7))])["lost_link"]
 
 
 def test_strict_refuses_all_unknown_types_at_once() -> None:
@@ -108,7 +108,7 @@ def test_an_input_that_lost_its_source_is_told_by_name() -> None:
     for origin in lost.values():
         found = told([origin, save(("images", 1))], [[1, 1, 0, 9, 0, "IMAGE"]])
         assert found["missing_input"] == (
-            "node 9 SaveImage › input images: nothing feeds it, and the node can't run without it"
+            "node 9 SaveImage › input images is required, but it isn't connected"
         )
 
 

@@ -115,7 +115,7 @@ def test_a_getter_inside_a_subgraph_finds_a_setter_outside() -> None:
 def test_a_link_from_a_node_that_is_not_there_is_refused_with_its_place() -> None:
     document = workflow([node(3, "SaveImage", ("images", 2))], [[2, 99, 0, 3, 0, "IMAGE"]])
     with pytest.raises(
-        InvalidWorkflow, match=r"node 3 SaveImage › input images: linked to node 99"
+        InvalidWorkflow, match=r"node 3 SaveImage › input images is linked to node 99"
     ):
         convert(document, CLASSES)
 

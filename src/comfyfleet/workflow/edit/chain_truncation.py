@@ -50,17 +50,17 @@ from comfyfleet.workflow.resolve import InputSource
 
 
 def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
-    """Returns the chain with a name, or with kind and name (`group:Extend`) if two chains have the
-    same name."""
+    """Returns the chain with this name. If several chains have it, `kind:name` (`group:Extend`)
+    identifies one of them."""
     if not chains:
         raise InvalidInput("this workflow has no chain of numbered segments")
     matching = [chain for chain in chains if name is None or _is_called(chain, name)]
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        raise InvalidInput(f"no chain is called {name}; there is {_listed(chains)}")
-    which = "name one" if name is None else "say its kind, too (group:NAME)"
-    raise InvalidInput(f"there are several chains, {which}: {_listed(matching)}")
+        raise InvalidInput(f"no chain is named {name}; the workflow has {_listed(chains)}")
+    hint = "choose one" if name is None else "specify the kind as well (group:NAME)"
+    raise InvalidInput(f"there are several chains; {hint}: {_listed(matching)}")
 
 
 def check_count(chain: Chain, count: int) -> None:
@@ -68,8 +68,8 @@ def check_count(chain: Chain, count: int) -> None:
     if count < 1:
         raise InvalidInput("at least one segment must be kept")
     if count > segment_count + len(chain.off):
-        off = f" and {len(chain.off)} more that are off" if chain.off else ""
-        raise InvalidInput(f"there are no {count} segments: there is {described(chain)}{off}")
+        off = f", even with the {len(chain.off)} that are off" if chain.off else ""
+        raise InvalidInput(f"can't keep {count} segments of {described(chain)}{off}")
 
 
 def described(chain: Chain) -> str:
@@ -92,7 +92,7 @@ class TruncationPlan(NamedTuple):
     moves: dict[End, InputSource]  # inputs that get another source
     cuts: frozenset[End]  # inputs that intentionally lose their source
     lost: tuple[End, ...]  # inputs for which no other source was found
-    # nodes of a removed segment that stay on, because other nodes need them
+    # nodes of removed segments that stay on, because other nodes need them
     staying: tuple[str, ...]
 
 
@@ -124,7 +124,7 @@ class _Truncation:
         followers = self._twins(self.last, self.last - 1)
         self.followers = {node for node in followers if node not in self.owners}
         self.off: set[str] = set()
-        self.passed: set[str] = set()  # nodes that are off and pass their input on
+        self.passed: set[str] = set()  # switched-off nodes that pass on their input
         self.replacements: dict[InputSource, InputSource] = {}
         self.moves: dict[End, InputSource] = {}
         self.cuts: set[End] = set()
@@ -214,7 +214,7 @@ class _Truncation:
             self._reduce(node, surplus)
 
     def _is_idle(self, node: str) -> bool:
-        """Checks whether a node has no output to save and feeds nothing. Such a node links to a
+        """Checks whether a node saves nothing and feeds no other node. Such a node was meant for a
         segment that was never added."""
         node_type = self.level.nodes[node].type
         is_known = node_type is not None and not node_type.is_output
@@ -483,7 +483,7 @@ def keep_segments(
     unfed = depending.unfed(result.document, object_info or {})
     if unfed:
         raise InvalidInput(
-            f"{described(chosen)} can't be closed: nothing would feed {', '.join(unfed)}"
+            f"{described(chosen)} can't be truncated: no source remains for {', '.join(unfed)}"
         )
     return result
 
@@ -542,8 +542,8 @@ def _truncate(
     if missing:
         title = chosen.segments[count - 1].title
         raise InvalidInput(
-            f'{described(chosen)} can\'t be closed behind "{title}": '
-            f"nothing would feed {', '.join(missing)}"
+            f'{described(chosen)} can\'t be truncated after "{title}": '
+            f"no source remains for {', '.join(missing)}"
         )
     report = _Report(level, workflow)
     return Switched(
@@ -582,7 +582,7 @@ def _enable_then_truncate(
     )
 
 
-COMPARED_SEGMENTS = 3  # how many of the active segments are compared with those in `off`
+COMPARED_SEGMENTS = 3  # number of active segments that are compared with those in `off`
 
 
 def _nodes_to_enable(document: JsonObject, chain: Chain, level: GraphLevel) -> set[str]:
@@ -662,8 +662,8 @@ def _warnings(
     if chain.graph:
         count = count_instances(document, chain.graph, graph_paths(document))
         if count > 1:
-            yield f"the chain is in a subgraph with {count} instances: it changes in all of them"
+            yield f"the chain is in a subgraph with {count} instances, all of which change"
     for node in plan.staying:
-        yield f"{report.node(node)} stays on, though its segment goes: it is needed elsewhere"
+        yield f"{report.node(node)} stays on although its segment is off: other nodes need it"
     for end in plan.lost:
-        yield f"{report.input(end)} is not fed any more"
+        yield f"{report.input(end)} has no source anymore"

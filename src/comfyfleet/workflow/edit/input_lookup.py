@@ -14,7 +14,7 @@ from comfyfleet.workflow.object_info import AUTOGROW, DYNAMIC_COMBO, DYNAMIC_GRO
 TEXT_CHARACTERS_MAX = 60
 NUMBER_BITS_MAX = 256  # Python refuses to print integers with thousands of digits
 CLOSEST_MAX = 3
-LISTED_MAX = 8  # up to this many names are all listed, instead of only the closest ones
+LISTED_MAX = 8  # up to this number of names, messages list all of them instead of the closest ones
 COMPARED_NAMES_MAX = 5_000
 COMPARED_CHARACTERS_MAX = 100
 CLOSENESS_MIN = 0.5
@@ -66,8 +66,8 @@ def closest(name_or_part: str, names: Sequence[str]) -> list[str]:
 
 
 def hint(requested: str, names: Sequence[str], what: str = "known") -> str:
-    """Returns the text to append to a "not known" message: all names if there are few, otherwise
-    the closest ones."""
+    """Returns a list of known names to append to a message about an unknown name: all names if
+    there are few, otherwise the closest ones."""
     if not names:
         return ""
     if len(names) <= LISTED_MAX:
@@ -127,7 +127,7 @@ def read_entry(key: str, raw: Any, object_info: ObjectInfo) -> PromptEntry:
     inputs = raw.get("inputs", _NOTHING) if isinstance(raw, dict) else None
     if not isinstance(inputs, dict):
         raise InvalidWorkflow(
-            f"node {shown_value(key)} of the prompt has no inputs: {shown_value(raw)}"
+            f"node {shown_value(key)} of the prompt has no `inputs` object: {shown_value(raw)}"
         )
     class_name = raw.get("class_type")
     class_name = class_name if isinstance(class_name, str) else ""
@@ -187,8 +187,8 @@ def _branch(options: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
 def _grown(
     group: str, options: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the inputs of a growing group that the prompt has. Each one repeats the declared field
-    whose name is the beginning of its own."""
+    """Yields the inputs of a growing group that occur in the prompt. The name of each input begins
+    with the name of the field that declares it."""
     template = _table(options, "template")
     template = _table(template, "input") or template
     fields = {**_table(template, "required"), **_table(template, "optional")}
@@ -309,8 +309,8 @@ def _exposed_places(directory: NodeIndex, target: str) -> tuple[Place, ...]:
             return tuple(entry.place for entry in matching)
         if inputs and not directory.named(name):
             labels = list(dict.fromkeys(entry.label for entry in inputs))
-            missing = f"the subgraph {quoted(name)} shows no input {quoted(input_name)}"
-            raise InvalidInput(missing + hint(input_name, labels, "it shows"))
+            missing = f"the subgraph {quoted(name)} exposes no input {quoted(input_name)}"
+            raise InvalidInput(missing + hint(input_name, labels, "it exposes"))
     return ()
 
 
@@ -352,7 +352,7 @@ def _splits(target: str) -> Iterator[tuple[str, str]]:
 
 def _unknown_node(directory: NodeIndex, target: str, names: Sequence[str]) -> str:
     if not names:
-        return f"{quoted(target)} names no input: write node.input, such as 3.seed"
+        return f"{quoted(target)} doesn't name an input; use node.input, such as 3.seed"
     # Report the longest node name: a shorter one would cut off most of a title that contains dots.
     return f"no node has the id, title or class {quoted(names[0])}{directory.candidates(names[0])}"
 

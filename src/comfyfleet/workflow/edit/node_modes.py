@@ -125,7 +125,7 @@ def _is_in(node: Node, *ids: frozenset[str] | set[str]) -> bool:
     return any(node.type in some for some in ids)
 
 
-NODES_LISTED_MAX = 12  # limit per message
+NODES_LISTED_MAX = 12  # maximum number of nodes in a message
 MODE_TEXTS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
 
 
@@ -200,7 +200,7 @@ def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list
             other = first.setdefault(key, mode_change)
             if other.mode != mode_change.mode:
                 contradictions.append(
-                    f"{_place(spot, workflow)} is to be {MODE_TEXTS[other.mode]} "
+                    f"{_place(spot, workflow)} can't be both {MODE_TEXTS[other.mode]} "
                     f"({other.selector}) and {MODE_TEXTS[mode_change.mode]} ({mode_change.selector})"
                 )
     return contradictions
@@ -227,7 +227,7 @@ def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Wo
                 document, graph, notes = _entered(document, selection.through)
                 graph = graph if selection.through else spot.graph
                 document = with_all_inside(document, graph, spot.at, Mode.ALWAYS, dead)
-                all_notes += [*notes, f"enabled all that is in {_place(spot, workflow)}"]
+                all_notes += [*notes, f"enabled all nodes in {_place(spot, workflow)}"]
     return Switched(document, tuple(all_notes))
 
 
@@ -239,7 +239,7 @@ def _apply_change(result: Switched, mode_change: _ModeChange, workflow: Workflow
         edited, notes = _switch_all(document, mode_change), []
     cautions = list(_change_warnings(edited, mode_change, workflow))
     if edited is document:
-        cautions.insert(0, f"{mode_change.selector}: {MODE_TEXTS[mode_change.mode]} already")
+        cautions.insert(0, f"{mode_change.selector}: already {MODE_TEXTS[mode_change.mode]}")
         return result._replace(warnings=_joined(result.warnings, cautions))
     return Switched(
         edited,
@@ -281,7 +281,7 @@ def _switch_inside(document: JsonObject, mode_change: _ModeChange) -> tuple[Json
 
 def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject, str, list[str]]:
     """Gives every instance on the path its own definition. Returns the document, the graph at the
-    end of the path, and notes about the instances that got a copy."""
+    end of the path, and notes about the instances whose definition was copied."""
     notes, graph = [], ""
     for index in through:
         instance = _saved_node(document, graph, index)
@@ -295,8 +295,8 @@ def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject
 
 
 def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[str]:
-    """Returns the graphs on the path. They are read from the document, because an instance may have
-    got a copy before."""
+    """Returns the graphs on the path. They are read from the document, because a definition may
+    have been copied before."""
     graphs = [""]
     for index in through:
         graphs.append(_saved_node(document, graphs[-1], index)["type"])
@@ -321,15 +321,15 @@ def _change_warnings(
         nested = spot.graph and _node(spot, workflow).type in workflow.definitions
         if nested and mode_change.mode != Mode.ALWAYS:
             yield (
-                f"{_place(spot, workflow)} is an instance inside a subgraph: the nodes in it are "
-                "still sent, as the editor does it; mute those that make something"
+                f"{_place(spot, workflow)} is an instance inside a subgraph, so its nodes are "
+                "still sent, as in the editor; mute its nodes that create something"
             )
     if mode_change.mode == Mode.ALWAYS:
         graphs = _graphs_on_the_way(document, selection.through)
         for graph, index in zip(graphs, selection.through, strict=False):
             around = _saved_node(document, graph, index)
             if around.get("mode") in (Mode.MUTED, Mode.BYPASSED):
-                where = f"instance {around.get('id')} around it"
+                where = f"the enclosing instance {around.get('id')}"
                 yield f"{mode_change.selector}: enabled, but {where} is {MODE_TEXTS[Mode(around['mode'])]}"
 
 

@@ -23,7 +23,7 @@ from comfyfleet.workflow.model import (
 from comfyfleet.workflow.parse import parse_groups
 from comfyfleet.workflow.subgraphs import unique_ids
 
-# The title is drawn above a node's position, and counts for the node's center.
+# The title is drawn above a node's position, and is included when its center is computed.
 TITLE_HEIGHT = 30.0
 # Node types that the editor draws without a title.
 UNTITLED_TYPES = ("Reroute",)
@@ -51,7 +51,7 @@ class Canvas:
         first, end = (bisect_left(self._by_x, (x,)) for x in (left, left + width))
         self._budget -= max(0, end - first)
         if self._budget < 0:
-            raise LimitExceeded("too many groups over too many nodes")
+            raise LimitExceeded("the workflow has too many groups and nodes to find those inside")
         within = self._by_x[first:end]
         return sorted(index for _, y, index in within if top <= y < top + height)
 
@@ -169,7 +169,7 @@ class SelectorIndex:
             for index in Canvas(nodes_of(self._saved[graph])).inside(group)
         )
         if not spots:
-            raise InvalidInput(f"{selector}: this group has no nodes in it")
+            raise InvalidInput(f"{selector}: this group contains no nodes")
         return Selection(SelectorKind.GROUP, tuple(spots))
 
     def _by_any_title(self, selector: str) -> Selection:
@@ -178,8 +178,8 @@ class SelectorIndex:
             groups = _named(self._groups, selector, fold=fold)
             if nodes and groups:
                 raise InvalidInput(
-                    f"{selector}: is the title of a node and of a group; "
-                    f"say title:{selector} or group:{selector}"
+                    f"{selector} is the title of both a node and a group; "
+                    f"use title:{selector} or group:{selector}"
                 )
             if nodes:
                 return Selection(SelectorKind.TITLE, tuple(nodes))
@@ -231,7 +231,7 @@ class SelectorIndex:
         }[meaning]
         what = {None: "no node or group", SelectorKind.GROUP: "no group"}.get(meaning, "no node")
         name = selector if meaning is None else selector.partition(":")[2]
-        return InvalidInput(f"{selector}: {what} of that name{_closest(name, names)}")
+        return InvalidInput(f"{selector}: {what} has this name{_closest(name, names)}")
 
     def _inner_ids(self) -> Iterator[str]:
         """Yields the ids of nodes inside instances in the root graph, for hints."""
@@ -244,7 +244,7 @@ class SelectorIndex:
 def _numbered(stem: str, first: int, last: int, selector: str) -> list[str]:
     if not first <= last < first + PARTS_MAX:
         raise InvalidInput(
-            f"{selector}: a range goes from a lower to a higher number, over at most {PARTS_MAX}"
+            f"{selector}: a range must end with a higher number and have at most {PARTS_MAX} parts"
         )
     return [f"{stem}{number}" for number in range(first, last + 1)]
 

@@ -115,9 +115,9 @@ class Shorthand(NamedTuple):
     find: Callable[[Flow], list[Place]]
     several: Several = Several.WARN
     aliases: tuple[str, ...] = ()
-    # accepts an unlisted file, because the server may not have it yet
+    # also accepts a file that the server doesn't list yet
     unlisted: bool = False
-    # inputs of the same node that depend on this one, and don't change with it
+    # inputs of the same node that depend on this input, but don't change with it
     beside: tuple[str, ...] = ()
 
 
@@ -304,7 +304,7 @@ def shorthand_places(
 
 def _shorthand(name: str) -> Shorthand:
     if name not in _BY_NAME:
-        raise InvalidInput(f"there is no shorthand {quoted(name)}" + hint(name, list(_BY_NAME)))
+        raise InvalidInput(f"unknown shorthand {quoted(name)}" + hint(name, list(_BY_NAME)))
     return _BY_NAME[name]
 
 
@@ -342,7 +342,7 @@ def _apply(
     check: bool,
 ) -> _Outcome:
     if not places:
-        return _Outcome(not_set=[f"{shorthand.name}: not set, nothing found ({shorthand.help})"])
+        return _Outcome(not_set=[f"{shorthand.name}: not set, no input found ({shorthand.help})"])
     differ = _differ(entries, places)
     if differ and shorthand.several is Several.LEAVE:
         return _Outcome(not_set=[f"{shorthand.name}: {_found_several(entries, places)}"])
@@ -381,12 +381,12 @@ def _found_several(entries: Mapping[str, PromptEntry], places: Sequence[Place]) 
         f"{place.node_id}.{place.input} (now {shown_value(entries[place.node_id].inputs.get(place.input))})"
         for place in places[:LISTED_MAX]
     ]
-    return f"none set, because several could be meant; name one: {listed(texts, len(places))}"
+    return f"not set, because several inputs match; set one of {listed(texts, len(places))}"
 
 
 def _set_several(places: Sequence[Place]) -> str:
     texts = [f"{place.node_id}.{place.input}" for place in places[:LISTED_MAX]]
-    return f"set in {len(places)} places that held different values: {listed(texts, len(places))}"
+    return f"set in {len(places)} inputs that had different values: {listed(texts, len(places))}"
 
 
 def _kept_beside(

@@ -111,7 +111,7 @@ def _choice_problem(spec: InputSpec, value: Any) -> str | None:
     if not invalid:
         return None
     if not choices:
-        return f"{shown_value(invalid[0])} can't be chosen: the server has nothing to choose from"
+        return f"{shown_value(invalid[0])} can't be chosen, because the server offers no choices"
     return f"{shown_value(invalid[0])} is not {_choices_text(invalid[0], choices)}"
 
 
@@ -170,7 +170,7 @@ def _encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidValue("the text holds half a character (a lone surrogate)") from None
+        raise InvalidValue("the text contains half a character (a lone surrogate)") from None
     return text
 
 
@@ -222,7 +222,7 @@ def _read_json(spec: InputSpec, text: str) -> Any:
 
 
 def _chosen(spec: InputSpec, text: str) -> Any:
-    """Returns the choice that is written as this text, because choices can also be numbers."""
+    """Returns the choice with this text form, because choices can also be numbers."""
     if takes_several(spec) and text.lstrip().startswith("["):
         return _read_json(spec, text)
     choices = choices_of(spec) or ()
@@ -258,7 +258,7 @@ def rebranched_inputs(entry: PromptEntry, choice: str, key: Any) -> dict[str, An
     """
     prefix = f"{choice}."
     inputs = {**entry.inputs, choice: key}
-    for _ in range(BRANCH_DEPTH_MAX):  # a choice inside the branch can add a branch as well
+    for _ in range(BRANCH_DEPTH_MAX):  # a choice inside a branch can add another branch
         declared = entry._replace(inputs=inputs).declared()
         renewed = {
             name: value
@@ -337,7 +337,7 @@ def _fitting(entry: PromptEntry, name: str, declared: Any, value: Any, *, check:
     where = f"{entry.name}: {name}"
     if check and _is_socket(entry, name, declared):
         kind = input_spec(name, declared).type
-        raise InvalidInput(f"{where}: it takes {kind} from another node, and no value")
+        raise InvalidInput(f"{where} can't have a value; it only accepts a link of type {kind}")
     try:
         fitting = _read(declared, value, entry.inputs.get(name), check=check)
     except InvalidValue as error:
@@ -354,7 +354,7 @@ def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
     except InvalidValue:
         if check or not isinstance(value, str):
             raise
-        return read_value(["STRING"], value)  # without a check, text that doesn't fit stays text
+        return read_value(["STRING"], value)  # without checks, an invalid string stays a string
 
 
 def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:
@@ -412,13 +412,13 @@ def _only_in(one: Mapping[str, Any], other: Mapping[str, Any], choice: str) -> I
 
 def _unchecked(entry: PromptEntry, name: str) -> str:
     if not entry.info:
-        return f"{entry.name}: {name} is not checked, the server doesn't have this class"
-    return f"{entry.name}: {name} is not checked, the server doesn't declare it"
+        return f"{entry.name}: {name} is not checked, because the server lacks this class"
+    return f"{entry.name}: {name} is not checked, because the server doesn't declare it"
 
 
 ASSIGNMENTS_MAX = 10_000
 PROBLEMS_MAX = 20  # limited because each problem searches all names for the closest ones
-_EXAMPLE = "write node.input=value, such as 3.seed=7"
+_EXAMPLE = "use node.input=value, such as 3.seed=7"
 
 
 class Assignment(NamedTuple):
@@ -443,9 +443,9 @@ def parse_assignment(text: str) -> Assignment:
     contain one."""
     target, equals, value = text.partition("=")
     if not equals:
-        raise InvalidInput(f"{quoted(text)} sets nothing: {_EXAMPLE}")
+        raise InvalidInput(f"{quoted(text)} has no value; {_EXAMPLE}")
     if "." not in target.strip(" ."):
-        raise InvalidInput(f"{quoted(text)} names no input: {_EXAMPLE}")
+        raise InvalidInput(f"{quoted(text)} doesn't name an input; {_EXAMPLE}")
     return Assignment(target.strip(), value)
 
 
@@ -474,7 +474,7 @@ def set_values(
     With `exposed`, inputs can also be named as subgraphs expose them.
     """
     if len(assignments) > ASSIGNMENTS_MAX:
-        raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")
+        raise LimitExceeded(f"{len(assignments)} values to set; the limit is {ASSIGNMENTS_MAX}")
     entries = read_entries(prompt, object_info)
     directory = NodeIndex(entries, exposed)
     changes: list[ValueChange] = []

@@ -304,7 +304,7 @@ def svg_texts(svg: Span, budget: Budget) -> Iterator[Text]:
         budget.step()
         end = xml.find(b"</metadata", start)
         if end < 0:
-            raise Damaged("damaged or cut short in its metadata")
+            raise Damaged("damaged or truncated in its metadata")
         opening, closing = xml.find(b"<![CDATA[", start, end), xml.rfind(b"]]>", start, end)
         if opening >= 0:
             yield Text("metadata", svg.cut(opening + 9, max(0, closing - opening - 9)))

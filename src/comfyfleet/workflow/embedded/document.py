@@ -251,7 +251,7 @@ def _json_kind(value: Any) -> str:
     if isinstance(value.get("templates"), list):
         return "a file of node templates"
     if is_history(value):
-        return f"a history of {len(value)} runs; keep only one of them"
+        return f"a history of {len(value)} runs; remove all except one"
     if "error" in value:
         return f"a server's error response: {_shown(str(value['error']))}"
     if all(
@@ -383,7 +383,7 @@ def _documents_in(
     text: Text | None, limits: FileLimits, problems: list[InvalidInput]
 ) -> FoundDocuments:
     """Returns the documents in a text entry. An invalid entry is only added to `problems`, because
-    the other one may be enough. The editor also falls back to the prompt."""
+    another entry may be sufficient. The editor also falls back to the prompt."""
     if text is None:
         return FoundDocuments()
     try:

@@ -56,7 +56,7 @@ class Budget:
         self._steps_left -= 1
         if self._steps_left < 0:
             raise LimitExceeded(
-                f"The file has more than {self.limits.chunks:,} parts, more than we look through.",
+                f"The file has more parts than the limit of {self.limits.chunks:,}.",
                 limit=self.limits.chunks,
             )
 
@@ -67,7 +67,8 @@ class Budget:
 
 
 class Damaged(InvalidInput):
-    """The file is inconsistent or ends too early. Parts that were read before still count."""
+    """Raised if the file is inconsistent or ends too early. Parts that were read before still
+    count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class Span:
         if length < 0 or offset + length > len(self):
             available = max(0, len(self) - offset)
             raise Damaged(
-                f"damaged or cut short at byte {self.start + offset:,}, "
-                f"where {max(0, length):,} bytes should follow and {available:,} do"
+                f"damaged or truncated at byte {self.start + offset:,}, "
+                f"where {available:,} of {max(0, length):,} bytes follow"
             )
         return Span(self.view, self.start + offset, self.start + offset + length)
 
@@ -119,7 +120,7 @@ class Span:
         if len(self) > limits.metadata_bytes:
             raise LimitExceeded(
                 f"The metadata at byte {self.start:,} has {len(self):,} bytes, "
-                f"more than the {limits.metadata_bytes:,} that we read.",
+                f"more than the limit of {limits.metadata_bytes:,}.",
                 limit=limits.metadata_bytes,
             )
         return self.take(0, len(self))
@@ -247,7 +248,7 @@ def decode(data: bytes, *, what: str) -> str:
     except UnicodeDecodeError as error:
         place = len(mark) + error.start
         raise InvalidInput(
-            f"{_sentence(what)} is not {encoding.upper()} text: the byte at {place:,} does not belong there.",
+            f"{_sentence(what)} is not {encoding.upper()} text: the byte at {place:,} is invalid.",
             offset=place,
         ) from None
 
@@ -255,7 +256,7 @@ def decode(data: bytes, *, what: str) -> str:
 def _check_size(size: int, *, what: str, limits: FileLimits) -> None:
     if size > limits.metadata_bytes:
         raise LimitExceeded(
-            f"{_sentence(what)} has {size:,} bytes, more than the {limits.metadata_bytes:,} that we read.",
+            f"{_sentence(what)} has {size:,} bytes, more than the limit of {limits.metadata_bytes:,}.",
             limit=limits.metadata_bytes,
         )
 
