@@ -155,7 +155,7 @@ def _document(head: bytes) -> str:
     """Returns the type of a model, tensor file or drawing, which can't be uploaded as media."""
     if head.startswith(b"glTF"):
         return "model/gltf-binary"
-    if head[8:9] == b"{" and not any(head[5:8]):  # after the length of this JSON
+    if head[8:9] == b"{" and not any(head[5:8]):  # JSON that follows its length
         return "application/x-safetensors"
     return "image/svg+xml" if b"<svg" in head.lower() else ""
 
@@ -249,7 +249,7 @@ def _survey(data: bytes, parts: Callable[[bytes], Iterator[Part]]) -> Findings:
             mark = read_mark(data[part.start : min(part.end, part.start + XMP_BYTES_MAX)])
         elif mark is None and part.role is PartRole.COMPRESSED:
             mark = read_mark(packed_xmp(data, part, XMP_BYTES_MAX))
-    # Without a manifest, all text is removed anyway.
+    # In files without a manifest, all text is removed anyway.
     is_private = has_manifest and _is_private(_pieces(data, parts(data)))
     return Findings(has_manifest, has_xmp, is_private, mark)
 

@@ -5,7 +5,7 @@ import ctypes
 import sys
 
 GIVE_BACK_SECONDS = 60.0
-M_ARENA_MAX = -8  # from malloc.h
+M_ARENA_MAX = -8  # the constant in malloc.h
 
 
 def use_one_arena() -> None:

@@ -297,7 +297,7 @@ def _notes_in(iinf: bytes) -> Iterator[tuple[int, bytes]]:
         length = int(struct.unpack_from(">I", iinf, at)[0])
         entry = iinf[at + 8 : at + length]
         if entry[0] < 2:
-            raise ValueError("items without a kind")
+            raise ValueError("an item has no kind")
         id_bytes = 2 if entry[0] == 2 else 4
         kind = entry[6 + id_bytes : 10 + id_bytes]
         if kind not in _PIXEL_ITEMS:

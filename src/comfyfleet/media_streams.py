@@ -317,7 +317,7 @@ def _next_frame(data: mmap.mmap, at: int) -> int | None:
         if length and _frame_bytes(data[place + length : place + length + 4]):
             return place
         at = place + 1
-    raise ValueError("too much between the frames")
+    raise ValueError("too much data between the frames")
 
 
 def _frame_bytes(head: bytes) -> int:
@@ -458,7 +458,7 @@ def _without_comments(packet: bytearray) -> bytes:
     framing = b"\x01" if prefix == b"\x03vorbis" else b""
     emptied = (header + bytes(4) + framing).ljust(len(packet), b"\0")
     if len(emptied) != len(packet):
-        raise ValueError("comments are cut off")
+        raise ValueError("the comments are truncated")
     return bytes(emptied)
 
 
@@ -550,7 +550,7 @@ def _rewrite_json(
         return
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     if len(text) > length:
-        raise ValueError("it would become longer")
+        raise ValueError("the text would become longer")
     file.seek(start)
     file.write(text.ljust(length))
 

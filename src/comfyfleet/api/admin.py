@@ -48,8 +48,8 @@ class Fault(StrEnum):
     SETTLED_TWICE = "settled_twice"
     NOT_RESERVED = "not_reserved"  # settled, or marked as reserved, without a reservation
     AMOUNT = "amount"  # refunded or consumed amount differs from the reserved one
-    NOT_SETTLED = "not_settled"  # the job has ended
-    SETTLED_EARLY = "settled_early"  # the job has not ended
+    NOT_SETTLED = "not_settled"  # the job has ended, but its reservation is still open
+    SETTLED_EARLY = "settled_early"  # settled although the job has not ended
     SETTLED_WRONGLY = "settled_wrongly"  # refunded after a success, or consumed after a failure
 
 
@@ -754,7 +754,7 @@ class FleetPromptsAnswer(FleetPrompts):
 
 
 class TenantPrompts(Message):
-    """Limits for a tenant's prompts, on top of the limits of the fleets."""
+    """Limits for a tenant's prompts, in addition to the limits of the fleets."""
 
     fleets: Annotated[tuple[FleetName, ...], Field(max_length=FLEETS_MAX)] | None = Field(
         default=None,

@@ -43,8 +43,9 @@ STEPS_MAX = (
     # Limit for the evaluated parts and visited items of all expressions that belong to a value.
     100_000
 )
-CHARACTERS_PER_STEP = 100  # for strings that are searched, compared or changed
-VALUE_DEPTH_MAX = 100  # for values that are compared
+# The number of characters that count as one step if a string is searched, compared or changed.
+CHARACTERS_PER_STEP = 100
+VALUE_DEPTH_MAX = 100  # maximum nesting of compared values
 ROOT = "output"
 EXISTS = "exists"
 FILE_EXISTS = "file_exists"
@@ -190,8 +191,8 @@ def _space_after(text: str, position: int) -> int:
 
 
 # Operators and functions of other languages, and our equivalents.
-_MEANT = {"=>": ">=", "=<": "<=", "=": "==", "&": "AND", "!": "NOT"}
-_MEANT_FUNCTIONS = {
+_EQUIVALENTS = {"=>": ">=", "=<": "<=", "=": "==", "&": "AND", "!": "NOT"}
+_EQUIVALENTS_FUNCTIONS = {
     "avg": "mean",
     "average": "mean",
     "count": "length",
@@ -208,7 +209,7 @@ def _what_is_at(text: str, position: int) -> str:
     rest = text[position:]
     if rest[0] in "\"'":
         return "unterminated text"
-    suggestion = _MEANT.get(rest[:2]) or _MEANT.get(rest[0])
+    suggestion = _EQUIVALENTS.get(rest[:2]) or _EQUIVALENTS.get(rest[0])
     question = f"; did you mean {suggestion}?" if suggestion else ""
     return f"unexpected {rest[0]!r}{question}"
 
@@ -223,8 +224,8 @@ _RESERVED = frozenset({"and", "or", "not", "contains", "in"})
 
 
 class _Reader:
-    """A recursive-descent parser with one method for each rule of the grammar. Each method gets its
-    depth."""
+    """A recursive-descent parser with one method for each rule of the grammar. Each method gets the
+    current depth."""
 
     def __init__(self, tokens: list[_Token], roots: Collection[str] | None, what: str) -> None:
         self.tokens = tokens
@@ -401,7 +402,7 @@ class _Reader:
 def _unknown_function(name: str) -> str:
     known = sorted({*FUNCTIONS, FILE_EXISTS})
     near = get_close_matches(name.lower(), known, n=1)
-    suggestion = _MEANT_FUNCTIONS.get(name.lower()) or (near[0] if near else "")
+    suggestion = _EQUIVALENTS_FUNCTIONS.get(name.lower()) or (near[0] if near else "")
     question = f"; did you mean {suggestion}?" if suggestion else ""
     return f"unknown function {name!r}; use one of {', '.join(known)}{question}"
 

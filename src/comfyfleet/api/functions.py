@@ -15,10 +15,10 @@ class WrongValueError(Exception):
 
 def bounded(value: Any) -> Any:
     if isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX:
-        raise WrongValueError(f"a text is longer than {TEXT_CHARACTERS_MAX:,} characters")
+        raise WrongValueError(f"the text is longer than {TEXT_CHARACTERS_MAX:,} characters")
     is_large = isinstance(value, int) and value.bit_length() > 64
     if is_large or (isinstance(value, float) and not math.isfinite(value)):
-        raise WrongValueError("a number is too large")
+        raise WrongValueError("the number is too large")
     return value
 
 
@@ -67,7 +67,7 @@ def calculate(name: str, left: Any, right: Any) -> Any:
     except ZeroDivisionError:
         raise WrongValueError("division by zero") from None
     except OverflowError:
-        raise WrongValueError("a number is too large") from None
+        raise WrongValueError("the number is too large") from None
 
 
 def _as_text(value: Any) -> str:
@@ -81,7 +81,7 @@ def _as_text(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise WrongValueError(f"expected a text, not {kind_name(value)}")
+        raise WrongValueError(f"expected text, not {kind_name(value)}")
     return value
 
 
@@ -122,7 +122,7 @@ def _rounded(value: Any, digits: Any = 0) -> Any:
 def _joined(items: Any, between: Any = ", ") -> str:
     texts = [_as_text(item) for item in _items(items)]
     if sum(map(len, texts)) + len(texts) * len(_text(between)) > TEXT_CHARACTERS_MAX:
-        raise WrongValueError(f"a text is longer than {TEXT_CHARACTERS_MAX:,} characters")
+        raise WrongValueError(f"the text is longer than {TEXT_CHARACTERS_MAX:,} characters")
     return _text(between).join(texts)
 
 
@@ -136,7 +136,7 @@ def _replaced(text: Any, old: Any, new: Any) -> str:
     grown = _text(text).count(_text(old)) * len(_text(new)) if old else TEXT_CHARACTERS_MAX
     if len(text) + grown > TEXT_CHARACTERS_MAX:
         raise WrongValueError(
-            "replace requires a text to replace, and its result must not be too long"
+            "replace requires text to search for, and its result must not be too long"
         )
     return str(text.replace(old, new))
 
@@ -144,7 +144,7 @@ def _replaced(text: Any, old: Any, new: Any) -> str:
 def _sorted(items: Any) -> list[Any]:
     values = _items(items)
     if not all(map(is_number, values)) and not all(isinstance(value, str) for value in values):
-        raise WrongValueError("a list can only be sorted if it has only numbers or only texts")
+        raise WrongValueError("only lists of numbers and lists of texts can be sorted")
     return sorted(values)
 
 
@@ -177,7 +177,7 @@ def _mean(*values: Any) -> float:
 
 class Function(NamedTuple):
     work: Callable[..., Any]
-    least: int = 1  # number of arguments, including the value before the `|`
+    least: int = 1  # minimum number of arguments, including the value before the `|`
     most: int = 1
 
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 LAYER_GAP, BOX_GAP = 56.0, 22.0
-LABEL_ROOM = 36.0  # space next to the label of a line
+LABEL_ROOM = 36.0  # space around the label of a line
 PASS_HEIGHT = 8.0  # height that a line occupies in a layer
 PASSES_MAX = 5_000  # positions of lines in layers; lines beyond this limit are straight
 SWEEPS = 6

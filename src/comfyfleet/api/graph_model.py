@@ -367,8 +367,8 @@ class GraphDefinition:
     priority: int = 0  # default for its nodes
     at_once: int | None = None  # concurrent jobs of a run; None means the control plane's limit
     deadline_seconds: int | None = None  # counted from the start of a run, or of its last retry
-    # Only for a graph whose maps, loops and nested graphs were expanded:
-    # the node whose items each node runs for
+    # Only in a graph whose maps, loops and nested graphs were expanded: by node, the node for
+    # whose items it runs
     openers: Mapping[str, str] = field(default_factory=dict)
     lanes: Mapping[str, int] = field(default_factory=dict)  # concurrent jobs by prefix of nodes
 

@@ -191,7 +191,7 @@ class _Parser:
         if not isinstance(entry, dict) or set(entry) != {"from", "to"}:
             message = (
                 f"a connection must be an object with from and to, not {entry!r:.80}; did you mean "
-                f"{_connection_meant(entry)}?"
+                f"{_suggested_connection(entry)}?"
             )
             self.problems.append(DocumentProblem("invalid_connection", message))
             return
@@ -553,14 +553,16 @@ OTHER_ENDS = {
 }
 
 
-def _connection_meant(entry: Any) -> str:
+def _suggested_connection(entry: Any) -> str:
     """Returns a connection in a different format in our format, or an example."""
     values = entry if isinstance(entry, dict) else {}
-    ends = {end: _end_meant(values, *names) for end, names in OTHER_ENDS.items()}
+    ends = {end: _suggested_end(values, *names) for end, names in OTHER_ENDS.items()}
     return json.dumps(ends if all(ends.values()) else EXAMPLE_CONNECTION)
 
 
-def _end_meant(values: Mapping[str, Any], nodes: Collection[str], ports: Collection[str]) -> str:
+def _suggested_end(
+    values: Mapping[str, Any], nodes: Collection[str], ports: Collection[str]
+) -> str:
     """Returns an end of a connection as `node.port`, or only the node. Returns "" if the node is
     missing."""
     node, port = (
@@ -591,7 +593,7 @@ def read_work(fields: FieldReader) -> tuple[str, str | None]:
 def read_expression(fields: FieldReader, name: str, roots: tuple[str, ...]) -> Expression:
     text = fields.take(name)
     if not isinstance(text, str):
-        fields.report("missing_field", f"{name} must be a text", name)
+        fields.report("missing_field", f"{name} must be text", name)
         return LiteralValue(False)
     try:
         return parse_condition(text, roots)

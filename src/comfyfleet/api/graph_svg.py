@@ -253,7 +253,7 @@ def _title(node: Node) -> str:
     return _cut(node.id, TITLE_CHARACTERS_MAX)
 
 
-def _told(node: Node) -> str:
+def _description(node: Node) -> str:
     """Returns the description of a node for the line below its name."""
     match node:
         case InputNode(value_type=kind, columns=columns):
@@ -289,7 +289,7 @@ def _told_of_composite(node: CompositeNode) -> str:
 
 def _size(node: Node, mark: NodeMark | None, body: _Picture | None) -> Size:
     title = len(_title(node)) * CHARACTER_PX
-    subtitle = len(_cut(_told(node), TEXT_CHARACTERS_MAX)) * SMALL_CHARACTER_PX
+    subtitle = len(_cut(_description(node), TEXT_CHARACTERS_MAX)) * SMALL_CHARACTER_PX
     state = len(_state(mark)) * SMALL_CHARACTER_PX if mark else 0
     sides = 2 * PADDING + (16 if _has_points(node) else 0)
     width = max(NODE_WIDTH_MIN, title + sides, subtitle + sides, state + sides)
@@ -307,13 +307,13 @@ def _has_points(node: Node) -> bool:
 def _node(node: Node, box: Box, mark: NodeMark | None, body: _Picture | None) -> Iterator[str]:
     status = mark.status if mark else ""
     yield f'<g class="node {kind_of(node)} {status if status in _SYMBOLS else ""}">'
-    yield f"<title>{_text(f'{node.id}: {_told(node)}', 300)}</title>"
+    yield f"<title>{_text(f'{node.id}: {_description(node)}', 300)}</title>"
     yield f'<path class="shape" d="{_shape(node, box, body)}"/>'
     x = box.x + PADDING + (8 if _has_points(node) else 0)
     y = box.y + (23 if _has_points(node) else 21)
     yield f'<text class="title" x="{x:.1f}" y="{y:.1f}">{_text(node.id, TITLE_CHARACTERS_MAX)}</text>'
     y += LINE_PX
-    yield f'<text class="told" x="{x:.1f}" y="{y:.1f}">{_text(_told(node), TEXT_CHARACTERS_MAX)}</text>'
+    yield f'<text class="told" x="{x:.1f}" y="{y:.1f}">{_text(_description(node), TEXT_CHARACTERS_MAX)}</text>'
     if mark:
         y += LINE_PX
         yield f'<text class="state" x="{x:.1f}" y="{y:.1f}">{_text(_state(mark), 60)}</text>'

@@ -330,8 +330,8 @@ class RerunOf(Response):
     node: str | None = Field(
         default=None,
         description=(
-            "The node from which everything ran again. null if only nodes ran that had no result "
-            "or were changed."
+            "The node from which everything ran again. null if only changed nodes and nodes "
+            "without a result ran again."
         ),
     )
     inputs: tuple[str, ...] = Field(default=(), description="The inputs with new values.")
@@ -375,7 +375,7 @@ class GraphFile(Message):
     file_id: UUID
     filename: str
     mime_type: str = "application/octet-stream"
-    url: str  # valid for a few minutes; repeat the call for a new one
+    url: str  # valid for a few minutes; repeat the call to get a new URL
 
 
 class GraphRunAnswer(Response):

@@ -263,7 +263,7 @@ class JobWaitAnswer(Response):
 
 class StageName(StrEnum):
     CHECKED = "checked"  # accepted and paid for
-    WAITING = "waiting"  # for a machine
+    WAITING = "waiting"  # waiting for a machine
     MAKING = "making"
     FINISHING = "finishing"  # the result is being stored
 

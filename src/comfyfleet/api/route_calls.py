@@ -18,9 +18,9 @@ TARGET_CHARACTERS_MAX = 8_192
 HEADER_CHARACTERS_MAX = 1_000
 REASON_CHARACTERS_MAX = 500
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-READING = frozenset({"GET", "HEAD"})  # the other methods may change something on a backend
-# The headers that are forwarded. They include neither keys and cookies, nor headers between two
-# machines only.
+# The methods that only read. All others may change data on a backend.
+READING = frozenset({"GET", "HEAD"})
+# The headers that are forwarded. Credentials, cookies and hop-by-hop headers are not forwarded.
 REQUEST_HEADERS = ("accept", "accept-language", "content-type", "range", "if-none-match")
 RESPONSE_HEADERS = ("content-type", "content-range", "accept-ranges", "etag", "last-modified")
 # An octet that would be decoded if the path were parsed a second time, such as %2e.
@@ -48,7 +48,7 @@ RouteHeaders: TypeAlias = Annotated[dict[str, _HeaderText], Field(max_length=20)
 
 
 class RoutePoll(Message):
-    """Requests a call of a route below one of these prefixes."""
+    """A worker's request for a call to a route under one of these prefixes."""
 
     worker_id: WorkerId
     prefixes: Annotated[RoutePrefixes, Field(min_length=1)]
@@ -71,7 +71,7 @@ class RoutePolled(Message):
 
 
 class RouteAnswer(Message):
-    """The backend's response. `error` is a short reason if there is none."""
+    """The backend's response. `error` has a short reason if the backend didn't respond."""
 
     worker_id: WorkerId
     call_id: UUID

@@ -25,7 +25,7 @@ def is_larger(value: Any, *, bytes_max: int) -> bool:
         if isinstance(item, str):
             size += len(item) + 2  # quotes
         elif isinstance(item, dict):
-            size += 1 + 4 * len(item) + sum(map(len, item))  # quotes, colons and commas
+            size += 1 + 4 * len(item) + sum(map(len, item))  # for quotes, colons and commas
         elif isinstance(item, list):
             size += 1 + len(item)
         else:

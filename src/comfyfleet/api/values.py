@@ -81,7 +81,8 @@ class Asset(Message):
     content_hash: str | None = None
     size: int | None = None
     binding: str | None = None  # node.input
-    placeholder: str | None = None  # or a string that occurs somewhere in the prompt
+    # An alternative to `binding`: a string that occurs somewhere in the prompt.
+    placeholder: str | None = None
     is_primary_input: bool = False
 
 

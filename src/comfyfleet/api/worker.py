@@ -487,9 +487,8 @@ class Heartbeat(Message):
     outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=WANTED_MAX
     )
-    report: ReportNumber | None = (
-        None  # repeated with the same events and outputs until it is answered
-    )
+    # Repeated with the same events and outputs until the server responds.
+    report: ReportNumber | None = None
     preview: RunPreview | None = None  # sent if the last response had `previews` set
 
 
@@ -546,7 +545,7 @@ class Complete(Message):
     # run's entry in the backend's history, without its prompt.
     events: RunEvents = ()
     report: ReportNumber | None = None
-    unheard: UnheardReport | None = None  # logged first, unless it already arrived
+    unheard: UnheardReport | None = None  # added to the run log first, unless already received
     history: dict[str, Any] | None = None
     told_outputs: bool = False  # some of the outputs were reported in heartbeats, or may have been
     # The worker's next poll, whose `held` has the leases after this one ends.

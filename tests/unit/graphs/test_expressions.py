@@ -89,7 +89,7 @@ def test_values_are_made(text: str, expected: Any) -> None:
         ("name + 1", r"\+ doesn't support a text and a number"),
         ("n / 0", "division by zero"),
         ("tags | max", "expected numbers"),
-        ("row | trim", "expected a text, not an object"),
+        ("row | trim", "expected text, not an object"),
         ("'x' | number", "'x' is not a number"),
         ("[] | first", "the list is empty"),
         ("9e307 * 100", "too large"),
