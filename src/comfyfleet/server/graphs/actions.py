@@ -224,7 +224,7 @@ async def _same_graph(
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """Returns the id of a graph by id or name. Prefers the user's own graphs, then the newest."""
+    """Finds a graph's id by its id or name. Prefers the user's own graphs, then the newest."""
     try:
         return UUID(text)
     except ValueError:
@@ -448,7 +448,7 @@ async def _require_same(
 
 
 async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Advances a stored run. If that isn't possible now, a sweep advances it later."""
+    """Advances a new run. If that isn't possible now, a sweep advances it later."""
     try:
         return await advance(graphs, owner.tenant_id, run_id)
     except (QueueFull, Unavailable):

@@ -60,11 +60,12 @@ from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.turns import FairThreads
 
-# Threads for reports about large runs and for their reruns. The limit of waiting calls is per user.
+# Number of threads for reports about large runs and for their reruns, and the maximum number of
+# calls per user that wait for a thread.
 AT_ONCE_MAX, WAITING_PER_USER_MAX = 2, 20
 large_runs = FairThreads("graphs", AT_ONCE_MAX, waiting_each_max=WAITING_PER_USER_MAX)
-# Threads for decisions about runs that are too large for the event loop. The limit of waiting calls
-# applies per tenant. In practice, other limits on runs and requests are reached first.
+# Maximum number of a tenant's decisions about large runs that wait for a thread. In practice, other
+# limits on runs and requests are reached first.
 WAITING_PER_TENANT_MAX = 10_000
 decisions = FairThreads("decisions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
 SLICE_MAX = 250  # Maximum number of notified executions, and of started jobs, per decision.
@@ -72,7 +73,7 @@ IN_LOOP_EXECUTIONS_MAX = 500  # Decisions about larger runs are made in a thread
 IN_LOOP_STEPS_MAX = 20_000  # Decisions with more expression steps are made in a thread.
 READS_MAX = 5  # Maximum attempts to read a run while other processes change it.
 RUNS_KEPT_MAX = 500
-ENDED_RUNS_KEPT_MAX = 50  # Clients read a run a few more times after its end.
+ENDED_RUNS_KEPT_MAX = 50  # Clients may read a run a few more times after its end.
 RECORDS_KEPT_MAX = 200_000
 
 
@@ -235,8 +236,8 @@ class GraphContext:
 async def decide_slice(
     loaded: LoadedRun, run: GraphRunState, events: Sequence[Event], environment: Environment
 ) -> RunDecision:
-    """Makes one slice of a decision. A slice that takes too long for the event loop is made in a
-    thread."""
+    """Computes one slice of a decision. A slice that takes too long for the event loop is computed
+    in a thread."""
     decide = partial(next_actions, loaded.plan, run, events, environment, slice_max=SLICE_MAX)
     if run.open_count + len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
         try:
@@ -266,8 +267,8 @@ async def apply_decision(
     handled outbox rows."""
     context = graphs.context
     pool = await context.pool_of(tenant_id)
-    # The cached run may be outdated. It can be used if outbox rows are deleted, because that always
-    # opens a transaction, which checks the revision.
+    # The cached run may be outdated. It is only used if outbox rows are deleted, because their
+    # transaction then checks the run's revision.
     loaded = graphs.runs.get_cached(tenant_id, run_id) if handled_outbox else None
     for _ in range(TRIES_MAX):
         if loaded is None:

@@ -27,8 +27,9 @@ VALUES_MAX = 2_000  # Maximum number of values in a report.
 LEAVES_MAX = 10_000  # Maximum number of values compared separately in each part of a run.
 DEPTH_MAX = 30
 NAME_CHARACTERS_MAX = 64  # Maximum length of a path segment.
-HASH_DIGITS = 12  # Number of digits that are shown of a content hash.
-# Durations count as equal if they differ by at most this many seconds or by at most this fraction.
+HASH_DIGITS = 12  # Number of digits to show of a content hash.
+# Durations count as equal if they differ by at most this many seconds, or by at most the fraction
+# SAME_PART.
 SAME_SECONDS = 0.1
 SAME_PART = 0.1
 # Fields that always differ between two runs.

@@ -98,7 +98,7 @@ _RETRIED = frozenset({FailureCause.ERROR, FailureCause.TIMEOUT, FailureCause.BAC
 
 @singledispatch
 def apply_event(event: Event, draft: RunDraft) -> None:
-    raise TypeError(f"{event!r} isn't an event")
+    raise TypeError(f"unknown event {event!r}")
 
 
 def _current(draft: RunDraft, key: ExecutionKey, attempt: int) -> ExecutionRecord | None:
@@ -393,7 +393,7 @@ def _take_earlier(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bo
     record = earlier.result_of(key)
     if record is None:
         if not decides_anew(draft.plan.node(key.node)):
-            draft.unchanged.add(key)  # A new computation gives the same result.
+            draft.unchanged.add(key)  # Computing it again gives the same result.
         return False
     draft.unchanged.add(key)
     if record.status == ExecutionStatus.SKIPPED:
@@ -536,8 +536,8 @@ def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
 
 
 def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
-    """Counts the sources for which an execution waits, and records which ends are already
-    included."""
+    """Counts the sources for which an execution waits, and records up to which end of a source the
+    count is valid."""
     waiting = _undecided(draft, key)
     draft.update(key, waiting=waiting, end_number=draft.next_end)
     return waiting
@@ -643,7 +643,7 @@ def _start_held(draft: RunDraft) -> None:
             if not draft.in_flight:
                 price = draft.plan.workflows[key.node].price_tokens
                 fail_run(draft, key, too_dear_message(draft.was.max_tokens, draft.tokens, price))
-            return  # Jobs in flight may still be refunded.
+            return  # Wait, because jobs in flight may still be refunded.
         draft.pop_held(row)
         draft.started += 1
         _start(draft, key)

@@ -238,7 +238,7 @@ class RunPlan:
     def workflow_node(self, node: str) -> WorkflowNode:
         graph_node = self.graph.nodes[node]
         if not isinstance(graph_node, WorkflowNode):
-            raise TypeError(f"{node} has no jobs")
+            raise TypeError(f"node {node} doesn't run a workflow")
         return graph_node
 
     def scope(self, node: str) -> Scope:

@@ -79,7 +79,7 @@ class EarlierRun:
         because it had no inputs. Otherwise, returns None."""
         record = self.run.record(key)
         if isinstance(self.plan.node(key.node), RoundsNode):
-            return None  # Rounds are decided one at a time.
+            return None  # A loop isn't reused as a whole, but one round at a time.
         if (key.node in self.plan.bundles) != (key.node in self.before.bundles):
             return None  # Only one of the two plans requires the combined values of the node.
         if record.status == ExecutionStatus.DONE and record.outputs is not None:
@@ -124,7 +124,7 @@ def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKe
         node: replace(workflow, price_tokens=0) if node in has_kept else workflow
         for node, workflow in plan.workflows.items()
     }
-    # If a node has some results already, only its executions that are about to start are certain.
+    # If a node already has some results, only its held executions are certain to start jobs.
     held = (key.node for key in run.held.values() if key.node in has_kept)
     certain = [node for node in held if not plan.workflow_node(node).reuse]
     others = quote_plan(replace(plan, workflows=facts), run.inputs).tokens_min
@@ -167,8 +167,8 @@ class RerunFrom(NamedTuple):
 
 
 def changed_nodes(before: RerunFrom, after: RerunFrom, *, start: str | None) -> frozenset[str]:
-    """Returns the nodes that differ between the runs, and `start` with all nodes inside it, because
-    the user wants to run it again."""
+    """Returns the nodes that differ between the runs. The user wants to run `start` again, so the
+    result also includes `start` and all nodes inside it."""
     return frozenset(
         node
         for node in after.plan.graph.nodes
@@ -227,12 +227,13 @@ def with_properties(document: Mapping[str, Any], values: Mapping[str, Any]) -> d
     would no longer lead to an output. Nodes inside a map or a loop have the same names as in runs,
     such as `refine/do`."""
     if len(values) > CHANGES_MAX:
-        raise InvalidInput(f"set has more than {CHANGES_MAX} properties", field="set")
+        raise InvalidInput(f"set can have at most {CHANGES_MAX} properties", field="set")
     changed: dict[str, Any] = json.loads(json.dumps(document))
     for name, value in values.items():
         node, dot, port = name.partition(".")
         if not (node and dot and port):
-            raise InvalidInput(f"set {name!r:.80}: must be node.property", field="set")
+            message = f"set {name!r:.80}: the name must have the form node.property"
+            raise InvalidInput(message, field="set")
         _set(changed, tuple(node.split("/")), port, value, name)
     return _without_unused(changed, _used_nodes(document))
 
@@ -312,8 +313,8 @@ def _node_in(level: dict[str, Any], node: str) -> dict[str, Any] | None:
 
 
 def _nodes_of(level: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the nodes of a graph or a body. It may be malformed, because it is validated only
-    after all properties are set."""
+    """Returns the nodes of a graph or a body. The document may be malformed, because it is only
+    validated after all properties have been set."""
     nodes = level.get("nodes")
     return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
 

@@ -93,7 +93,7 @@ class ValueSize(NamedTuple):
         return self.values <= most.values and self.characters <= most.characters
 
     def within(self, most: "ValueSize") -> "ValueSize":
-        """Returns the rest of a limit after this size is subtracted."""
+        """Returns how much of a limit remains after this size is subtracted from it."""
         return ValueSize(
             max(0, most.values - self.values), max(0, most.characters - self.characters)
         )
@@ -107,7 +107,8 @@ VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)
 RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
 # Maximum size of all output nodes together, because a response contains all of their values.
 OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX
-ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # Executions per response.
+# Maximum size of the executions in one response.
+ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)
 
 
 def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:

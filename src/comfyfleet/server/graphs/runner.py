@@ -109,7 +109,7 @@ log = logging.getLogger(__name__)
 OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
-STEPS_AT_ONCE_MAX = 4  # Maximum slices per call. The rest is done in turns with other tenants.
+STEPS_AT_ONCE_MAX = 4  # Maximum number of slices per call. For more slices, tenants take turns.
 # If a cut run has changed within this time, another process is continuing it.
 CONTINUED_ELSEWHERE = timedelta(seconds=10)
 
@@ -137,7 +137,7 @@ async def advance(
 
 
 async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> LoadedRun:
-    """Makes the next slice of a cut decision. This doesn't read the jobs again."""
+    """Computes the next slice of a cut decision, without reading the jobs again."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         return await decide_slice(loaded, loaded.run, (), environment)
@@ -256,8 +256,8 @@ async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRu
 
 
 async def read_outbox(graphs: GraphContext, pool: Database) -> None:
-    """Processes all outbox rows of a pool, page by page. Otherwise, the rows of blocked runs, which
-    may remain for a long time, could fill the only page."""
+    """Processes all outbox rows of a pool, page by page. A single page wouldn't be enough, because
+    rows of blocked runs may remain for a long time and fill it."""
     after = 0
     while True:
         async with pool.read() as tx:

@@ -560,8 +560,8 @@ async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
 async def firing_of_keys(
     tx: Tx, trigger_id: UUID, key_hashes: Sequence[str]
 ) -> tuple[TriggerFiring | None, frozenset[str]]:
-    """Returns the oldest firing for one of these delivery keys, and all of these keys that are
-    already known."""
+    """Returns the oldest firing that has one of these delivery keys, and the keys among them that
+    are already stored."""
     keys = trigger_delivery_keys
     stored = await tx.execute(
         select(keys.c.key_hash, keys.c.firing_id)
@@ -625,8 +625,8 @@ async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool
 
 
 async def is_any_trigger_due(tx: Tx, now: datetime) -> bool:
-    """Checks whether any trigger is due or any firing is stuck. The query is cheap, because it runs
-    every second."""
+    """Checks whether any trigger is due or any firing is stuck. The query must be cheap, because
+    it runs every second."""
     due = select(triggers.c.id).where(_IS_SCHEDULED, triggers.c.next_at <= now).limit(1)
     stuck = select(trigger_firings.c.id).where(_IS_STARTING, trigger_firings.c.not_before <= now)
     return bool(await tx.scalar(select(or_(due.exists(), stuck.limit(1).exists()))))

@@ -98,9 +98,9 @@ Clock = Callable[[datetime | None], float | None]
 
 
 def joined_spans(all_spans: Iterable[TimeSpan], most: int = SPANS_PER_NODE_MAX) -> list[TimeSpan]:
-    """Joins the spans of several executions into one row. If executions have different kinds of
-    spans at a time, the first of these in SPAN_KINDS is used. If there are too many spans, short
-    ones are joined with their neighbors."""
+    """Joins the spans of several executions into one row. Where spans of different kinds overlap,
+    the kind that comes first in SPAN_KINDS is used. If there are too many spans, short ones are
+    joined with their neighbors."""
     changes: dict[float, dict[SpanKind, int]] = {}
     for span in all_spans:
         for at, by in ((span.start, 1), (span.end, -1)):
@@ -252,7 +252,7 @@ def _executions(timed: RunTimes) -> Iterator[TimedExecution]:
         if ready is None:
             continue
         end = timed.ends.get(key, max(ready, timed.until))
-        # Other nodes take no time.
+        # Nodes without jobs or questions take no time.
         takes_time = record.asked_at or isinstance(timed.plan.node(key.node), WorkflowNode)
         spans = spans_of(record, ready, end, timed.seconds) if takes_time else []
         yield TimedExecution(key, ready, end, spans)

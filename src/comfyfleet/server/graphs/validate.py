@@ -107,7 +107,7 @@ class PortTypes:
 
 
 def _passed_on(node: Node, arriving: Mapping[str, PortType]) -> Mapping[str, PortType]:
-    """Returns the types of a value node's values that only pass on the value of another node."""
+    """Returns the types of those values of a value node that only pass on another node's value."""
     values = node.values if isinstance(node, ValueNode) else {}
     paths = {name: value.whole for name, value in values.items() if isinstance(value, Template)}
     return {

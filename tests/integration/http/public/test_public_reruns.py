@@ -95,7 +95,7 @@ async def test_a_rerun_that_cannot_be_is_refused_with_the_field_or_node(
         ({"from": 7}, 422, "from"),
         ({"from": ""}, 422, "no node ''"),
         ({"start": "draw"}, 422, "unknown field 'start'"),
-        ({"set": {"draw": 1}}, 422, "must be node.property"),
+        ({"set": {"draw": 1}}, 422, "must have the form node.property"),
         ({"set": {f"draw.p{number}": 1 for number in range(101)}}, 422, "set"),
         ({"set": {"draw.width": "{{ again.output.images.count }}"}}, 422, "cycle"),
         ({"inputs": {"width": "wide"}}, 422, "must be of type integer"),
