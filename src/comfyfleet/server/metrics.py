@@ -408,7 +408,8 @@ def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
 
 
 def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[str, float]:
-    """Returns the numbers of queued and running jobs, multiplied by the seconds of a minute.
+    """Returns the numbers of queued and running jobs, multiplied by the number of seconds in a
+    minute.
 
     The mean over a period is then the sum divided by the length of the period.
     """

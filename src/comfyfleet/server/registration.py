@@ -98,7 +98,7 @@ def _registration(message: Register) -> WorkerRegistration:
 async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
     """Raises Refused for an EC2 instance that isn't in a known auto-scaling group.
 
-    If the check is enabled but couldn't be done, returns the reason for the audit log.
+    If the check is enabled but couldn't be performed, returns the reason for the audit log.
     """
     if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
         return None

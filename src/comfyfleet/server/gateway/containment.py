@@ -77,8 +77,7 @@ class Pattern:
 
 def _comparisons(node: PatternNode, prompt: IndexedPrompt) -> int:
     """Returns the maximum number of comparisons for one node of a workflow. An `is_prefix` link is
-    compared with all links of the prompt's nodes of that type.
-    """
+    compared with all links of the prompt's nodes that have this node's type."""
     prefixes = sum(link.is_prefix for link in node.links)
     exact = len(prompt.by_type.get(node.type, ())) * (1 + len(node.links) - prefixes)
     return exact + prefixes * prompt.link_counts.get(node.type, 0)
@@ -127,9 +126,8 @@ def pattern_of(
 def _without_values(
     nodes: Mapping[str, PatternNode], prompt: Prompt, object_info: ObjectInfo
 ) -> Mapping[str, PatternNode]:
-    """Removes links from nodes that only compute values. An output node that would lose all its
-    links keeps them.
-    """
+    """Removes links whose source only computes values. An output node that would lose all its links
+    keeps them."""
     values: set[str] = set()
     kept_nodes: dict[str, PatternNode] = {}
     for node_id, node in nodes.items():

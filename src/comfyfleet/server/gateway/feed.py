@@ -563,7 +563,8 @@ class GatewayFeeds:
         # The feed finds runs that start from now on in the log. Earlier ones are read here.
         first, running_node, running = await self._missed(caller, client_id)
         if open_at is None:
-            # The control plane that the client has just left may have sent its cursor by now.
+            # The control plane that the client has just left may already have sent the client's
+            # cursor.
             await self._cursors.catch_up()
             known = self._cursors.of(caller.user_id, client_id)
         cursor = max((at for at in (open_at, known) if at is not None), default=None)

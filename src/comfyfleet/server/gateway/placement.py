@@ -147,9 +147,8 @@ def _most_outputs(verdicts: Verdicts) -> int:
 def _is_same_prompt(
     verdict: PromptValidation, nodes: OfferedNodes, other: PromptValidation, others: OfferedNodes
 ) -> bool:
-    """Checks whether two backends would be sent the same prompt with the same files. Otherwise, one
-    backend's declaration would decide which values are files on the other one.
-    """
+    """Checks whether two backends would be sent the same prompt with the same files. Without this
+    check, one backend's declaration would decide which values are files on the other one."""
     types = {node["class_type"] for node in verdict.prompt.values()}
     return verdict.prompt == other.prompt and all(
         nodes[class_type].uploads == others[class_type].uploads for class_type in types

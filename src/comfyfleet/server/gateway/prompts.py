@@ -138,7 +138,7 @@ def without_tracebacks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(meters: ProcessMetrics) -> Iterator[None]:
-    """Counts refused prompts by the reason."""
+    """Counts refused prompts by reason."""
     try:
         yield
     except FleetError as error:
@@ -540,7 +540,7 @@ async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:
 
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
-    """Interrupts a running prompt of the caller. If `prompt_id` is None, interrupts all of them."""
+    """Interrupts a running prompt of the caller, or all of them without a `prompt_id`."""
     for job in await started_jobs(plane, caller):
         is_meant = prompt_id is None or prompt_id_of(job) == prompt_id
         if is_meant and is_running(job):

@@ -202,8 +202,9 @@ class ParkedConnection(asyncio.Protocol):
 def note_valid_key(scope: Scope, *holders: Holder) -> None:
     """Counts a request and its connection toward the limits of its callers, not of its address.
 
-    Raises TooManyCalls if a caller has too many connections, and then closes this connection. A
-    proxy shares its connections among callers, so each forwarded request counts individually.
+    If a caller has too many connections, raises TooManyCalls and closes this connection after the
+    response. A proxy shares its connections among callers, so each forwarded request counts
+    individually.
     """
     state = scope.setdefault("state", {})
     state[HAS_VALID_KEY] = True

@@ -30,7 +30,8 @@ def local_access_of(request: Request) -> LocalAccess | None:
 async def is_catalogue_public(request: Request) -> bool:
     """Checks whether a visitor may see effects without signing in.
 
-    A setting allows this for everyone. The user who started `comfyfleet up` always may.
+    A setting allows this for everyone. The user who started `comfyfleet up` is always allowed to
+    see them.
     """
     local = local_access_of(request)
     return plane_of(request).settings.public_catalogue or (

@@ -120,7 +120,8 @@ class DirectRoutes:
         scope["route"] = route
         try:
             response = await route.answer(self._plane, scope, receive)
-            # Inside the `try`, because a long poll's response may fail while it is being sent.
+            # This is inside the `try`, because a long poll's response may fail while it is being
+            # sent.
             await response(scope, receive, send)
         except HANDLED_ERRORS as error:
             response = response_to_any_error(error, route.path, self._plane.meters)

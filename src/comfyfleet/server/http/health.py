@@ -82,9 +82,9 @@ async def ready(request: Request, response: Response) -> dict[str, object]:
 
     The status is `degraded`, still with 200, if a pool is down, which affects only the pool's own
     tenants. It is also `degraded` if the store is full (`store_full`) or rejects writes
-    (`store_not_writable`). Downloads and the API still work then, and with 503, a load balancer
-    would remove every control plane. Only the log contains the reason, because this route is
-    public.
+    (`store_not_writable`). Downloads and the API still work in these cases, and a 503 would make a
+    load balancer remove every control plane. Only the log contains the reason, because this route
+    is public.
     """
     stop: asyncio.Event | None = getattr(request.app.state, "stop", None)
     if stop is not None and stop.is_set():

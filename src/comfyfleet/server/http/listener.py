@@ -260,7 +260,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Waits until the server must exit.
 
-        uvicorn's own loop checks for this ten times a second, which causes a sixth of an idle
+        uvicorn's own loop checks for this ten times a second, which accounts for a sixth of an idle
         process's CPU time.
         """
         clock = asyncio.get_running_loop().time
@@ -299,8 +299,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers open requests, closes idle connections, and cancels requests that take too long.
 
-        If uvicorn's own method cancels a request, the client gets a plain-text 500 and the log a
-        traceback.
+        uvicorn's own method isn't used, because it sends a plain-text 500 and logs a traceback when
+        it cancels a request.
         """
         self.close_listeners()
         self._take_rest()

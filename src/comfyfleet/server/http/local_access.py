@@ -140,7 +140,7 @@ def _row_with(rows: bytes, ends: bytes) -> bytes | None:
 def _cells(address: Address) -> Iterator[bytes]:
     """Yields an address in the format of the TCP tables, such as `0100007F:1F40`.
 
-    IPv4 addresses come in their IPv6 form as well.
+    For an IPv4 address, also yields its IPv6 form.
     """
     host, port = address
     parsed_address = _unmapped(ipaddress.ip_address(host))

@@ -88,7 +88,7 @@ async def _body(request: Request) -> bytes:
 
 
 def caller_gone() -> HTTPException:
-    """Returns an error for a disconnected client. FastAPI would convert any other error to an
+    """Returns an error for a disconnected client. FastAPI would report any other error as an
     invalid body."""
     return HTTPException(CALLER_GONE, "the client disconnected")
 

@@ -159,10 +159,9 @@ class LongPollResponse(Response):
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, BaseModel]
 ) -> BaseModel | None:
-    """Runs the work and returns its result.
+    """Runs the work and returns its result, or None if the client disconnects first.
 
-    If the client disconnects first, the work is canceled, which releases its lease, and the result
-    is None.
+    In that case, the work is canceled, which releases its lease.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
@@ -240,10 +239,9 @@ class PollResponse(Response):
 async def cancel_on_lost_connection(
     connection: HttpConnection, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """Runs the work and returns its result.
+    """Runs the work and returns its result, or None if the connection is lost first.
 
-    If the connection is lost first, the work is canceled, which releases its lease, and the result
-    is None.
+    In that case, the work is canceled, which releases its lease.
     """
     working = asyncio.current_task()
     if working is None or connection.is_lost:

@@ -92,8 +92,8 @@ async def log_live(
     state: LoggedState,
     now: datetime,
 ) -> list[UUID]:
-    """Logs messages of a run that is still in progress, and names its new files. Returns the ids of
-    files that were replaced.
+    """Logs messages of an unfinished run, and names its new files. Returns the ids of
+    replaced files.
 
     `state` is the result of `lock_run` for this report. The report must not have been logged
     before.
@@ -148,7 +148,7 @@ async def log_end(
     now: datetime,
 ) -> list[UUID]:
     """Logs the last messages of a run, names its new files, and stores its history record. Returns
-    the ids of files that were replaced.
+    the ids of replaced files.
 
     Adds messages that the worker didn't report but clients wait for, such as the end. `state` is
     the result of `lock_run` from before the job's row was changed.
@@ -178,9 +178,8 @@ async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: da
 async def _name_files(
     tx: Tx, run: LoggedRun, delivered: RunFiles, *, now: datetime
 ) -> tuple[dict[BackendFile, str], list[UUID]]:
-    """Names the files of a report. Returns the paths under which the user sees them, which are the
-    same for a repeated report, and the ids of files that were replaced.
-    """
+    """Names the files of a report. Returns the paths under which the user sees the files, and the
+    ids of replaced files. A repeated report gets the same paths."""
     outputs, aliases, file_ids = delivered
     files = delivered_files(outputs)
     if not files:
@@ -271,7 +270,7 @@ async def events_in_order(
     """Returns a page of the rows that a client must be sent after the cursor, one attempt after
     another, in the order in which they started.
 
-    A caller reads again while there are more.
+    The caller must read again while there are more.
     """
     return await store.events_in_order(
         tx, tenant_id, user_id, client_id, cursor, to_id=to_id, limit=EVENTS_PER_READ_MAX

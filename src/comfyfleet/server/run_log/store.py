@@ -63,7 +63,7 @@ _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
 
 def _new_values(table: Table, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Returns the bind parameters for the values of `_as_new`."""
+    """Returns the bind parameters for the values that `_as_new` returns."""
     return {
         name: bindparam(f"new_{name}", type_=table.c[name].type)
         for name in (table.columns.keys() if names is None else names)

@@ -86,10 +86,11 @@ class TermsBody(Body):
     price_tokens: Tokens | None = Field(
         default=None,
         validation_alias=PRICE_NAMES,
-        description="Offers the workflow for graphs and pipelines of customers at this price.",
+        description="Offers the workflow to customers at this price for graphs and pipelines.",
     )
     is_withdrawn: bool = Field(
-        default=False, description="Whether to stop offering it. Active runs may still use it."
+        default=False,
+        description="Whether to stop offering the workflow. Active runs may still use it.",
     )
     output: OutputRule | None = Field(
         default=None,
@@ -563,7 +564,9 @@ class FaceBody(Body):
     locked: list[str] | None = Field(
         default=None, description="Properties that customers can't see or set."
     )
-    stage: str | None = Field(default=None, description="The fleets' stage. Default: production.")
+    stage: str | None = Field(
+        default=None, description="The stage of the effect's fleets. The default is production."
+    )
     provider: Literal["self_hosted", "cloud"] | None = None
     published: bool | None = Field(
         default=None,

@@ -503,7 +503,7 @@ REASON_CHARACTERS_MAX = 500
 class Payment(Body):
     amount: Tokens = Field(description="The number of tokens, above zero.", examples=[500])
     provider_transaction_id: str = Field(
-        description="The payment provider's id. Each id is credited only once.",
+        description="The payment provider's id. Each id can be used only once.",
         examples=["pi_3PqK2x"],
     )
     reason: Annotated[str, Field(max_length=REASON_CHARACTERS_MAX)] | None = Field(

@@ -249,7 +249,7 @@ class RoutedCall:
     async def _ask_any(self) -> tuple[str, Response]:
         """Sends the call to the first backend that this process can call directly.
 
-        If there is none, sends it to any worker that passes on the route.
+        If there is none, sends it to any worker that forwards calls to the route.
         """
         if self.backends and any(fleet.name == f"{FLEET}/{STAGE}" for fleet in self.usable):
             for worker_id, url in self.backends.items():
@@ -353,10 +353,9 @@ def _route_call(
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
-    """Runs the work and returns its response.
+    """Runs the work and returns its response, or None if the client disconnects first.
 
-    If the client disconnects first, the work is canceled and the result is None. A call that no
-    worker has taken yet isn't sent then.
+    In that case, the work is canceled, and a call that no worker has taken yet isn't sent.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_until_gone(request))

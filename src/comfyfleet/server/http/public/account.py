@@ -401,7 +401,7 @@ async def show_secret(
     """Returns the secret that signs the webhook's deliveries. It changes only if the operator
     replaces the key from which secrets are derived.
 
-    Requires the scopes keys and write, because the secret stays valid after the caller's key is
+    Requires the `keys` and `write` scopes, because the secret stays valid after the caller's key is
     revoked.
     """
     caller.require(Scope.WRITE)

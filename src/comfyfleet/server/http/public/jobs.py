@@ -465,9 +465,7 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 Since = Annotated[
     int, Header(ge=0, le=ROW_ID_MAX, description="The id of the last event received.")
 ]
-After = Annotated[
-    int, Query(ge=0, le=ROW_ID_MAX, description="The same as the header Last-Event-ID.")
-]
+After = Annotated[int, Query(ge=0, le=ROW_ID_MAX, description="Same as the Last-Event-ID header.")]
 
 
 @router.get(

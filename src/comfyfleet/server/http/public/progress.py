@@ -308,7 +308,7 @@ class _JobStream:
         self._balance: int | None = None
 
     async def lines(self, *, ends: bool) -> AsyncIterator[str]:
-        """Yields the lines of the event stream, and finally stops watching previews.
+        """Yields the lines of the event stream, and stops watching previews when it ends.
 
         With `ends`, the stream ends when no job is active.
         """

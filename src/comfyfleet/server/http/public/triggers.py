@@ -98,7 +98,7 @@ class NewTriggerBody(Body):
     catch_up: bool = Field(
         default=False,
         description="Whether to fire once later if a scheduled time was missed because no control "
-        "plane was running. Only the latest missed time is caught up.",
+        "plane was running. Only the latest missed time is fired.",
     )
     tokens_per_day: Tokens = Field(
         ge=0, le=TOKENS_MAX, description="Maximum tokens that all runs of a day may spend."
@@ -123,7 +123,7 @@ async def create(body: NewTriggerBody, plane: PlaneDep, caller: Writer) -> MadeT
     """Creates a trigger. A trigger without `cron` is a webhook, whose secret is shown only in this
     response.
 
-    Creating a webhook also requires the scope keys, because the secret stays valid after the
+    Creating a webhook also requires the `keys` scope, because the secret stays valid after the
     caller's key is revoked.
     """
     if body.cron is None:
@@ -222,7 +222,7 @@ async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAn
 @router.post("/triggers/{trigger_id}/secret", responses=problems(404, 409))
 async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> MadeTrigger:
     """Replaces a webhook's secret. The new secret is shown only in this response, and the old one
-    becomes invalid immediately. Requires the scopes keys and write."""
+    becomes invalid immediately. Requires the `keys` and `write` scopes."""
     caller.require(Scope.WRITE)
     changed = await triggers.renew_secret(plane.graphs, owner_of(caller), trigger_id)
     await _audit(plane, caller, "renew_trigger_secret", trigger_id)

@@ -166,7 +166,7 @@ def small_url_of(plane: ControlPlane, file: File | None) -> str | None:
     return plane.small.url_of(file, seconds=plane.settings.url_seconds) if file else None
 
 
-# Limits per response.
+# Maximum numbers of file URLs, of questions, and of URLs for the files of executions per response.
 URLS_MAX = 1000
 QUESTIONS_MAX = 1000
 EXECUTION_URLS_MAX = 200
