@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STANDARD_STREAM = "-"
 FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
 FILE_HELP = (
-    "Workflow or prompt JSON, or an image, video or audio file saved by ComfyUI; - is stdin."
+    "Workflow or prompt JSON, or an image, video or audio file saved by ComfyUI. Use - for stdin."
 )
 # Pipes can't be mapped into memory, so their content is read completely, up to this limit.
 PIPE_BYTES_MAX = 512 * 1024 * 1024

@@ -71,7 +71,7 @@ class ApiOptions:
 
     url: Annotated[
         str | None,
-        Parameter(metavar="URL", help=f"The control plane; default: {URL}, or {URL_DEFAULT}."),
+        Parameter(metavar="URL", help=f"The control plane. Default: {URL}, or {URL_DEFAULT}."),
     ] = None
     as_json: Annotated[bool, Parameter(name="--json", help="Print the API's response as JSON.")] = (
         False

@@ -89,7 +89,7 @@ def run_effect(
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="A property's value, as JSON or text; @FILE uploads a file. Repeatable.",
+            help="A property's value, as JSON or text. @FILE uploads a file. Repeatable.",
             allow_leading_hyphen=True,
         ),
     ] = (),

@@ -168,7 +168,7 @@ PACKAGES = ("av", "numpy", "PIL", "python_multipart", "starlette", "uvicorn")
 Port = Annotated[
     int,
     Parameter(
-        help="Port to listen on; 0 uses any free port.",
+        help="Port to listen on. 0 means any free port.",
         validator=validators.Number(gte=0, lte=65535),
     ),
 ]

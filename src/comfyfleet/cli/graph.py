@@ -224,10 +224,12 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="The value of an input node, as JSON or text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one; @rows.csv or @rows.jsonl is a table: a list of rows.",
+        help="The value of an input node, as JSON or text. @FILE uploads a file. @a.png,@b.png is a "
+        "list of files, and @a.png, (with a comma) is a list of one file. @rows.csv or @rows.jsonl "
+        "is a table, which becomes a list of rows.",
     ),
 ]
-Watch = Annotated[bool, Parameter(help="Follow the run to its end, as a live tree.")]
+Watch = Annotated[bool, Parameter(help="Show the run as a live tree until it ends.")]
 OutputFolder = Annotated[
     Path | None,
     Parameter(
@@ -572,7 +574,7 @@ def show(
     /,
     *,
     mermaid: Annotated[bool, Parameter(help="Print it as a Mermaid diagram.")] = False,
-    watch: Annotated[bool, Parameter(help="Follow a run to its end.")] = False,
+    watch: Annotated[bool, Parameter(help="Follow the run until it ends.")] = False,
     timeline: Annotated[
         bool,
         Parameter(
@@ -582,7 +584,7 @@ def show(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show a run as a tree with a timeline, or draw a graph (from a file, or as it is stored).
+    """Show a run as a tree with a timeline, or draw a graph from a file or a stored graph.
 
     The timeline shows what each node waited for, and the critical path."""
     if Path(what).is_file():
@@ -639,11 +641,10 @@ def retry(
     /,
     *,
     backend: Annotated[
-        str | None,
-        Parameter(metavar="WHO", help="Run the failed nodes on this backend: worker:ID."),
+        str | None, Parameter(metavar="WHO", help="The backend for the failed nodes: worker:ID.")
     ] = None,
     max_tokens: Annotated[
-        int | None, Parameter(help="A higher spending limit for the whole run.")
+        int | None, Parameter(help="New spending limit of the whole run.")
     ] = None,
     watch: Annotated[bool, Parameter(help="Follow the run to its end.")] = False,
     options: ApiOptions = API_DEFAULTS,
@@ -683,7 +684,7 @@ class _RerunChanges:
         ),
     ] = ()
     version: Annotated[
-        int | None, Parameter(help="The graph's version; default: that of the earlier run.")
+        int | None, Parameter(help="The graph's version. Default: the value of the earlier run.")
     ] = None
 
 
@@ -698,7 +699,7 @@ def rerun(
     changes: _RerunChanges = _AS_IT_WAS,
     max_tokens: Annotated[
         int | None,
-        Parameter(help="Spending limit of the new run; default: that of the earlier run."),
+        Parameter(help="Spending limit of the new run. Default: the value of the earlier run."),
     ] = None,
     watch: Watch = False,
     output: OutputFolder = None,
@@ -733,7 +734,7 @@ class _Question:
     """Selects the question to answer."""
 
     node: Annotated[
-        str | None, Parameter(help="The node to answer; required if several nodes have questions.")
+        str | None, Parameter(help="The node to answer. Required if several nodes have questions.")
     ] = None
     index: Annotated[tuple[int, ...], Parameter(help="The index of the item to answer.")] = ()
     for_all: Annotated[
@@ -786,7 +787,7 @@ def export(
     graph: StoredName,
     /,
     *,
-    version: Annotated[int | None, Parameter(help="The version; default: the newest.")] = None,
+    version: Annotated[int | None, Parameter(help="Version number. Default: the newest.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:

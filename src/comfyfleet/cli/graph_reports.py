@@ -197,7 +197,7 @@ def compare(
     /,
     *,
     everything: Annotated[
-        bool, Parameter(name="--all", negative="", help="Also show equal values.")
+        bool, Parameter(name="--all", negative="", help="Show equal values as well.")
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -254,7 +254,7 @@ def draw(
         Parameter(
             name=["--output", "-o"],
             metavar="FILE",
-            help="The file to write; default: print to stdout.",
+            help="The file to write. Default: print to stdout.",
         ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,

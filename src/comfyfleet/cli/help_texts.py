@@ -2,9 +2,10 @@
 
 RUN = """Run a workflow and save its results.
 
-Uploads the files that you specify, and input files that the workflow names if they are in its folder.
+Uploads the files that you specify. Input files that the workflow names are uploaded as well if they
+are in its folder.
 Without --server and --cloud, the built-in engine runs the workflow if it has all node types. The paths of
-the results go to stdout; progress and messages go to stderr. Ctrl-C cancels the run on the server.
+the results go to stdout. Progress and messages go to stderr. Ctrl-C cancels the run on the server.
 
 ```
 comfyfleet run flow.json --image cat.png
@@ -18,7 +19,7 @@ comfyfleet run flow.json --server gpu1:8188 --detach
 `comfyfleet inspect FILE` shows the values that can be set.
 """
 
-INSPECT = """Show a workflow's inputs, outputs and requirements, and what is missing on a server.
+INSPECT = """Show a workflow's inputs, outputs and requirements, and check them against a server.
 
 ```
 comfyfleet inspect cat.png
@@ -29,7 +30,7 @@ comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @ts
 
 CONVERT = """Convert a workflow to the prompt that ComfyUI's own editor would send.
 
-The prompt goes to stdout as JSON; messages go to stderr.
+The prompt goes to stdout as JSON. Messages go to stderr.
 
 ```
 comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
@@ -41,9 +42,10 @@ curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
 `comfyfleet inspect FILE` shows the values that can be set.
 """
 
-WATCH = """Follow a run that was started earlier, and save its results.
+WATCH = """Follow an earlier run and save its results.
 
-With several servers, finds the one that has the run. Ctrl-C only stops watching: the run continues.
+With several servers, this command finds the one that has the run. Ctrl-C stops only the command,
+and the run continues.
 
 ```
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
@@ -56,7 +58,7 @@ Any ComfyUI client can use it. It validates, queues, executes and caches prompts
 does, for nodes that need neither a model nor a GPU. Ctrl-C (or SIGTERM) stops it cleanly.
 """
 
-SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.
+SERVE = """Serve the control plane with its queue, its APIs and its background sweeps.
 
 Without settings, it stores its databases (SQLite) and files in a folder. With
 `COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL`, any
@@ -81,7 +83,7 @@ secret is read from `COMFYFLEET_FLEET_SECRET`. `COMFYFLEET_MAX_CONCURRENCY` (1) 
 prompts, and `COMFYFLEET_HEARTBEAT_SECONDS` (30) is the time between heartbeats.
 
 While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. After
-a crash and restart, it continues runs that are still active. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
+a crash and restart, it resumes active runs. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
 can end in the remaining time, and requeues the rest. If an operator revokes it, it stops its run and exits with 77.
 
 A single ComfyUI leaves a large GPU mostly idle. With `--comfyui-command`, the worker starts ComfyUI itself,
@@ -105,8 +107,8 @@ DB = "Upgrade the databases to the newest schema, show their schema, or replace 
 
 ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the ledger and the audit log.
 
-`COMFYFLEET_URL` is its address, `COMFYFLEET_KEY` is the admin key that it printed when it first
-started. `--json` prints JSON instead of tables.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to the admin key that it
+printed at its first start. `--json` prints JSON instead of tables.
 
 ```
 comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
@@ -120,9 +122,9 @@ comfyfleet admin dispatches why 12
 
 UP = """Run everything in one process: the control plane, a worker, and a backend.
 
-It needs no services and no settings. It uses SQLite and files in one folder, and the built-in CPU engine unless a
-ComfyUI is specified. Each registered workflow that the backends can run is assigned
-automatically. With the same folder, it continues where it stopped.
+This needs no other services and no settings. It uses SQLite and files in one folder, and the
+built-in CPU engine unless you specify a ComfyUI. Each registered workflow that the backends can run
+is assigned automatically. If you start it again with the same folder, it continues where it stopped.
 
 ```
 comfyfleet up
@@ -155,9 +157,9 @@ comfyfleet open --data /srv/comfyfleet --no-open
 ```
 """
 
-GRAPH = """Run graphs: workflows made from workflows, on all backends of the fleet.
+GRAPH = """Run graphs, which combine several workflows, on all backends of the fleet.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key (`cf_…`).
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key (`cf_…`).
 Graphs are JSON or YAML files.
 
 ```
@@ -172,9 +174,9 @@ comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend w
 ```
 """
 
-PIPELINE = """Pipelines generate candidates step by step, around the clock: create, run, judge, export.
+PIPELINE = """Run pipelines, which generate candidates step by step: create, run, judge, export.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key.
 
 ```
 comfyfleet pipeline create examples/pipelines/soft-colours.yaml
@@ -187,7 +189,7 @@ comfyfleet pipeline export RUN -o results
 
 EFFECTS = """Apply effects as a customer: list, show, run.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key.
 
 ```
 comfyfleet effects list
@@ -198,7 +200,7 @@ comfyfleet effects run soften photo.png --set size=320 -o results
 
 JOBS = """Manage your jobs: list, show, wait, cancel.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key.
 
 ```
 comfyfleet jobs list --status failed
@@ -210,9 +212,9 @@ comfyfleet jobs cancel JOB
 
 WALLET = "Show your balance, and the tokens added and spent in the last 30 days."
 
-WEBHOOKS = """Manage webhooks that are called when jobs and runs end: list, send a test message.
+WEBHOOKS = """Manage webhooks, which report the end of jobs and runs: list, send a test message.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key.
 
 ```
 comfyfleet webhooks list
@@ -222,7 +224,7 @@ comfyfleet webhooks test WEBHOOK
 
 TRIGGERS = """Manage schedules and incoming webhooks that start graphs and pipelines: create, list, fire, pause.
 
-`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+Set `COMFYFLEET_URL` to the control plane's address, and `COMFYFLEET_KEY` to your API key.
 
 ```
 comfyfleet triggers create nightly --graph album --cron "30 2 * * *" --timezone Europe/Berlin --tokens-per-day 200

@@ -101,11 +101,11 @@ class RunStartOptions:
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="A variable's value, as JSON or text; @FILE uploads a file. Repeatable.",
+            help="A variable's value, as JSON or text. @FILE uploads a file. Repeatable.",
         ),
     ] = ()
     folder: Annotated[
-        str | None, Parameter(metavar="FOLDER", help="The target folder; default: runs/ID.")
+        str | None, Parameter(metavar="FOLDER", help="The target folder. Default: runs/ID.")
     ] = None
     concurrent: Annotated[
         int | None, Parameter(metavar="N", help="Maximum number of jobs in flight.")
@@ -145,14 +145,15 @@ def run(
     *,
     start: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
     wait: Annotated[
-        bool, Parameter(help="Show the progress until there is nothing left to do.")
+        bool, Parameter(help="Show the progress until the run has no more work.")
     ] = False,
     export_to: Annotated[
         Path | None,
         Parameter(
             name=["--export", "--follow"],
             metavar="DIR",
-            help="Wait, and save images to this folder as they are completed, then an index and a contact sheet.",
+            help="Wait, save images to this folder as they are finished, and then add an index and a "
+            "contact sheet.",
         ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
@@ -230,9 +231,7 @@ def status(
     run: Run,
     /,
     *,
-    follow: Annotated[
-        bool, Parameter(help="Show changes until there is nothing left to do.")
-    ] = False,
+    follow: Annotated[bool, Parameter(help="Show changes until the run has no more work.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -510,7 +509,7 @@ def pair(
     /,
     *,
     step: Annotated[
-        int | None, Parameter(help="Only candidates of this step; the first is 0.")
+        int | None, Parameter(help="Only candidates of this step. The first step is 0.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -587,7 +586,7 @@ def retry(
     run: Run,
     /,
     *,
-    job: Annotated[str | None, Parameter(metavar="ID", help="Only this job; default: all.")] = None,
+    job: Annotated[str | None, Parameter(metavar="ID", help="Only this job. Default: all.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -606,7 +605,7 @@ def candidates(
     /,
     *,
     step: Annotated[
-        int | None, Parameter(help="Only candidates of this step; the first is 0.")
+        int | None, Parameter(help="Only candidates of this step. The first step is 0.")
     ] = None,
     status: Annotated[
         str | None,
@@ -686,7 +685,7 @@ def export(
     ] = None,
     follow: Annotated[
         bool,
-        Parameter(help="Save candidates as they are completed, until there is nothing left to do."),
+        Parameter(help="Save candidates as they are finished, until the run has no more work."),
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,

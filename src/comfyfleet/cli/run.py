@@ -211,7 +211,8 @@ class RunConversion:
     unknown: Annotated[
         Literal["drop", "keep"] | None,
         Parameter(
-            help="Leave out nodes of unknown types, or send them as the editor does. By default, they are an error.",
+            help="Leave out nodes of unknown types, or send them unchanged, like the editor. By "
+            "default, unknown types are an error.",
         ),
     ] = None
     reachable_only: Annotated[
@@ -219,9 +220,7 @@ class RunConversion:
     ] = False
     seed_rng: Annotated[
         int | None,
-        Parameter(
-            metavar="N", help="Seed for choices such as {a|b} in texts, to make them reproducible."
-        ),
+        Parameter(metavar="N", help="Seed for random choices such as {a|b} in texts."),
     ] = None
 
     def options(self) -> ConversionOptions:

@@ -79,7 +79,7 @@ Host = Annotated[str, Parameter(help="Address to listen on.")]
 Data = Annotated[
     Path,
     Parameter(
-        metavar="DIR", help="Folder for the embedded databases and files; created if missing."
+        metavar="DIR", help="Folder for the embedded databases and files. It is created if missing."
     ),
 ]
 

@@ -44,7 +44,7 @@ class TriggerOptions:
     ]
     graph: Annotated[str | None, Parameter(help="The graph to run, given by id or name.")] = None
     version: Annotated[
-        int | None, Parameter(metavar="N", help="The graph's version; default: the newest.")
+        int | None, Parameter(metavar="N", help="The graph's version. Default: the newest.")
     ] = None
     pipeline: Annotated[str | None, Parameter(help="The pipeline to run, given by id or name.")] = (
         None
@@ -58,7 +58,9 @@ class TriggerOptions:
         Parameter(
             name=["--input", "-i"],
             metavar="NAME=VALUE",
-            help="An input, as JSON or text; @FILE uploads a file as media; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one. For a webhook, body.order.photo is a path in the request body.",
+            help="An input, as JSON or text. @FILE uploads a file as media. @a.png,@b.png is a list "
+            "of files, and @a.png, (with a comma) is a list of one file. For a webhook, "
+            "body.order.photo is a path in the request body.",
         ),
     ] = ()
     schedule: Annotated[
@@ -137,8 +139,8 @@ def create(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a trigger and print its id. For a webhook, also print its address and its secret,
-    which is shown only once."""
+    """Create a trigger and print its id. For a webhook, print its address and secret as well.
+    The secret is shown only once."""
     with control(options, context) as plane:
         created = plane.run(plane.client.triggers.create(name, **fields.fields(plane)))
         address = plane.public_address(created.path) if created.path else ""
@@ -220,7 +222,7 @@ def _facts(trigger: Trigger) -> Iterator[str]:
 def pause(
     trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Pause a trigger. Runs that it has started continue."""
+    """Pause a trigger. Its active runs continue."""
     with control(options, context) as plane:
         _tell(plane.run(plane.client.triggers.pause(_trigger_id(plane, trigger))), options, context)
 
@@ -247,7 +249,7 @@ def _tell(trigger: Trigger, options: ApiOptions, context: CliContext) -> None:
 def delete(
     trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Delete a trigger. Runs that it has started are kept."""
+    """Delete a trigger. Its runs are kept."""
     with control(options, context) as plane:
         plane.run(plane.client.triggers.delete(_trigger_id(plane, trigger)))
     context.say(f"{trigger} is deleted; its runs are kept")

@@ -86,7 +86,7 @@ class UpBackendOptions:
         tuple[str, ...],
         Parameter(
             metavar="URL",
-            help="Use this ComfyUI instead of the built-in engine. Repeatable; default: `COMFYUI_BASE_URL`.",
+            help="Use this ComfyUI instead of the built-in engine. Repeatable. Default: `COMFYUI_BASE_URL`.",
         ),
     ] = ()
     comfyui_folder: Annotated[

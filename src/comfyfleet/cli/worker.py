@@ -83,7 +83,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="URL",
-            help="The ComfyUI to use; default: `COMFYUI_BASE_URL`. With `--comfyui-command`, the address after the start, by default "
+            help="The ComfyUI to use. Default: `COMFYUI_BASE_URL`. With `--comfyui-command`, the address after the start, by default "
             "http://127.0.0.1:8188. With `--per-gpu`, the first address.",
         ),
     ] = None
@@ -131,7 +131,7 @@ class BackendOptions:
             group=WORK,
             metavar="PREFIX",
             help="Routes of custom nodes, such as /api/etn, that users of the fleet may call on this "
-            "ComfyUI, if the fleet allows them too. Repeatable.",
+            "ComfyUI, if the fleet also allows them. Repeatable.",
         ),
     ] = ()
 

@@ -375,9 +375,7 @@ class ConversionOptions:
     ] = False
     seed_rng: Annotated[
         int | None,
-        Parameter(
-            metavar="N", help="Seed for choices such as {a|b} in texts, to make them reproducible."
-        ),
+        Parameter(metavar="N", help="Seed for random choices such as {a|b} in texts."),
     ] = None
 
 

@@ -102,7 +102,7 @@ class WorkflowTermsOptions:
         int | None,
         Parameter(
             metavar="TOKENS",
-            help="Offer the workflow in graphs and pipelines at this price; 0 is free.",
+            help="Offer the workflow in graphs and pipelines at this price. 0 means free.",
         ),
     ] = None
     output_rule: OutputOption = None
@@ -159,7 +159,7 @@ def show_workflow(
 def workers(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """List the workers of the workflow's fleets, with the missing requirements of each."""
+    """List the workers in the workflow's fleets and their missing requirements."""
     with connect(options, context) as plane:
         answer = plane.get("workflows", slug, "workers")
     if options.as_json:
@@ -192,7 +192,7 @@ def register(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Register a workflow, or a new version of one, from any file that ComfyUI saved.
+    """Register a workflow or a new version of it, from any file saved by ComfyUI.
 
     ```
     comfyfleet admin workflows register soften soften.json --property input:image=1.image
@@ -265,7 +265,7 @@ def offer(
     slug: WorkflowSlug,
     /,
     *,
-    price: Annotated[int, Parameter(metavar="TOKENS", help="The price of a job; 0 is free.")],
+    price: Annotated[int, Parameter(metavar="TOKENS", help="The price of a job. 0 means free.")],
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -404,7 +404,7 @@ class EffectFields:
     """The fields of an effect. Omitted fields don't change."""
 
     title: Annotated[
-        str | None, Parameter(help="The title that customers see; default: the slug.")
+        str | None, Parameter(help="The title that customers see. Default: the slug.")
     ] = None
     description: Annotated[str | None, Parameter(help="The description that customers see.")] = None
     preview_url: Annotated[
@@ -433,7 +433,7 @@ class EffectFields:
     media_type: Annotated[
         tuple[str, ...],
         Parameter(
-            help="An accepted type, such as image/png; default: all types of its kind. Repeatable."
+            help="An accepted type, such as image/png. Default: all types of its kind. Repeatable."
         ),
     ] = ()
 

@@ -183,7 +183,7 @@ def create(
     *,
     stage: Stage = PRODUCTION,
     max_workers: Annotated[
-        int | None, Parameter(help="Maximum number of workers; default: the setting.")
+        int | None, Parameter(help="Maximum number of workers. Default: the global limit.")
     ] = None,
     approval: Annotated[
         Literal["auto", "manual"],

@@ -158,7 +158,7 @@ def prompt(
     /,
     *,
     attempt: Annotated[
-        int | None, Parameter(help="The number of the attempt; default: the last reported one.")
+        int | None, Parameter(help="The number of the attempt. Default: the last reported one.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -191,10 +191,10 @@ RESULTS = Group("Results", sort_key=3)
 class PlacementOptions:
     tenant: Annotated[
         str | None,
-        Parameter(metavar="ID", help="The owner of the job; default: the tenant `default`."),
+        Parameter(metavar="ID", help="The owner of the job. Default: the tenant `default`."),
     ] = None
     version: Annotated[
-        int | None, Parameter(help="The workflow's version; default: the active one.")
+        int | None, Parameter(help="The workflow's version. Default: the active one.")
     ] = None
     priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)] = 0
     stage: Annotated[str, Parameter(help="The stage of the fleets that may run it.")] = "production"
@@ -426,12 +426,12 @@ def create_key(
     *,
     name: Annotated[str, Parameter(help="A name for the key.")] = "key",
     scope: Annotated[
-        tuple[str, ...], Parameter(help="read, write or keys; default: all. Repeatable.")
+        tuple[str, ...], Parameter(help="read, write or keys. Default: all. Repeatable.")
     ] = (),
     expires: Annotated[
         str | None,
         Parameter(
-            metavar="TIME", help="When it expires, such as 2027-01-31T12:00:00Z; default: never."
+            metavar="TIME", help="When it expires, such as 2027-01-31T12:00:00Z. Default: never."
         ),
     ] = None,
     user: UserId = None,
@@ -553,7 +553,7 @@ def limits(
     min_priority: Annotated[int, Parameter(help="The lowest priority of its jobs.")] = -10,
     max_priority: Annotated[int, Parameter(help="The highest priority of its jobs.")] = 10,
     max_queued: Annotated[
-        int | None, Parameter(help="Maximum number of queued jobs; default: the setting.")
+        int | None, Parameter(help="Maximum number of queued jobs. Default: the global limit.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -625,7 +625,9 @@ def prompts(
 @tenants_app.command
 def retention(
     tenant: TenantId,
-    days: Annotated[int | None, Parameter(help="Default: the setting.")] = None,
+    days: Annotated[
+        int | None, Parameter(help="Number of days. Default: the global setting.")
+    ] = None,
     /,
     *,
     options: ApiOptions = API_DEFAULTS,
@@ -643,7 +645,7 @@ def quota(
     tenant: TenantId,
     most_bytes: Annotated[
         int | None,
-        Parameter(help="The quota. Without it, only show the quota; 0 refuses all uploads."),
+        Parameter(help="The quota. If omitted, the quota is only shown. 0 refuses all uploads."),
     ] = None,
     /,
     *,
@@ -689,7 +691,8 @@ def storage(
 def show_backends(
     tenant: TenantId,
     setting: Annotated[
-        Literal["on", "off", "default"], Parameter(help="`default` uses COMFYFLEET_SHOW_BACKENDS.")
+        Literal["on", "off", "default"],
+        Parameter(help="`default` means the value of COMFYFLEET_SHOW_BACKENDS."),
     ],
     /,
     *,
@@ -740,7 +743,10 @@ def erase(
     /,
     *,
     yes: Annotated[
-        bool, Parameter(help="Confirm. This can't be undone, and nothing happens without it.")
+        bool,
+        Parameter(
+            help="Confirm the deletion, which can't be undone. Without this option, nothing is deleted."
+        ),
     ] = False,
     wait: Annotated[
         bool, Parameter(negative="--no-wait", help="Wait until everything is deleted.")
