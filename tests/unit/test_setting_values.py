@@ -254,7 +254,9 @@ def test_the_prompt_that_came_in_stays_as_it_was() -> None:
 
 
 def test_a_document_that_is_no_prompt_is_refused() -> None:
-    with pytest.raises(InvalidWorkflow, match='node "nodes" of the prompt has no `inputs` object: a list'):
+    with pytest.raises(
+        InvalidWorkflow, match='node "nodes" of the prompt has no `inputs` object: a list'
+    ):
         set_in({"nodes": []}, "3.seed=1")
 
 

@@ -1,4 +1,4 @@
-"""A ComfyUI with routes of a custom node, and what was asked of them."""
+"""A ComfyUI with a custom node's routes, and the requests that they received."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ Asked = tuple[str, str, dict[str, str], bytes]
 
 @dataclass
 class CustomNode:
-    """`/hold` is answered once it is `released`."""
+    """A custom node's routes. `/hold` doesn't respond until `released` is set."""
 
     name: str = ""
     beneath: ASGIApp | None = None

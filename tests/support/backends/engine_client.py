@@ -1,4 +1,4 @@
-"""A client that talks to a served engine as any ComfyUI client would."""
+"""A client that calls a served engine like any ComfyUI client."""
 
 import contextlib
 import json
@@ -22,11 +22,11 @@ Event = Any
 
 
 class EventTimeout(AssertionError):
-    """An event that was waited for did not come."""
+    """Raised if an expected event doesn't arrive in time."""
 
 
 class SocketClient:
-    """One websocket; a thread of its own keeps all that comes."""
+    """A websocket whose messages are collected by a separate thread."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.events: list[Event] = []
@@ -119,7 +119,7 @@ def picture(content: bytes) -> dict[str, Any]:
 
 
 class EngineClient:
-    """HTTP and websockets to one server. `headers` go with each request: a key, perhaps."""
+    """HTTP and websocket connections to a server. `headers` are sent with each request."""
 
     def __init__(
         self, url: str, stack: contextlib.ExitStack, headers: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""Compares an answer with the recorded one, except for placeholders."""
+"""Compares a response with a recorded one, except for placeholders."""
 
 import json
 import re

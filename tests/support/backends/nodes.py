@@ -1,4 +1,4 @@
-"""A few node types that need no pictures: enough to see order, caching, errors and interrupts."""
+"""A few node types without images, to test order, caching, errors and interrupts."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

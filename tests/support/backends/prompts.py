@@ -1,4 +1,4 @@
-"""Prompts that a real ComfyUI runs as well: nothing but nodes that need no model."""
+"""Prompts that a real ComfyUI can also run, because their nodes need no models."""
 
 import uuid
 from typing import Any

@@ -20,7 +20,8 @@ GARBAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9\r\n\
 
 
 class Fault(Enum):
-    """`UNSEEN`: the server never gets the request; otherwise it handles it."""
+    """A fault to inject. For names that end with `UNSEEN`, the server hasn't received the request
+    when the fault occurs."""
 
     CUT_UNSEEN = "cut before the server has it"
     CUT = "cut instead of the answer"
@@ -46,12 +47,13 @@ FRAME_FAULTS = (
 
 
 class Cut(Exception):
-    """The connection ends here."""
+    """Raised to end the connection at this step."""
 
 
 @dataclass
 class Proxy:
-    """Each of `faults` happens once, at the first step of that name. `steps`: the steps so far."""
+    """A proxy that injects each of `faults` once, at the first step with its name. `steps` lists
+    the steps so far."""
 
     target: str
     faults: dict[str, Fault] = field(default_factory=dict)

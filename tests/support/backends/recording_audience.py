@@ -55,7 +55,7 @@ def _short(event: str, data: Any) -> str:
 
 
 class ExecutorSetup:
-    """An executor with a recording audience: run a prompt, read the messages."""
+    """An executor with a recording audience, for running prompts and reading their messages."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folders = Folders(folder, folder, folder)

@@ -52,7 +52,7 @@ def nodes_with_slow_blur(seconds: float = BLUR_SECONDS) -> Mapping[str, EngineNo
 
 @dataclass
 class Differences:
-    """The differences by level; the first levels matter most."""
+    """The differences by level. The first levels are the most important ones."""
 
     status: list[str] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback whose answers and aborts are scripted by the test."""
+"""A real HTTP server on the loopback interface. The test scripts its responses and aborts."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ class ScriptedRequest:
 
 
 class Reaction:
-    """What the server does about a request."""
+    """Base class for the server's reactions to a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Reaction):
-    """An answer; after `sent_bytes_max` of its body the connection is closed."""
+    """A response. The connection is closed after `sent_bytes_max` bytes of its body."""
 
     status: int = 200
     body: bytes = b""
@@ -38,7 +38,7 @@ class Reply(Reaction):
 
 
 class Cut(Reaction):
-    """No answer: the connection is closed once the request has been read."""
+    """Closes the connection without a response, once the request has been read."""
 
 
 Script = Callable[[ScriptedRequest], Reaction]

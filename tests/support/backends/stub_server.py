@@ -1,4 +1,4 @@
-"""A ComfyUI server that answers what a test scripts: for misbehaviour that the engine does not have."""
+"""A ComfyUI server with scripted responses, to test misbehavior that the engine doesn't have."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ LIMITS = BackendLimits(
 
 
 class StubServer:
-    """Queue, history and sockets of a ComfyUI, without execution.
+    """The queue, history and websockets of a ComfyUI, without execution.
 
     `on_prompt` is called for each accepted prompt. `answers` replace those of single routes (`POST
     /prompt`), one after another.

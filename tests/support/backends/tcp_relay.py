@@ -1,4 +1,4 @@
-"""Passes bytes to a server and back, until its connections are cut."""
+"""A relay that passes bytes to a server and back until its connections are cut."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A real server of Comfy API v2: comfy-api-proxy, as its command starts it, in this event loop."""
+"""A real Comfy API v2 server: comfy-api-proxy, configured like its command, in this event loop."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Millions of ended jobs: the rows of one real job, copied by the database itself."""
+"""Creates millions of ended jobs. The database itself copies the rows of one real job."""
 # ruff: noqa: S608 - all names and values are our own
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ CACHE, WIDE = "PRAGMA cache_size", -1_500_000  # KiB
 
 @dataclass(frozen=True)
 class Copier:
-    """The SQL of one kind of database for copies number 1 to `count`."""
+    """The SQL of one kind of database that creates copies 1 to `count`."""
 
     is_sqlite: bool
     count: int

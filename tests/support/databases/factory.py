@@ -34,7 +34,7 @@ class _Template:
 
 @dataclass
 class Databases:
-    """Makes databases of one kind: on PostgreSQL with a server, otherwise on SQLite."""
+    """Creates databases of one kind: PostgreSQL if there is a server, otherwise SQLite."""
 
     folder: Path
     server_url: str | None = None

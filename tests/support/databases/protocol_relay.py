@@ -13,7 +13,7 @@ SSL_REQUEST = 80877103
 
 @dataclass
 class Wire:
-    """Statements in the order in which they were sent, of all connections."""
+    """The statements of all connections, in the order in which they were sent."""
 
     sent: list[str] = field(default_factory=list)
     port: int = 0

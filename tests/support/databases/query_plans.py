@@ -1,4 +1,4 @@
-"""Records the statements of a transaction, to explain them."""
+"""Records the statements of a transaction and explains their query plans."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -26,7 +26,7 @@ SPOKEN = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 
 
 class Read(NamedTuple):
-    """What one statement reads."""
+    """The amount of data that a statement reads."""
 
     statement: str
     rows: int  # steps on SQLite
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 @dataclass
 class SqliteTrace:
-    """Records the statements of connections opened meanwhile, with their values."""
+    """Records the statements, with values, of connections that are opened inside the block."""
 
     opened: list[tuple[str, sqlite3.Connection]] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class SqliteTrace:
 
 @dataclass
 class Reads:
-    """What is read while a route is served, on either kind of database."""
+    """The data that is read while a route is served, on either kind of database."""
 
     plane: ControlPlane
     trace: SqliteTrace

@@ -1,7 +1,7 @@
 """Records what a submit sends to PostgreSQL, to be replayed without our code.
 
-Statements, values and the ends of transactions are recorded where they are passed to asyncpg,
-whoever sends them.
+Statements, values and the ends of transactions are recorded when they are passed to asyncpg,
+regardless of the caller.
 """
 
 from collections.abc import Iterator, Mapping

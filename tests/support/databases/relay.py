@@ -1,4 +1,4 @@
-"""A way to a PostgreSQL that can be blocked: connections stay open, and nothing passes."""
+"""A relay to PostgreSQL that can be blocked. Connections stay open, but no data passes."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,8 @@ SOCKET = ".s.PGSQL.5432"
 
 
 class PostgresRelay:
-    """Listens in a folder of its own; `url` is the database's, by way of the relay."""
+    """A relay that listens on a socket in its own folder. `url` is the database's URL through the
+    relay."""
 
     def __init__(self, url: str, folder: Path) -> None:
         target = make_url(url)

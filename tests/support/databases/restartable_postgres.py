@@ -25,7 +25,7 @@ START_SECONDS_MAX = 30
 
 
 class PostgresProcess:
-    """Reached by a socket in its folder, so the address is the same after every start."""
+    """A server with a socket in its folder, so that its address is the same after every start."""
 
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():

@@ -17,7 +17,8 @@ _ADDRESS = re.compile(r"Starting s3 server on \[(http://[0-9.:]+)/\]")
 
 @dataclass(frozen=True)
 class RunningS3:
-    """`url` is for COMFYFLEET_STORAGE_URL; `env` must be in the environment of its users."""
+    """A running S3 server. `url` is the value for COMFYFLEET_STORAGE_URL. Programs that use the
+    server need the variables in `env`."""
 
     endpoint: str
     bucket: str

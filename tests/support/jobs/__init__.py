@@ -1,1 +1,2 @@
-"""Jobs, graphs and pipelines on real databases, and a fuse that ends a process between any two statements."""
+"""Jobs, graphs and pipelines on real databases, and a fuse that simulates the death of a process
+between any two statements."""

@@ -1,4 +1,4 @@
-"""A JobContext for tests: a tenant, two workflows, and a clock that is moved by hand."""
+"""A JobContext for tests: a tenant, two workflows, and a clock that the test controls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ LANES = frozenset(QueueLane(number, "production", "self_hosted") for number in W
 
 
 class ManualClock:
-    """A clock that stands still until `advance`."""
+    """A clock that stands still until `advance` is called."""
 
     def __init__(self) -> None:
         self.now = START

@@ -1,4 +1,4 @@
-"""Makes rows as the services would; each with defaults for what a test does not care about."""
+"""Creates rows like the services, with defaults for fields that are irrelevant to a test."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime

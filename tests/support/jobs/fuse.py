@@ -1,4 +1,4 @@
-"""Simulates a process that dies between two steps: nothing happens after that."""
+"""Simulates a process that dies between two steps, so that no further step is executed."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,11 +13,11 @@ from comfyfleet.server.jobs.context import DeferredWrites, JobContext
 
 
 class ProcessDied(Exception):
-    """The simulated process has died."""
+    """Raised when the simulated process dies."""
 
 
 class Fuse:
-    """Counts steps; at the chosen one the process dies, or another process acts first."""
+    """Counts steps. At the chosen step, the process dies, or another process acts first."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -41,7 +41,7 @@ class Fuse:
 
 
 class FusedTx:
-    """The same transaction; each statement is a step, whoever sends it."""
+    """Wraps a transaction so that each of its statements is a step."""
 
     def __init__(self, tx: Tx, fuse: Fuse) -> None:
         self._tx, self._fuse = tx, fuse
@@ -73,7 +73,7 @@ class FusedTx:
 
 
 class FusedDatabase(Database):
-    """The same database; a step comes before each transaction, after each of its statements, and
+    """Wraps a database so that there is a step before each transaction, after each statement, and
     after each commit."""
 
     def __init__(self, database: Database, fuse: Fuse) -> None:
@@ -102,7 +102,7 @@ class FusedDatabase(Database):
 
 
 class FusedQueue:
-    """The same queue; a step comes before and after each of its operations."""
+    """Wraps a queue so that there is a step before and after each operation."""
 
     def __init__(self, queue: Any, fuse: Fuse) -> None:
         self._queue, self._fuse = queue, fuse
@@ -137,7 +137,8 @@ class FusedQueue:
 
 
 class UnfusedDeferred(DeferredWrites):
-    """Deferred writes are no step of the operation that left them."""
+    """Deferred writes without steps, because they don't belong to the operation that deferred
+    them."""
 
     def delete_outbox(self, pool: Database, words: Sequence[int], central: Database) -> None:
         super().delete_outbox(_unfused(pool), words, _unfused(central))

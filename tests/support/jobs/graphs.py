@@ -1,4 +1,4 @@
-"""A tenant with tokens, two workflows, and workers whose reports a test controls."""
+"""A tenant with tokens and two workflows, and workers whose reports the test controls."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,4 +1,4 @@
-"""A tenant with workflows, a pipeline and tokens, and a worker whose pictures the test chooses."""
+"""A tenant with workflows, a pipeline and tokens, and a worker whose images the test chooses."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""An ASGI app on a free port, by a real uvicorn in this process."""
+"""Serves an ASGI application on a free port with a real uvicorn in this process."""
 
 import asyncio
 import contextlib

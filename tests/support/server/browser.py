@@ -1,6 +1,6 @@
 """ComfyUI's editor in a real Chromium.
 
-Where there is no browser its tests are skipped; in CI they fail.
+Without a browser, its tests are skipped. In CI, they fail.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def _executable() -> str:
 
 @dataclass
 class EditorPage:
-    """The editor, and everything that went wrong in it."""
+    """The editor's page, and the errors that occurred in it."""
 
     page: Page
     url: str

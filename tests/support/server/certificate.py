@@ -1,4 +1,4 @@
-"""Certificates that are their own authority."""
+"""Self-signed certificates."""
 
 import datetime as dt
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Programs of others that talk to a ComfyUI, from the registries, at pinned versions.
+"""Third-party programs that call a ComfyUI, from package registries, in pinned versions.
 
 Each is installed once, into a folder that stays (`COMFYFLEET_TEST_CLIENTS`, else the user's cache). Where
 that cannot be done, because no registry can be reached, its tests are skipped and say so.
@@ -24,7 +24,7 @@ REASON_CHARACTERS_MAX = 300
 
 
 class NotInstalled(Exception):
-    """The registry did not give it."""
+    """Raised if a program can't be installed from its registry."""
 
 
 def python_of(*packages: str) -> Path:

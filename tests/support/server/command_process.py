@@ -1,4 +1,4 @@
-"""`comfyfleet` as a separate process, and its lines on stderr."""
+"""Runs `comfyfleet` as a separate process and collects its lines on stderr."""
 
 import os
 import re

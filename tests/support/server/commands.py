@@ -59,7 +59,7 @@ def comfyfleet(
 
 @dataclass(frozen=True)
 class Admin:
-    """Runs `comfyfleet admin` against one control plane with this key."""
+    """Runs `comfyfleet admin` with this control plane and key."""
 
     url: str
     key: str

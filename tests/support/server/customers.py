@@ -47,7 +47,7 @@ def png(width: int = 8, colour: int = 0, *, height: int = 1) -> bytes:
 
 @dataclass
 class Customer:
-    """A user with a key, through the public API."""
+    """A user who calls the public API with a key."""
 
     client: httpx.AsyncClient
     tenant_id: UUID
@@ -109,7 +109,7 @@ async def put_object(
 
 @dataclass
 class EffectSetup:
-    """A fleet with two effects: `invert` takes a picture, `draw` takes none."""
+    """A fleet with two effects: `invert` needs an image, and `draw` needs none."""
 
     fleet_setup: FleetSetup
     stack: AsyncExitStack

@@ -41,7 +41,8 @@ class EngineProcess:
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """`metadata`: its own instance metadata service, which sends it notices."""
+    """A worker process. `metadata` is its instance metadata service, which announces
+    interruptions."""
 
     worker_id: str
     process: Process
@@ -50,7 +51,7 @@ class WorkerProcess:
 
 
 class Deployment:
-    """PostgreSQL and the migrated schema are there from the start; the test starts the rest."""
+    """A deployment with PostgreSQL and a migrated schema. The test starts everything else."""
 
     def __init__(
         self, folder: Path, environ: Mapping[str, str] | None = None, **settings: str

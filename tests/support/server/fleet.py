@@ -31,7 +31,7 @@ PICTURE = b64decode(
 
 @dataclass
 class WorkerClient:
-    """Sends a worker's calls, without a real worker."""
+    """Calls the worker API like a worker."""
 
     client: httpx.AsyncClient
     worker_id: str

@@ -1,4 +1,4 @@
-"""Imports what `comfyfleet` needs, and forks a child for each requested process."""
+"""Imports the modules of `comfyfleet`, and forks a child for each requested process."""
 
 import contextlib
 import gc

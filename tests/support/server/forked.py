@@ -1,7 +1,7 @@
 """A forked `comfyfleet` process with the interface of `subprocess.Popen`.
 
-Importing what a control plane needs takes longer than the rest of its start, and tests start
-hundreds.
+Importing a control plane's modules takes longer than the rest of its start, and tests start
+hundreds of control planes.
 """
 
 import atexit
@@ -26,7 +26,8 @@ _lock = threading.Lock()
 
 
 class Forked:
-    """`comfyfleet` with these arguments. It inherits only what is given here."""
+    """A `comfyfleet` process with these arguments. It only inherits the given environment and
+    files."""
 
     def __init__(
         self,

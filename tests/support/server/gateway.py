@@ -47,7 +47,7 @@ PROMPT: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class GatewayUser:
-    """A user of a tenant of its own, unless another's tenant was named."""
+    """A user of a new tenant, or of the given one."""
 
     url: str
     tenant_id: UUID
@@ -78,7 +78,7 @@ class GatewayUser:
 
 @dataclass(frozen=True)
 class GatewayServer:
-    """Behind it one worker on each engine, in the fleet of `comfyfleet up`."""
+    """A gateway with one worker for each engine, in the fleet of `comfyfleet up`."""
 
     url: str
     admin_key: str
@@ -152,7 +152,7 @@ def up_with_engines(
 
 @dataclass(frozen=True)
 class GatewayInProcess(GatewayServer):
-    """Calls of `admin` and `user` block: make them in a thread."""
+    """A gateway in this process. Calls of `admin` and `user` block, so use a thread for them."""
 
     plane: ControlPlane
     stop: asyncio.Event  # ends the server
@@ -232,7 +232,7 @@ def worker_settings(
 
 @dataclass(frozen=True)
 class GatewayClients:
-    """Users of a control plane that has no workers, each with a client that is called in this process."""
+    """Users of a control plane without workers. Each user has a client in this process."""
 
     plane: ControlPlane
     stack: contextlib.AsyncExitStack

@@ -1,4 +1,7 @@
-"""A small OpenID provider on a real port, with real signatures: everybody is let in as whom the test says."""
+"""A small OpenID provider on a real port, with real signatures.
+
+It signs in every browser as the user that the test chooses.
+"""
 
 import base64
 import hashlib

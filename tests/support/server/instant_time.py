@@ -1,7 +1,7 @@
 """Runs a coroutine on an event loop that skips the time it would wait.
 
-Timeouts of minutes are tested at once, and on a busy machine no deadline passes too early. Suitable for
-coroutines that wait for timers only, not for files, sockets or threads.
+Tests of timeouts of several minutes end immediately, and no deadline passes too early on a busy
+machine. Suitable for coroutines that only wait for timers, not for files, sockets or threads.
 """
 
 import asyncio

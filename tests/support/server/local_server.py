@@ -1,4 +1,4 @@
-"""`comfyfleet up` as customers see it: a tenant with a wallet, and effects."""
+"""Runs `comfyfleet up` for customers: with effects, and a tenant with a wallet."""
 
 import json
 from collections.abc import Iterator

@@ -26,12 +26,12 @@ REFERENCE_ROWS = [
 
 
 class LoopStalled(AssertionError):
-    """The loop stood still for longer than the limit in each attempt."""
+    """Raised if the event loop was blocked for longer than the limit in each attempt."""
 
 
 @dataclass
 class StallRecord:
-    """What a test measures, in all its attempts."""
+    """The measurements of a test in all its attempts."""
 
     calls: list[str] = field(default_factory=list)
     # For each measurement of the test, in order: its value in each attempt.

@@ -1,4 +1,4 @@
-"""Stores object_infos where the control plane stores those that workers report."""
+"""Stores object_infos like those that workers report to a control plane."""
 
 import json
 from collections.abc import Mapping

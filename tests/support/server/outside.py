@@ -1,4 +1,4 @@
-"""A client in a process of its own, which sends prepared bytes: its work is not counted by `LoopStalls`.
+"""A client in a separate process that sends prepared bytes. `LoopStalls` doesn't count its work.
 
 This file is also the program of that process, so it imports little.
 """
@@ -30,7 +30,8 @@ TEXT, CLOSE = 1, 8
 
 @dataclass(frozen=True)
 class RawAnswer:
-    """All that a connection received until the server closed it. Read it after the measurement."""
+    """All bytes that a connection received until the server closed it. Read them after the
+    measurement."""
 
     raw: bytes
 

@@ -1,4 +1,6 @@
-"""Polling workers and calling clients over raw kept-alive connections, and what each server process did for them."""
+"""Workers that poll and clients that send calls, over raw keep-alive connections.
+
+Also measures the work of each server process for them."""
 
 import asyncio
 import contextlib
@@ -20,7 +22,7 @@ PAUSE_SECONDS = 0.2
 
 @dataclass
 class Caller:
-    """One client that keeps its connection as long as the server does."""
+    """A client that uses one connection until the server closes it."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""Free ports, and waiting until a server answers."""
+"""Finds free ports, and waits until a server responds."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""A process with its log in a file, which can be queried and killed, and is ended with the test."""
+"""A process with a log file. Tests can query and kill it, and it ends with the test."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Process:
-    """`comfyfleet` with these arguments; its output goes to the file `log`."""
+    """A `comfyfleet` process with these arguments. Its output is written to the file `log`."""
 
     def __init__(
         self, name: str, *arguments: str, folder: Path, environ: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""A faulty HTTP proxy: it counts requests, cuts streams, or refuses them."""
+"""A faulty HTTP proxy that counts requests, and cuts or refuses streams."""
 
 import threading
 from collections import Counter

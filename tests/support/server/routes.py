@@ -1,4 +1,5 @@
-"""The routes that many ended jobs must not slow down: those of a job's life, and every list."""
+"""The routes that must not slow down with the number of ended jobs: the routes for a job, and all
+lists."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,4 +1,4 @@
-"""Browsers that sign in: a cookie jar, and the token that their pages send."""
+"""Browsers that sign in, with a cookie jar and the CSRF token that pages send."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SECONDS_MAX = 30.0
 
 @dataclass
 class BrowserClient:
-    """A browser with a page of ours in it. `headers` are those of the page's own requests."""
+    """A browser that shows one of our pages. `headers` are the headers of the page's requests."""
 
     client: httpx.AsyncClient
     app: Any

@@ -1,4 +1,4 @@
-"""Runs a test again, up to three times in all, if only its measurements of loop stalls exceeded the limit.
+"""Runs a test up to three times if it fails only because loop stalls exceeded the limit.
 
 The test has one outcome, that of its last attempt. It passes if each of its measurements was below the limit in at
 least one attempt. Any other failure is final.

@@ -1,6 +1,7 @@
-"""The pages in a real Chromium, on a control plane with something to show.
+"""The web pages in a real Chromium, on a control plane with sample data.
 
-Whatever a page says on its console as an error, throws, or asks of another host fails the test that opened it.
+A test fails if its page logs an error on the console, throws an exception, or sends a request to
+another host.
 """
 
 import contextlib
@@ -118,7 +119,7 @@ def publish_effects(server: GatewayProcess) -> None:
 
 @dataclass
 class WebPage:
-    """One tab, and everything that went wrong in it."""
+    """A browser tab, and the errors that occurred in it."""
 
     page: Page
     url: str

@@ -1,7 +1,8 @@
-"""Runs `comfyfleet` as Windows does, as far as that can be shown elsewhere: `python -m tests.support.server.windows …`.
+"""Runs `comfyfleet` in a simulated Windows: `python -m tests.support.server.windows …`.
 
-What only POSIX has is removed before the first import of comfyfleet: modules, functions, signals, sockets by path,
-signal handlers and readers of event loops, and sockets that child processes inherit.
+Features that only POSIX has are removed before the first import of comfyfleet: modules, functions,
+signals, Unix domain sockets, signal handlers and readers of event loops, and sockets that child
+processes inherit.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Workers, a control plane in memory for them, and AWS: a simulator and a metadata service."""
+"""Workers, an in-memory control plane for them, an AWS simulator, and a metadata service."""

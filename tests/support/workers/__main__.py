@@ -1,7 +1,7 @@
-"""A control plane in memory as a separate process, with jobs in it: `python -m tests.support.workers 100`.
+"""Runs an in-memory control plane with jobs as a process: `python -m tests.support.workers 100`.
 
-Prints its URL, and when all jobs have ended a line of JSON: when each was leased, started and
-ended.
+Prints its URL. When all jobs have ended, prints a line of JSON with the times at which each job was
+leased, started and ended.
 """
 
 import json

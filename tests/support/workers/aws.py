@@ -1,4 +1,4 @@
-"""A real AWS simulator as a separate process, and what tests set up in it."""
+"""A real AWS simulator as a separate process, and functions that create resources in it."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def simulated_aws() -> Iterator[str]:
 
 
 class Aws:
-    """The simulator, emptied, with full access."""
+    """The simulator, with full access. It starts without any resources."""
 
     def __init__(self, url: str) -> None:
         self.url = url

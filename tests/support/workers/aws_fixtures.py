@@ -1,4 +1,4 @@
-"""Pytest fixtures over the simulator. Imports are inside: boto3 is slow to load, and rarely needed."""
+"""Pytest fixtures for the simulator. They import boto3 inside, because it is slow to load."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

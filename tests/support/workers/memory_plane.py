@@ -31,7 +31,8 @@ SECRET = "fleet-secret"
 
 @dataclass
 class JobFile:
-    """An input of a job: its bytes, and where the backend's name for it goes in the prompt."""
+    """An input file of a job: its bytes, and the input of the prompt that gets its name on the
+    backend."""
 
     data: bytes
     filename: str = "input.bin"
@@ -41,7 +42,7 @@ class JobFile:
 
 @dataclass
 class Dispatch:
-    """One job in the queue, and all reports about it."""
+    """A job in the queue, and all reports about it."""
 
     id: int
     prompt: dict[str, Any]

@@ -17,7 +17,7 @@ PREFIX = "/latest/meta-data/"
 
 @dataclass
 class MetadataServer:
-    """Put values into `values`; a `raw` answer replaces everything for its path."""
+    """Serves `values` by path. A response in `raw` replaces the value of its path."""
 
     url: str
     values: dict[str, str] = field(default_factory=dict)

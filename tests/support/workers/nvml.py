@@ -1,4 +1,4 @@
-"""A fake NVML: the calls of pynvml that we use, over cards that a test defines."""
+"""A fake NVML with the pynvml functions that we use. Tests define its GPUs."""
 
 # The names are NVIDIA's.
 # ruff: noqa: N802
@@ -31,7 +31,8 @@ class Memory:
 
 
 class CardReader:
-    """As strict as the driver: nothing works before init, and broken figures raise."""
+    """Reads cards as strictly as the driver. Calls fail before init, and invalid values raise an
+    error."""
 
     NVML_TEMPERATURE_GPU = 0
 

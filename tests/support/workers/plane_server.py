@@ -1,4 +1,4 @@
-"""The control plane in memory, on a port; it can be stopped and started there again."""
+"""Serves the in-memory control plane on a port, where it can be stopped and started again."""
 
 import asyncio
 import contextlib
@@ -94,7 +94,7 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
 
 
 class Served:
-    """A plane that can be stopped: connections are cut, new ones are refused."""
+    """A control plane that can be stopped. Connections are then cut, and new ones are refused."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane

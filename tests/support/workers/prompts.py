@@ -1,4 +1,4 @@
-"""Prompts that last as long as a test wants."""
+"""Prompts whose duration the test chooses."""
 
 import uuid
 from typing import Any

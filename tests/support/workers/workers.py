@@ -1,4 +1,4 @@
-"""Workers inside a test."""
+"""Runs workers inside the process of a test."""
 
 import asyncio
 import contextlib

@@ -67,7 +67,10 @@ def test_groups_that_are_not_well_formed_are_passed_over() -> None:
         ({"nodes": 5}, "`nodes` must be a list, not a number"),
         ({"nodes": [7]}, "node 0: must be an object, not a number"),
         ({"nodes": [{"id": 3, "type": None}]}, "node 3: `type` must be a string, not null"),
-        ({"nodes": [{"id": 3, "type": "A", "inputs": [1]}]}, "node 3 A: an input must be an object"),
+        (
+            {"nodes": [{"id": 3, "type": "A", "inputs": [1]}]},
+            "node 3 A: an input must be an object",
+        ),
         ({"nodes": [{"id": 3, "type": "A", "outputs": 1}]}, "node 3 A: `outputs` must be a list"),
         ({"nodes": [{"id": [], "type": "A"}]}, "an id must be a number or a string, not a list"),
         ({"nodes": [], "links": [[1, 2]]}, "link at index 0: must be a list of 6 members"),

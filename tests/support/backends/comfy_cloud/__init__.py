@@ -1,7 +1,8 @@
 """The engine behind Comfy Cloud's API v1, for tests of clients.
 
-It has keys, server-chosen ids, content-hash names of uploads, downloads by redirect, raw job
-states, and the cloud's shapes of queue and history. It has no credits and no models.
+It supports keys, ids chosen by the server, upload names based on content hashes, downloads by
+redirect, raw job states, and the cloud's formats of the queue and the history. It has no credits
+and no models.
 """
 
 from tests.support.backends.comfy_cloud.cloud import CloudAccount, StandInCloud

@@ -1,4 +1,4 @@
-"""A Comfy Cloud on one engine: accounts, jobs, signed URLs, and the cloud's shapes of answers."""
+"""A Comfy Cloud on one engine: accounts, jobs, signed URLs, and the cloud's response formats."""
 
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ JOBS_KEPT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CloudAccount:
-    """A user of the cloud, identified by the key; without credits nothing is accepted."""
+    """A user of the cloud, identified by the key. Without credits, all prompts are refused."""
 
     user: str
     has_credits: bool = True
@@ -28,7 +28,7 @@ class CloudAccount:
 
 @dataclass(frozen=True, slots=True)
 class CloudJob:
-    """What the cloud stores of a job besides queue and history."""
+    """The data that the cloud stores for a job in addition to the queue and the history."""
 
     user: str
     created_ms: int
@@ -38,7 +38,7 @@ class CloudJob:
 
 
 class AccountJobs:
-    """The jobs of all users. Used by the event loop only."""
+    """The jobs of all users. Only used in the event loop."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, CloudJob] = {}

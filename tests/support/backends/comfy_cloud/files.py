@@ -1,4 +1,4 @@
-"""Uploads named by their content, downloads by redirect."""
+"""Uploads that are named by their content, and downloads by redirect."""
 
 import hashlib
 import os

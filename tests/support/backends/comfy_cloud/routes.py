@@ -1,4 +1,4 @@
-"""The routes of Comfy Cloud, API v1, as a web application, and a server of them inside a `with` block."""
+"""A web application with the routes of Comfy Cloud's API v1, and a context manager to serve it."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
