@@ -46,8 +46,8 @@ tenants = Table(
     Column("retention_days", Integer),  # null means the default in the settings
     Column("max_storage_bytes", BigInteger),  # null means the default in the settings
     Column("gateway", Json),  # rules for the tenant's prompts; null means the fleets' rules
-    Column("show_backends", Boolean),  # whether users see machines; null means the default
-    Column("erasing_at", Moment),  # start of the erasure; the tenant accepts no new data since then
+    Column("show_backends", Boolean),  # whether users see backends; null means the default
+    Column("erasing_at", Moment),  # start of the erasure; no new data is accepted from then on
     Column("erased_at", Moment),
 )
 
@@ -139,7 +139,7 @@ workers = Table(
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment),  # never reset, because it blocks the id
-    # A new key for the worker. The key itself is stored until it is used for the first time.
+    # A new key for the worker, in plain text. It is removed when the worker first uses it.
     Column("next_key", String(100)),
     Column("next_key_hash", String(64)),
     Index(None, "next_key_hash", unique=True),
@@ -305,7 +305,7 @@ backend_uploads = Table(
     Index(None, "accepted_at"),
 )
 
-# Sums for operators' charts: for each minute, each quarter of an hour and each two hours.
+# Sums for operators' charts, per minute, per 15 minutes and per two hours.
 rollups = Table(
     "rollups",
     central_metadata,
@@ -325,7 +325,7 @@ audit_log = Table(
     Column("subject", String(300), nullable=False),  # for example worker:gpu-7
     Column("tenant_id", Uuid),
     Column("details", Json, nullable=False),
-    Column("source", String(200)),  # the row in a tenant's database, if it was copied from there
+    Column("source", String(200)),  # original row, if copied from a tenant's database
     partial_index("audit_log_source", "source", where="source IS NOT NULL", unique=True),
     Index(None, "subject", "id"),
     Index(None, "action", "id"),
@@ -357,8 +357,8 @@ control_state = Table(
     Column("value", Json, nullable=False),
 )
 
-# Payments are credited once in the whole installation. A payment is claimed here before the
-# tenant's wallet is credited. If that is interrupted, only the same wallet can be credited later.
+# Ensures that each payment is credited only once in the whole installation. A payment is claimed
+# here before the wallet is credited. After an interruption, only the same wallet can be credited.
 payments = Table(
     "payments",
     central_metadata,
@@ -393,11 +393,11 @@ sessions = Table(
     Column("id", Uuid, primary_key=True),
     Column("secret_hash", String(64), nullable=False, unique=True),
     Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),  # later of customer_until and operator_until
+    Column("expires_at", Moment, nullable=False),  # the later of customer_until and operator_until
     Column("api_key_id", Uuid, ForeignKey("api_keys.id", ondelete="CASCADE")),
     Column("customer_until", Moment),
     Column("operator_id", Uuid, ForeignKey("operators.id", ondelete="CASCADE")),
-    # Proves a sign-in with the admin key. It is derived from the session's secret and the key.
+    # Proves a sign-in with the admin key. Derived from the session's secret and the admin key.
     Column("admin_proof", String(64)),
     Column("operator_until", Moment),
     Index(None, "api_key_id"),
@@ -420,14 +420,15 @@ effects = Table(
     Column("provider", String(20), nullable=False),
     Column("is_published", Boolean, nullable=False),
     Column("max_upload_bytes", BigInteger),
-    Column("media_types", Json, nullable=False),  # accepted types; empty means all of its kind
+    # The accepted media types. An empty list accepts all types of the effect's kind of media.
+    Column("media_types", Json, nullable=False),
     Column("last_processing_time_seconds", Float),
     Column("typical_seconds", Float),  # median, so that one slow job doesn't affect it
     Column("created_at", Moment, nullable=False),
     Column("locked", Json, nullable=False, server_default="[]"),  # properties that are fixed
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     Column("tags", Json, nullable=False, server_default="[]"),
-    Column("examples", Json, nullable=False, server_default="[]"),  # files before and after
+    Column("examples", Json, nullable=False, server_default="[]"),  # pairs of files: before, after
     Column("recent_seconds", Json, nullable=False, server_default="[]"),  # durations of recent runs
     # Whether a job may reuse an equal result of the same user.
     Column("reuse", Boolean, nullable=False, server_default=text("false")),

@@ -456,7 +456,7 @@ class GroupCommit:
             raise
         if self._waiting:
             self._open = group
-            # The group closes after all transactions that wait now, so it can't grow forever.
+            # Only the transactions that are waiting now join the group, so it can't grow forever.
             self._run_in_background(self._close(group))
         elif self._ends_at_once(group):
             await self._end(group)

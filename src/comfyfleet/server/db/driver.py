@@ -131,7 +131,8 @@ class SqliteDriver:
         self._path = make_url(database.url).database or ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-queue")
         self._connection: sqlite3.Connection | None = None
-        self._in_thread: Future[Any] | None = None  # Continues if its caller is cancelled.
+        # The batch in the thread, which continues even if its caller is cancelled.
+        self._in_thread: Future[Any] | None = None
         self._deadline = math.inf  # The deadline of the batch on the event loop.
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, calls: int) -> T:

@@ -17,9 +17,9 @@ from comfyfleet.errors import Unavailable
 SILENT = "the database doesn't respond"
 # TCP settings that close a connection whose packets aren't acknowledged.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-# The corresponding settings of the server. With its default of two hours, the locks of a control
-# plane would remain that long after its machine was lost. The last setting is for a control plane
-# that hangs, because none of our transactions is idle for so long otherwise.
+# The corresponding settings of the server. By default, the server would keep the locks of a
+# control plane for two hours after the loss of its machine. The last setting ends the
+# transactions of a control plane that hangs. Other transactions are never idle for that long.
 SESSION_SETTINGS = (
     "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
     "SET idle_in_transaction_session_timeout = '5min'"

@@ -36,7 +36,7 @@ from comfyfleet.server.db.tenant_tables import (
 READINGS_MAX = 5_000
 # Rollup intervals in seconds for the 1-hour, 1-day and 1-week charts.
 MINUTE, QUARTER, TWO_HOURS = ROLLUP_STEPS = (60, 900, 7_200)
-# Prefix of the sums that count runs with the same model as the previous run and with another model.
+# Prefix for the names of sums that count runs with the previous run's model and with another model.
 MODEL_RUNS = "model:"
 
 

@@ -86,7 +86,7 @@ pipeline_jobs = Table(
     Column("step", Integer, nullable=False),
     Column("parent_id", Uuid),
     Column("number", Integer, nullable=False),  # position within the step and parent
-    Column("seed", String(20)),  # a number up to 2**64, which no integer column holds
+    Column("seed", String(20)),  # a number up to 2**64, which is too large for an integer column
     Column("status", String(20), nullable=False),
     Column("tokens", BigInteger, nullable=False),  # reserved or consumed; 0 after a refund
     Column("timeout_seconds", Integer, nullable=False),
@@ -153,7 +153,7 @@ pipeline_judgements = Table(
 pipeline_votes = Table(
     "pipeline_votes",
     tenant_metadata,
-    Column("number", RowId, primary_key=True),  # the order in which votes count
+    Column("number", RowId, primary_key=True),  # the order in which the votes were cast
     Column("id", Uuid, nullable=False),
     Column("tenant_id", Uuid, nullable=False),
     Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
@@ -176,7 +176,7 @@ pipeline_events = Table(
     Column("kind", String(50), nullable=False),
     Column("actor", String(100), nullable=False),
     Column("data", Json, nullable=False),
-    Column("is_audited", Boolean, nullable=False),  # copied to the central audit log
+    Column("is_audited", Boolean, nullable=False),  # whether the central audit log has a copy
     Column("created_at", Moment, nullable=False),
     Index(None, "run_id", "id"),
     partial_index("pipeline_events_untold", "id", where="NOT is_audited"),
@@ -229,7 +229,7 @@ ai_jobs = Table(
     Column("submitted_at", Moment, nullable=False),
     Column("started_at", Moment),
     Column("completed_at", Moment),
-    Column("video_id", Uuid),  # the media that the job processes
+    Column("video_id", Uuid),  # the media item that the job processes
     Column("batch_id", Uuid),
     Column("batch_position", Integer),
     Column("run_kind", String(20)),  # kind of the run that started the job: graph or pipeline
@@ -671,12 +671,11 @@ triggers = Table(
     Column("tokens_per_day", BigInteger, nullable=False),
     Column("max_tokens", BigInteger),  # limit per run
     Column("is_paused", Boolean, nullable=False),
-    Column("next_at", Moment),  # due time of a schedule; an update claims it
+    Column("next_at", Moment),  # next due time of a schedule
     Column("missed", Integer, nullable=False),
     Column("missed_at", Moment),
-    Column(
-        "secret_number", Integer, nullable=False
-    ),  # increases with each new secret; secrets aren't stored
+    # Increases with each new secret. The secrets themselves aren't stored.
+    Column("secret_number", Integer, nullable=False),
     Column("created_at", Moment, nullable=False),
     CheckConstraint("kind IN ('schedule', 'webhook')", name="kind"),
     Index(None, "tenant_id", "user_id", "created_at", "id"),
@@ -686,11 +685,11 @@ triggers = Table(
 trigger_firings = Table(
     "trigger_firings",
     tenant_metadata,
-    Column("id", Uuid, primary_key=True),  # derived from the trigger and its time or delivery
+    Column("id", Uuid, primary_key=True),  # derived from the trigger and the due time or delivery
     Column("tenant_id", Uuid, nullable=False),
     Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), nullable=False),
     Column("cause", String(20), nullable=False),
-    Column("planned_at", Moment),  # time according to the schedule
+    Column("planned_at", Moment),  # the scheduled time
     Column("day", String(10), nullable=False),  # day in the trigger's time zone, for the limit
     Column("status", String(20), nullable=False),
     Column("granted_tokens", BigInteger, nullable=False),
@@ -700,7 +699,7 @@ trigger_firings = Table(
     Column("error", Text),
     Column("missed", Integer, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("not_before", Moment, nullable=False),  # time after which any process may continue it
+    Column("not_before", Moment, nullable=False),  # when any process may continue the firing
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
     CheckConstraint("status IN ('starting', 'started', 'refused', 'missed')", name="status"),
@@ -716,7 +715,7 @@ trigger_delivery_keys = Table(
     tenant_metadata,
     Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), primary_key=True),
     Column("key_hash", String(64), primary_key=True),
-    # Keys are kept as long as the firing, which is much longer than a signature is valid.
+    # Keys are kept as long as the firing, which is much longer than signatures are valid.
     Column("firing_id", Uuid, ForeignKey("trigger_firings.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
     Index(None, "firing_id"),

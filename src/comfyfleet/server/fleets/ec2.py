@@ -15,7 +15,7 @@ PREFIX = "i-"
 # Matches an instance id with an optional suffix, for example i-0123456789abcdef0-gpu1, because a
 # machine with several GPUs has a worker for each.
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
-CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4  # for calls to AWS
+CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4  # timeouts of calls to AWS
 # AWS error codes for an unknown or malformed id. All other errors count as temporary.
 NOT_FOUND_CODES = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
 
@@ -28,8 +28,8 @@ class InstanceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceCheck:
-    """The result of a check. `reason` is shown to a refused worker. If AWS could not be reached, it
-    is written to the audit log."""
+    """The result of a check. `reason` is shown to a refused worker. If AWS could not be reached,
+    the reason is written to the audit log."""
 
     outcome: InstanceStatus
     reason: str

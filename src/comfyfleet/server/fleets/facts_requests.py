@@ -1,4 +1,4 @@
-"""Asks workers to read their backends' facts, at whichever control plane they poll."""
+"""Requests that workers read their backends' facts, even if they poll another control plane."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

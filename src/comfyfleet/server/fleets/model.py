@@ -301,13 +301,13 @@ class FleetWorker:
         return "draining" if self.is_draining else "online"
 
     def load_with(self, leases: int) -> int:
-        """Returns the load for a number of leases, which is at most `max_concurrency`.
-        `current_load` can't be used, because it is as old as the worker's last poll."""
+        """Returns the worker's load if it holds this many leases. The result is at most
+        `max_concurrency`. `current_load` may be outdated, because it was set by the last poll."""
         return min(leases, self.max_concurrency)
 
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
-        """Returns the time at which the worker was last seen if its next report is overdue, and
-        otherwise None. `state_at` reports the worker as offline only later.
+        """Returns the time at which the worker was last seen, or None if its next report isn't
+        overdue yet. An overdue worker counts as offline only after some more time.
         """
         is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
         return self.last_seen_at if is_missed else None

@@ -41,6 +41,7 @@ def incoming_key(fleet: Fleet, content_hash: str) -> str:
     return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
 
 
+# Number of object_infos that are parsed concurrently, and the maximum number that wait per fleet.
 # Fleets take turns, so that a fleet with many reports doesn't delay the others.
 AT_ONCE_MAX, WAITING_PER_FLEET_MAX = 1, 100
 _parsers = FairThreads("object_info", AT_ONCE_MAX, waiting_each_max=WAITING_PER_FLEET_MAX)

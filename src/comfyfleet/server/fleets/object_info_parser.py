@@ -15,8 +15,8 @@ from typing import Any
 from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX
 from comfyfleet.errors import InvalidInput
 
-VALUES_MAX = 1_000_000  # in all node types together
-NODE_VALUES_MAX = 200_000  # in one node type
+VALUES_MAX = 1_000_000  # maximum number of values in all node types together
+NODE_VALUES_MAX = 200_000  # maximum number of values in one node type
 ESCAPES_MAX = 200_000
 TEXT_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 100

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 PICKUP_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 DELIVERY_SECONDS = 10.0
-PER_TENANT_MAX = 8  # concurrent calls
+PER_TENANT_MAX = 8  # concurrent calls per tenant
 # Maximum number of concurrent calls at a control plane. Copies don't count. Each call may hold a
 # body or a response in memory.
 AT_ONCE_MAX = 32
@@ -42,7 +42,7 @@ WAITING_PER_WORKER_MAX = 4  # waiting polls
 # Seconds between checks of the database, by callers and by the matching loop, if no hint arrives.
 LOOK_SECONDS = 1.0
 MATCH_SECONDS = 2.0
-# Seconds for which the poll of a worker that may not work is delayed.
+# Seconds for which the poll of a worker that accepts no jobs is delayed.
 HELD_BACK_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5
 # Time for which a user's prompts prefer the workers that accepted the user's last upload.

@@ -217,8 +217,8 @@ async def count_workers(tx: Tx, fleet: Fleet) -> int:
 async def workers_for(
     tx: Tx, workflow_id: int, *, stage: str, online_since: datetime | None = None
 ) -> list[FleetWorker]:
-    """Returns the workers, in any state, that may serve a workflow assigned to their fleet. With
-    `online_since`, returns only some workers, which accept jobs and were seen since then."""
+    """Returns the workers, in any state, that may serve a workflow assigned to their fleet. If
+    `online_since` is set, returns a few workers that accept jobs and were seen since then."""
     ids = [fleet.id for fleet in await store.fleets_with(tx, workflow_id, stage)]
     if online_since is None:
         rows = await store.workers_in_pages(tx, ids)
@@ -454,7 +454,7 @@ async def remove_worker(tx: Tx, worker: FleetWorker) -> bool:
 
 
 async def remove_stale_worker(tx: Tx, worker: FleetWorker, *, unseen_since: datetime) -> bool:
-    """Removes a worker if it is still unseen. It may have returned after the sweep read it."""
+    """Removes a worker, unless it was seen again after the sweep read it."""
     return await store.delete_worker(tx, worker.id, unseen_since=unseen_since)
 
 

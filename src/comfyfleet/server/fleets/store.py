@@ -212,8 +212,8 @@ def _assigned(row: Mapping[Any, Any]) -> AssignedWorkflow:
     )
 
 
+WORKERS_PER_PAGE = 200  # reading this many takes a few milliseconds
 # A worker's columns without its backend's facts, which are large and rarely needed.
-WORKERS_PER_PAGE = 200  # reading so many takes a few milliseconds
 COLUMNS = (
     *(column for column in workers.c if column.name not in ("facts", "object_info_hash")),
     fleets.c.slug.label("fleet_slug"),

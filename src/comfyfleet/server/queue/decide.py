@@ -19,7 +19,7 @@ from comfyfleet.server.queue.switch_costs import SwitchCosts
 
 # Number of jobs among which a waiter may look for one whose model it has loaded.
 AFFINITY_WINDOW = 32
-# Number of fair-share rounds by which such a job may be ahead of the first one.
+# Maximum number of fair-share rounds by which a job whose model is loaded may be taken early.
 RANK_ROUNDS_AHEAD = 1
 
 
@@ -178,8 +178,8 @@ def _ahead(order: Iterable[DispatchCandidate]) -> dict[int, int]:
 def _passed(
     order: Sequence[DispatchCandidate], choices: Sequence[Match], waiters: Sequence[Waiter]
 ) -> frozenset[int]:
-    """Returns the ids of the jobs that were passed. Some of them may not have been passed in fact,
-    because it isn't checked whether the worker could run them.
+    """Returns the ids of the jobs that were passed by later ones. The result may contain some jobs
+    that the worker couldn't run anyway, because this isn't checked.
     """
     by_model = {
         choice.candidate.id
@@ -261,8 +261,8 @@ def sort_candidates(
 def group_by_lane(
     candidates: Iterable[DispatchCandidate],
 ) -> dict[QueueLane, list[DispatchCandidate]]:
-    """Groups candidates by lane. Successive candidates usually share a lane object, so that the
-    lane is rarely hashed.
+    """Groups candidates by lane. Successive candidates usually share a lane object, so the lane
+    rarely has to be hashed.
     """
     lines: dict[QueueLane, list[DispatchCandidate]] = {}
     lane: QueueLane | None = None

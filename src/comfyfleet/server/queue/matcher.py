@@ -29,7 +29,7 @@ from comfyfleet.server.queue.switch_costs import SwitchCosts
 from comfyfleet.settings import Settings
 
 MODEL_SETS_KEPT_MAX = 10_000
-# Unknown model sets that are read after a round.
+# Maximum number of unknown model sets that are read after a round.
 UNKNOWN_READ_MAX = 100
 
 # A function that returns the requirements of a dispatch's prompt, or None if they are no longer

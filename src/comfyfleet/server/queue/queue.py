@@ -145,7 +145,7 @@ class DispatchQueue:
     ) -> DispatchLease | None:
         """Leases the best queued job for this worker, or the first one that arrives within
         `wait_seconds`. On SQLite, a power failure can undo the lease until the database's
-        `persist`.
+        `persist` returns.
         """
         request = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
         try:
@@ -197,7 +197,7 @@ class DispatchQueue:
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
         """Adds dispatches, commits, wakes waiters for them, and returns the new dispatches.
 
-        On SQLite, a power failure can undo this until the database's `persist`.
+        On SQLite, a power failure can undo this until the database's `persist` returns.
         """
         if not new:
             return []
@@ -207,7 +207,8 @@ class DispatchQueue:
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
         """Completes a dispatch. A repeated call with the same token succeeds, and another token
-        raises LeaseLost. On SQLite, a power failure can undo this until the database's `persist`.
+        raises LeaseLost. On SQLite, a power failure can undo this until the database's `persist`
+        returns.
         """
         await self._completes.ask(Completion(dispatch_id, token, duration))
 

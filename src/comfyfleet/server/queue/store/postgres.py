@@ -65,9 +65,9 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 _QUEUED = "status || '' = 'queued'"
 _LEASED = "status || '' = 'leased'"
 
-# Orders must apply immediately, regardless of which control plane received them and how long the
-# worker has been waiting here. So the statement that leases the job checks the worker's key,
-# approval, drain state and assignments.
+# An operator's order must take effect immediately, regardless of which control plane received it
+# and how long the worker has been waiting here. So the statement that leases the job checks the
+# worker's key, approval, drain state and assignments.
 _ENTITLED = f"""
     EXISTS (SELECT 1 FROM workflows WHERE id = workflow AND is_active AND NOT is_paused)
     AND NOT EXISTS (

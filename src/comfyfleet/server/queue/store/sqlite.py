@@ -51,8 +51,8 @@ PEEK_BOUND = f"""SELECT {_SEEN} FROM ai_job_dispatches
     WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} AND {_ABLE}
     ORDER BY backend_affinity, {_ORDER}"""
 IS_BOUND = f"SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = ? LIMIT 1"
-# Orders must apply immediately, however long the worker has been waiting. So the statement that
-# leases the job checks the workflow, the maintenance mode and the worker.
+# An operator's order must take effect immediately, however long the worker has been waiting. So the
+# statement that leases the job checks the workflow, the maintenance mode and the worker.
 _IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_active AND NOT is_paused)
     AND NOT EXISTS (
         SELECT 1 FROM control_state WHERE name = '{MAINTENANCE}' AND value = 'true')"""
