@@ -2,28 +2,28 @@
 
 FleetError
  ├─ InvalidInput          the input is invalid; the message names the field, node or file
- │   ├─ InvalidWorkflow   a workflow or prompt document is malformed; contains the location
+ │   ├─ InvalidWorkflow   a workflow or prompt document is malformed; the error names the location
  │   ├─ InvalidValue      a value doesn't fit its input
- │   └─ NoWorkflowFound   the file contains no workflow; describes its actual content
- ├─ LimitExceeded         larger, deeper or longer than allowed
+ │   └─ NoWorkflowFound   the file contains no workflow; the message describes its content
+ ├─ LimitExceeded         the input is larger, deeper or longer than allowed
  ├─ UnknownNodeTypes      the server lacks node types that the workflow needs
  ├─ NodeFailed            a node of the built-in engine failed
  ├─ Interrupted           the run was cancelled while a node was running
  ├─ ServerUnavailable     an upstream server did not respond, or failed
  ├─ AccessDenied          a server requires a key, or rejected it
  ├─ CreditsExhausted      a cloud account has no credits, or no subscription
- ├─ UnexpectedAnswer      a server's response is malformed; contains the response
- ├─ PromptRefused         a backend refused the prompt, or a part of it; contains the problems
+ ├─ UnexpectedAnswer      a server's response is malformed; the error contains it
+ ├─ PromptRefused         a backend refused the prompt, or a part of it; the error lists the problems
  ├─ NotOffered            a backend does not have this feature
  ├─ OutcomeUnknown        a prompt was sent, and it is unknown whether it was accepted
- ├─ RunFailed             a run failed; contains the node and its message
- ├─ PersonNeeded          a run needs an action that only a person can take; describes it
+ ├─ RunFailed             a run failed; the error contains the node and its message
+ ├─ PersonNeeded          a run needs an action that only a person can take
  ├─ RunLost               a backend no longer knows a run that it had accepted
  ├─ RunStalled            a run made no progress for too long; it may still be running
  ├─ RunTimedOut           a run took longer than allowed; it may still be running
  ├─ CancelUnconfirmed     a cancelled run had not ended before the timeout
  ├─ FileGone              a backend lists an output that it no longer has
- ├─ NotFound              it does not exist, or this key can't see it
+ ├─ NotFound              the object doesn't exist, or this key can't see it
  ├─ Conflict              the request conflicts with the current state
  │   ├─ JobEnded          the job completed or failed before it could be cancelled
  │   ├─ WorkerOffline     the worker is known, but currently not registered
@@ -36,11 +36,11 @@ FleetError
  │   ├─ StorageFull       the tenant's storage quota is used up
  │   ├─ LimitSpent        a trigger has used its tokens for the day
  │   └─ InsufficientTokens  the wallet has fewer tokens than the job costs; nothing was written
- ├─ QueueFull             a limit is reached; contains the time until a retry
+ ├─ QueueFull             a limit is reached; the error contains the time until a retry
  │   ├─ TooManyActive     a user has the maximum number of active jobs
  │   ├─ TooManyCalls      a key exceeds its rate limit or its concurrent calls
  │   └─ FleetFull         the fleet has its maximum number of workers
- └─ Unavailable           a part of the service can't be reached: a database, the store
+ └─ Unavailable           a database or the object store can't be reached
      └─ StoreFull         the object store has no space for more files
 """
 

@@ -224,9 +224,8 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="The value of an input node, as JSON or text. @FILE uploads a file. @a.png,@b.png is a "
-        "list of files, and @a.png, (with a comma) is a list of one file. @rows.csv or @rows.jsonl "
-        "is a table, which becomes a list of rows.",
+        help="An input node's value, as JSON or text. @FILE uploads a file, @a.png,@b.png a list of "
+        "files, @a.png, (with a comma) a list of one file, and @rows.csv or @rows.jsonl a table.",
     ),
 ]
 Watch = Annotated[bool, Parameter(help="Show the run as a live tree until it ends.")]
