@@ -217,14 +217,14 @@ def _jpeg_role(data: bytes, start: int, end: int) -> PartRole:
     marker = data[start + 1]
     if marker == _JPEG_APP1 and data.startswith(_JPEG_XMP, start + 4):
         return PartRole.XMP
-    # A JUMBF box, which begins in each of its segments.
+    # A segment of a JUMBF box. Each of the segments repeats the header of the box.
     if (
         marker == _JPEG_APP11
         and data[start + 4 : start + 6] == b"JP"
         and data[start + 16 : start + 20] == b"jumb"
     ):
         return PartRole.MANIFEST
-    # The density, without a thumbnail, and the color space of the components.
+    # Segments with the density but no thumbnail, and with the color space of the components.
     is_plain = (marker == _JPEG_APP0 and data.startswith(b"\0\x10JFIF\0", start + 2)) or (
         marker == _JPEG_APP14 and data.startswith(b"\0\x0eAdobe", start + 2)
     )

@@ -11,7 +11,7 @@ from functools import cache
 from comfyfleet.errors import InvalidInput
 
 PREFIX = "COMFYFLEET_"
-# Variables from before our prefix existed keep their names.
+# The prefix of settings that are older than our own prefix and have kept their names.
 KNOWN_BEFORE = "comfyui_"
 # Variables that are read elsewhere: by workers, customers' commands and the units in deploy/.
 READ_ELSEWHERE = (

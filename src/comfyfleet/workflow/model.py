@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from comfyfleet.errors import LimitExceeded
 
-# `made(Slot, (name, …))` is equal to `Slot(name, …)`, but takes half the time, because it skips the
-# constructor, which is written in Python. It is used for values that a conversion creates by the
-# thousand, and needs all fields in order.
-made = tuple.__new__
+# `new_tuple(Slot, (name, …))` is equal to `Slot(name, …)`, but takes half the time, because it skips
+# the constructor, which is written in Python. A conversion uses it for values that it creates by the
+# thousand. All fields are required, in order.
+new_tuple = tuple.__new__
 
 # The input and output ends of a subgraph appear as nodes with these fixed ids.
 SUBGRAPH_INPUT_ID = "-10"

@@ -4,7 +4,7 @@ the editor draws for them, and which link ends at which input."""
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from comfyfleet.workflow.model import Link, NodeSlot, made
+from comfyfleet.workflow.model import Link, NodeSlot, new_tuple
 from comfyfleet.workflow.text_patterns import javascript_text
 
 COMBO = "COMBO"
@@ -32,7 +32,7 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
     kind = declared[0]
     if len(declared) == 1 and isinstance(kind, str):
         choices: list[Any] | None = [] if kind == COMBO else None
-        return made(InputSpec, (name, kind, NO_OPTIONS, choices, False, kind))
+        return new_tuple(InputSpec, (name, kind, NO_OPTIONS, choices, False, kind))
     options = declared[1] if len(declared) > 1 else NO_OPTIONS
     if not isinstance(options, dict):
         options = NO_OPTIONS
@@ -47,7 +47,7 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
     # In older declarations, `defaultInput` on an optional input means the same as `forceInput`.
     forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
     widget_type = options.get("widgetType") or kind
-    return made(InputSpec, (name, kind, options, choices, forced, widget_type))
+    return new_tuple(InputSpec, (name, kind, options, choices, forced, widget_type))
 
 
 # Classes whose 3D view stores its state under this name instead of `image`.
@@ -155,7 +155,7 @@ class Widget(NamedTuple):
     @classmethod
     def socket_only(cls, name: str, slot_type: str) -> "Widget":
         """Returns a plain socket, so that one list can hold both sockets and widgets."""
-        return made(cls, (name, *SOCKET, slot_type, *PLAIN))
+        return new_tuple(cls, (name, *SOCKET, slot_type, *PLAIN))
 
     @property
     def is_widget(self) -> bool:
@@ -165,7 +165,7 @@ class Widget(NamedTuple):
 def _plain(spec: InputSpec, kind: str, default: Any) -> Widget:
     name, slot_type, options, *_ = spec
     fields = (name, kind, default, True, True, True, slot_type, None, options, None, None)
-    return made(Widget, fields)
+    return new_tuple(Widget, fields)
 
 
 def _companion(name: str, kind: str, default: Any = None, *, sent: bool = True) -> Widget:
@@ -229,7 +229,7 @@ def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
         return _special_combo(spec)
     default = options.get("default") or (choices[0] if choices else ABSENT)
     fields = (name, "combo", default, True, True, True, kind, choices, options, None, None)
-    return (made(Widget, fields),)
+    return (new_tuple(Widget, fields),)
 
 
 def _special_combo(spec: InputSpec) -> Sequence[Widget]:

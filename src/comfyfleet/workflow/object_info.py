@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.workflow.embedded import Opened
-from comfyfleet.workflow.model import ANY_TYPE, made
+from comfyfleet.workflow.model import ANY_TYPE, new_tuple
 from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.node_inputs import (
     COMBO,
@@ -47,7 +47,7 @@ class NodeType(NamedTuple):
     name: str
     display_name: str
     specs: tuple[InputSpec, ...]
-    # in a dynamic class also sockets, which are neither stored nor sent
+    # a dynamic class also has sockets here, which are neither stored nor sent
     widgets: tuple[Widget, ...]
     inputs: tuple[Input, ...]
     slots: Mapping[str, int]  # the index of each input by its name
@@ -149,7 +149,7 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         str(entry.get("python_module") or ""),
         _required_sockets(entry, specs),
     )
-    return made(NodeType, fields)
+    return new_tuple(NodeType, fields)
 
 
 def _required_sockets(entry: Mapping[str, Any], specs: Iterable[InputSpec]) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Inpu
         if drawn_as in WIDGET_TYPES and not forced:
             widgets.extend(WIDGET_TYPES[drawn_as](spec, class_name))
         else:
-            inputs.append(made(Input, (name, kind, None, None)))
+            inputs.append(new_tuple(Input, (name, kind, None, None)))
     inputs.extend(inputs_of(widgets))
     return inputs, widgets
 
@@ -218,7 +218,7 @@ def _is_plain(
 
 def inputs_of(widgets: Iterable[Widget]) -> list[Input]:
     return [
-        made(
+        new_tuple(
             Input,
             (
                 widget.name,

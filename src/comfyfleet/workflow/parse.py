@@ -23,7 +23,7 @@ from comfyfleet.workflow.model import (
     Workflow,
     WorkflowGraph,
     join_places,
-    made,
+    new_tuple,
 )
 
 
@@ -167,7 +167,7 @@ def _node(data: Any) -> Node:
         properties if isinstance(properties, dict) else {},
         {},
     )
-    return made(Node, fields)
+    return new_tuple(Node, fields)
 
 
 def _slots(entries: Any) -> tuple[NodeSlot, ...]:
@@ -185,7 +185,7 @@ def _slots(entries: Any) -> tuple[NodeSlot, ...]:
             link if link is None or type(link) is int else _index(link),
             _widget_name(widget) if widget is not None else None,
         )
-        slots.append(made(NodeSlot, fields))
+        slots.append(new_tuple(NodeSlot, fields))
     return tuple(slots)
 
 
@@ -247,7 +247,7 @@ def _link(entry: Any) -> Link:
         raise _Malformed("must be a list of 6 members or an object")
     if type(number) is type(origin_slot) is type(target_slot) is int:
         ends = _id(origin), origin_slot, _id(target), target_slot
-        return made(Link, (number, *ends, slot_type(kind)))
+        return new_tuple(Link, (number, *ends, slot_type(kind)))
     slots = _index(origin_slot), _index(target_slot)
     return Link(_index(number), _id(origin), slots[0], _id(target), slots[1], slot_type(kind))
 

@@ -73,7 +73,7 @@ def _without_comments(text: str) -> str:
     while match := _COMMENT_START.search(text, position):
         is_block = match.group() == "/*"
         end = text.find("*/", match.end()) if is_block else match.end()
-        if end < 0:  # no later block comment ends either
+        if end < 0:  # later block comments have no end either
             break
         parts.append(text[position : match.start()])
         position = end + 2 if is_block else end

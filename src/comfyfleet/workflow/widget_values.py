@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import LimitExceeded
-from comfyfleet.workflow.model import DEFAULT_LIMITS, Limits, Node, made
+from comfyfleet.workflow.model import DEFAULT_LIMITS, Limits, Node, new_tuple
 from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO, OLD_SAMPLER_PREFIX, SAMPLER_CLASSES
 from comfyfleet.workflow.node_inputs import LOADING, Widget, input_spec
 from comfyfleet.workflow.object_info import DYNAMIC_GROUP, NodeType, widgets_of_spec
@@ -173,7 +173,7 @@ def assign_widget_values(
             values = {**node_type.defaults, **values}
         if node_type.name in SAMPLER_CLASSES:
             _cut_old_prefix(values)
-        return made(WidgetValues, (node_type.widgets, values, len(node_type.stored)))
+        return new_tuple(WidgetValues, (node_type.widgets, values, len(node_type.stored)))
     positional = positional_values(node_type, saved)
     special = _assign_special(node_type, node, positional)
     if special is not None:

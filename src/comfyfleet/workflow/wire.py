@@ -14,7 +14,7 @@ from comfyfleet.workflow.model import (
     Node,
     NodeSlot,
     WorkflowGraph,
-    made,
+    new_tuple,
 )
 from comfyfleet.workflow.node_behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.node_inputs import (
@@ -113,7 +113,7 @@ def wire_node(
     if inputs is None:
         inputs = _linked_step_by_step(node, node_type, assigned, links)
     is_executed = node.mode not in INACTIVE
-    return made(WiredNode, (node, inputs, outputs, node_type, *assigned, None, is_executed))
+    return new_tuple(WiredNode, (node, inputs, outputs, node_type, *assigned, None, is_executed))
 
 
 def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
@@ -137,7 +137,7 @@ def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Inpu
             if existing is not None:
                 return None
             placed += 1
-            inputs[index] = made(Input, (name, kind, widget, link))
+            inputs[index] = new_tuple(Input, (name, kind, widget, link))
     return tuple(inputs) if placed == len(links) else None
 
 
@@ -181,8 +181,8 @@ def _without_lost_widgets(inputs: list[Input], widgets: tuple[Widget, ...]) -> l
 
 
 def one_link_per_input(graph: WorkflowGraph) -> WorkflowGraph:
-    """Keeps only the first of several links to one input, or a later one if the node was saved with
-    that one.
+    """Keeps only one of several links to the same input: the link that the node was saved with, or
+    otherwise the first one.
 
     Saved inputs that refer to a removed link are updated to the remaining link.
     """
@@ -333,7 +333,7 @@ def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
     roots = _roots_of_reroutes(nodes)
     for node_id, root in roots.items():
         if root == CIRCLE:
-            yield node_id, 0  # reroutes in a cycle are cut open
+            yield node_id, 0  # a cycle of reroutes is broken here
     for node in nodes.values():
         for index, slot in enumerate(node.inputs):
             root = roots.get(slot.link.origin) if slot.link is not None else None

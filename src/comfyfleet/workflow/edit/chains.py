@@ -497,8 +497,8 @@ LIKENESS_MIN = 0.5
 class _Candidate(NamedTuple):
     family: Family
     owners: Mapping[str, int]
-    before: Mapping[str, int]  # segments that reach a node
-    behind: Mapping[str, int]  # segments that a node reaches
+    before: Mapping[str, int]  # for each node, the segments that reach it, as a bit mask
+    behind: Mapping[str, int]  # for each node, the segments that it reaches, as a bit mask
     is_direct: bool  # each segment feeds the next one; otherwise, other nodes merge them
 
 
@@ -639,8 +639,8 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Checks whether a node with inputs is switched on. Loaders count only if the segment has no
-    nodes with inputs."""
+    """Checks whether a segment has an active node with linked inputs. If no node has any, checks
+    whether any node is active."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

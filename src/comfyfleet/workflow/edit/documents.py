@@ -139,7 +139,7 @@ def _free_id(shared: str, instance: str, used_ids: dict[str, Path]) -> str:
     document, so that results are reproducible."""
     candidates = (
         str(uuid5(NAMESPACE_OID, f"{shared} {instance} {number}"))
-        for number in range(len(used_ids) + 1)  # one more than the number of used ids
+        for number in range(len(used_ids) + 1)  # one candidate more than used ids
     )
     return next(own for own in candidates if own not in used_ids)
 

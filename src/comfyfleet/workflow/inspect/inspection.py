@@ -140,7 +140,7 @@ CUSTOM_MODULES = "custom_nodes."
 
 
 def used_types(nodes: Iterable[NodeView], *, server_known: bool) -> tuple[UsedType, ...]:
-    """Counts node types, most used first. Nodes that are switched off need nothing."""
+    """Counts the node types of active nodes, most used first."""
     active = [node for node in nodes if node.is_active]
     counts = Counter(node.ref.class_type for node in active)
     packs: dict[str, str | None] = {}
@@ -196,7 +196,8 @@ def _version(node: NodeView) -> tuple[str, ...]:
     return (version,) if isinstance(version, str) and version else ()
 
 
-# Finding the closest of thousands of choices takes 50 ms.
+# Maximum number of refused values with suggestions. Finding the closest of thousands of choices
+# takes 50 ms per value.
 COMPARED_VALUES_MAX = 50
 
 

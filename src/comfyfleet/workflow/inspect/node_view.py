@@ -16,10 +16,10 @@ from comfyfleet.workflow.subgraphs import GraphScope
 from comfyfleet.workflow.wire import WiredGraph, WiredNode
 
 _GROUP_PREFIX = re.compile("^workflow[>/]")
-# In a file, a seed is followed by what happens to it after a run. This is the only companion
-# between the values of named inputs.
+# In a file, a seed is followed by one of these values, which specifies how it changes after a run.
+# No other unnamed values occur between the values of named inputs.
 CONTROL_VALUES = ("fixed", "increment", "decrement", "randomize")
-# All values of a loader are followed by its upload button.
+# Maximum number of unnamed values after the named ones. Loaders have one, for their upload button.
 COMPANIONS_BEHIND_MAX = 1
 
 
