@@ -96,7 +96,7 @@ class PostgresDriver:
         neither is needed.
 
         The SQL has no parameters, so that it takes a single round trip. The locks aren't acquired
-        in the statement itself, because it wouldn't see commits from the time of the wait.
+        in the statement itself, because it wouldn't see commits made during the wait.
         """
         if not locks and not self._is_pooled:
             return ""

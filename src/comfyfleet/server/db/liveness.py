@@ -1,8 +1,8 @@
 """Detects a PostgreSQL server that no longer responds, for example because the network drops
 packets.
 
-Without this check, a statement on such a connection would wait until TCP gives up after about 15
-minutes.
+Without this check, a statement on a connection to such a server would wait until TCP gives up after
+about 15 minutes.
 """
 
 import asyncio

@@ -61,7 +61,7 @@ def checkpoint(path: str) -> None:
 class WalSync:
     """Syncs the write-ahead log of a database, and copies it into the database from time to time.
 
-    Writers hold the lock `turn` while they write.
+    Writers hold the `turn` lock while they write.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ BACKEND_PROBLEMS: Mapping[str, str] = {
     "disk_full": "its disk is full",
 }
 REFUSED_NAMES_MAX = 1_000
-# Time after which a refusal expires, because a backend may get missing parts without listing them.
+# Time after which a refusal expires, because an operator may have installed the missing parts.
 REFUSALS_KEPT = timedelta(minutes=15)
 
 

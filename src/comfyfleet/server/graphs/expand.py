@@ -219,7 +219,7 @@ class _Expander:
         message = f"the graph has more than {what}, including nested ones"
         self.problems.append(DocumentProblem("too_many", message))
 
-    # Items of a list
+    # The methods below expand the nodes that repeat other nodes, such as maps and loops.
 
     def items(
         self,

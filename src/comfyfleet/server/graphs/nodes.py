@@ -340,7 +340,7 @@ def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any])
     return JobNeeded(properties)
 
 
-# Items and rounds
+# The functions below split lists into items, and collect the results of items and rounds.
 
 
 def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:

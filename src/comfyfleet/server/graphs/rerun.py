@@ -215,7 +215,7 @@ def require_node(plan: RunPlan, node: str) -> None:
         raise InvalidInput(message, field="from")
 
 
-# Properties that are set for one run
+# The functions below set properties of nodes for a single run.
 
 _WORD = re.compile(r"[\w-]+")
 

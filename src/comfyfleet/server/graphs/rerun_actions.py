@@ -100,7 +100,7 @@ async def rerun_graph_run(
         prepared = await _prepare(graphs, owner, earlier, new_id, wanted)
         loaded = await _store(graphs, prepared)
         if loaded is None:
-            continue  # The earlier run has changed.
+            continue  # Tries again, because the earlier run has changed.
         if loaded.revision:
             graphs.runs.keep(loaded)
             count_end(graphs, GraphRunStatus.PENDING, loaded.run.status)

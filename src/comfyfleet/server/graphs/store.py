@@ -251,7 +251,7 @@ async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[Open
     return [OpenRun(*row) for row in rows]
 
 
-# Lists, without documents, snapshots and records
+# The functions below list graphs and runs without their documents, snapshots and records.
 
 
 async def list_graphs(

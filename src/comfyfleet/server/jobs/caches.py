@@ -104,8 +104,8 @@ def _convert_if_constant(
     convert: Callable[[RandomSource], Mapping[str, Any]],
 ) -> Mapping[str, Any] | None:
     observed = _ObservedRandom()
-    # Without a date, the conversion leaves date placeholders in the prompt, where they can be
-    # found.
+    # Without a date, the conversion leaves date placeholders in the prompt, so that they can be
+    # detected.
     prompt = convert(RandomSource(None, observed))
     return None if observed.was_used or DATE_PLACEHOLDER in repr(prompt) else prompt
 
@@ -120,7 +120,7 @@ class ActiveJobLimits(NamedTuple):
     of_tenant: int
 
 
-# Used by callers that rely on the queue's own limits instead.
+# Limits so high that only the queue's own limits apply.
 UNLIMITED = ActiveJobLimits(1_000_000, 1_000_000)
 
 

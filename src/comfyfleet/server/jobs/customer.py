@@ -65,8 +65,8 @@ async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id
     """
     job = await get_job(context, tenant_id, user_id, job_id)
     is_running = job.spec.gateway is not None and job.shown_status == JobStatus.PROCESSING
-    # A running prompt is only cancelled when its backend reports the end of the run, because
-    # results may already have been shown.
+    # A running prompt only counts as cancelled once its backend has reported the end of the run,
+    # because results may already have been shown.
     if is_running and await submit.interrupt_job(context, tenant_id, job_id):
         return job
     ended = await submit.cancel_job(context, tenant_id, job_id)

@@ -44,7 +44,7 @@ class Availability:
     fleets: Sequence[str]
     workers: Sequence[FleetWorker]
     offline_before: datetime
-    # missing requirements by worker, for workers that lack some
+    # missing requirements by worker; workers that lack nothing are left out
     missing: Mapping[str, MissingRequirements] = field(default_factory=dict)
 
     def is_online(self, worker: FleetWorker) -> bool:

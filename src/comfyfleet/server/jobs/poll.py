@@ -33,7 +33,7 @@ from comfyfleet.server.jobs.lease import build_payload, lease_next
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, RequeueReason, Waiter
 
-# Maximum wait in seconds of a poll that can't get a job now or must return soon.
+# Maximum wait in seconds of a poll that can't get a job or must deliver a new key.
 HELD_BACK_SECONDS = 2.0
 MAINTENANCE_REASON = "maintenance mode is on, so no new jobs are leased"
 # Each wait is shortened by a random fraction up to this value, so that workers that connected at
@@ -404,10 +404,10 @@ def load_of(held: Collection[int], request: Poll, *, is_old: bool = False) -> in
     it has leased according to the database.
 
     A lease is held until its outputs are uploaded, but the backend must not wait for uploads. So a
-    worker that lists its leases reports how many of them are work, and the others are uploads, of
-    which at most `max_concurrency` + 1 are allowed. Leases that the worker doesn't list are still
-    on their way to it. Leases that it listed in an old poll may have ended since, so only those
-    that it still holds count.
+    worker that lists its leases also reports how many of these jobs it still has to run. The
+    other leases are uploads, of which at most `max_concurrency` + 1 are allowed. Leases that the
+    worker doesn't list are still on their way to it. Leases that it listed in an old poll may have
+    ended since, so only those that it still holds count.
     """
     if request.held is None:
         return max(request.current_load, len(held))

@@ -179,7 +179,7 @@ async def by_idempotency_key(
     result = await tx.execute(
         select(ai_jobs).where(
             ai_jobs.c.tenant_id == tenant_id,
-            ai_jobs.c.user_id == user_id,  # becomes IS NULL for operators' jobs
+            ai_jobs.c.user_id == user_id,  # rendered as IS NULL for operators' jobs
             ai_jobs.c.idempotency_key == idempotency_key,
         )
     )

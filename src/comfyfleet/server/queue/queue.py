@@ -471,7 +471,7 @@ class DispatchQueue:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    # Periodic checks, and messages from other processes
+    # The methods below check the queue regularly and exchange messages with other processes.
 
     def _wake_after(self, seconds: float, lanes: Iterable[QueueLane]) -> None:
         counts = Counter(lanes)
@@ -555,7 +555,7 @@ class DispatchQueue:
         for order in orders:
             await self._hints.send(_order_payload(self._name, order))
 
-    # Enqueues, heartbeats and completions
+    # The methods below execute batches of enqueues, heartbeats and completions.
 
     async def _enqueue(
         self, batch: Sequence[Sequence[NewDispatch]]
