@@ -39,7 +39,7 @@ class GpuMeter:
         while not self._has_ended.wait(EVERY_SECONDS):
             read = self._gpu.read()
             if read is None:
-                return  # without a driver or this GPU there are no figures
+                return  # no measurements without a driver or this GPU
             self._samples.append(
                 Sample(time.time(), read.load_percent or 0.0, read.memory_used_bytes or 0)
             )

@@ -103,8 +103,8 @@ def comfyuis(
     more: Sequence[str],
     start_seconds: int,
 ) -> Iterator[list[Server]]:
-    """Starts ComfyUI servers of one tree, which share its models. Each has its own folders for its
-    files."""
+    """Starts several ComfyUI servers from the same source tree. They share its models, but each has
+    its own folders for files."""
     commands = []
     for place in range(number):
         own = folder / f"comfyui-{place}"

@@ -80,7 +80,7 @@ async def _listen(app: Any, port: int) -> None:
 
 
 class QueueApp:
-    """An ASGI application that reports a queue's figures, and passes polls to the queue or to
+    """An ASGI application that reports a queue's statistics, and passes polls to the queue or to
     another application."""
 
     def __init__(self, queue: DispatchQueue, poll_app: Any = None) -> None:

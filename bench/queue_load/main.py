@@ -100,7 +100,7 @@ class Bench:
             await database.close()
 
     async def against_peers(self, database: Database, url: str) -> None:
-        """Compares leases and completions with those of the peers, with the same number of jobs in
+        """Compares leases and completions with other queues, with the same number of jobs in
         progress."""
         from queue_load import peers
 

@@ -52,7 +52,7 @@ async def _percent(server: ServerProcess, seconds: float) -> float:
 
 
 async def _wait(url: str, polls: Sequence[Call]) -> list[asyncio.Task[object]]:
-    """Starts each poll on its own connection, as workers do."""
+    """Starts each poll on its own connection, like a worker."""
     tasks: list[asyncio.Task[object]] = []
     for start in range(0, len(polls), OPENED_AT_ONCE):
         few = polls[start : start + OPENED_AT_ONCE]

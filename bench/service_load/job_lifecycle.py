@@ -1,5 +1,5 @@
-"""Sends the calls of a job's lifecycle over the public API, route by route, as customers and
-workers do.
+"""Sends the calls of a job's lifecycle over the public API, route by route, like customers
+and workers.
 
 It uses only features that every version supports.
 """
@@ -84,7 +84,7 @@ class Worker:
 
     def complete(self, job: dict[str, Any], **more: Any) -> Call:
         output = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
-        # Our own worker strips metadata and reports it. For other workers the server strips it.
+        # Our own worker strips metadata and reports it. For other workers, the server strips it.
         outputs = [{**output, "content_type": "image/png", "is_stripped": True}]
         return self._call("complete", {**lease_of(job), "outputs": outputs, **more})
 

@@ -14,7 +14,7 @@ from service_load.statements import Counted
 
 MICROSECONDS = 1_000_000
 MILLISECONDS = 1_000
-# How long a poll has to arrive before a job is submitted for it.
+# Seconds to wait for a poll to arrive before a job is submitted for it.
 POLL_ARRIVES_SECONDS = 0.03
 POLL_SECONDS = 20
 THROUGHPUT_SECONDS_MAX = 600

@@ -105,5 +105,5 @@ def _renewed(value: Any, known: Mapping[Any, Any]) -> Any:
         return value
     try:
         return known.get(value, value)
-    except TypeError:  # an unhashable value is none of these
+    except TypeError:  # an unhashable value is never replaced
         return value

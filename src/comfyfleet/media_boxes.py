@@ -141,7 +141,7 @@ def read_iso(file: BinaryIO, size: int) -> IsoFile:
             for role, box in _sort(file, (kind, start, inner, end), b"", count):
                 boxes[role].append(box)
     if not has_content:
-        raise ValueError("neither a video nor an image")
+        raise ValueError("the file is neither a video nor an image")
     junk = next((box.start for box in boxes[BoxRole.JUNK]), None)
     return IsoFile(
         boxes[BoxRole.XMP],
@@ -164,7 +164,7 @@ def _sort(
     """Yields the parts to remove from a box and from the boxes inside it."""
     kind, start, inner, end = box
     if kind == b"cmov":
-        raise ValueError("a compressed header")
+        raise ValueError("the header is compressed")
     role = _UUIDS.get(_read(file, inner, min(inner + 16, end))) if kind == b"uuid" else None
     if role is not None and not parent:
         yield role, IsoBox(start, inner + 16, end)
@@ -174,7 +174,7 @@ def _sort(
         yield BoxRole.NAME, IsoBox(start, inner + HANDLER_NAME_AT, end)
     elif kind in _CONTAINERS:
         if depth > DEPTH_MAX:
-            raise ValueError("too deep")
+            raise ValueError("the boxes are nested too deeply")
         first = inner + 4 if kind == b"meta" else inner
         for child in iso_boxes(file, first, end, count):
             yield from _sort(file, child, kind, count, depth + 1)
@@ -304,7 +304,7 @@ def _notes_in(iinf: bytes) -> Iterator[tuple[int, bytes]]:
             number = int.from_bytes(entry[4 : 4 + id_bytes], "big")
             yield number, _EMPTY_EXIF if kind == b"Exif" else b""
         at += max(length, 8)
-    raise ValueError("too many items")
+    raise ValueError("the file has too many items")
 
 
 def _places(iloc: bytes) -> Iterator[_Place]:

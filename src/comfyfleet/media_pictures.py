@@ -190,7 +190,7 @@ def jpeg_parts(data: bytes) -> Iterator[Part]:
             at, has_scan = _find(_SCAN_END, data, at), True
         yield Part(role, start, at)
     if not has_scan:
-        raise ValueError("no scan")
+        raise ValueError("the file has no scan")
     if at < len(data):
         yield Part(PartRole.NOTE, at, len(data))
 
@@ -289,7 +289,7 @@ def webp_parts(data: bytes) -> Iterator[Part]:
         yield Part(role, start, end)
         at = end
     if not has_pixels:
-        raise ValueError("no pixels")
+        raise ValueError("the file has no pixels")
     if at < len(data):
         yield Part(PartRole.NOTE, at, len(data))
 

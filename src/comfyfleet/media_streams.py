@@ -58,7 +58,7 @@ def strip_matroska(file: BinaryIO, size: int) -> None:
         elif element.number == _VOID:
             _void(file, element)
     if not has_segment:
-        raise ValueError("no segment")
+        raise ValueError("the file has no segment")
     file.truncate(min(at, size))
 
 
@@ -163,7 +163,7 @@ def strip_riff(file: BinaryIO, size: int) -> None:
         is_known = length not in _STREAMED and end <= size
         at = _strip_chunks(file, at + 12, size, form, end if is_known else size, count)
     if at == 0:
-        raise ValueError("no list")
+        raise ValueError("the file has no list of chunks")
     file.truncate(at)
 
 
@@ -284,7 +284,7 @@ _RATES = (44_100, 48_000, 32_000)
 def _keep_frames(file: BinaryIO, start: int, size: int) -> int:
     """Overwrites all data between frames. Returns the end of the last frame."""
     if start >= size:
-        raise ValueError("no frame")
+        raise ValueError("the file has no frame")
     file.flush()
     with mmap.mmap(file.fileno(), size) as data:
         at, last = start, start
@@ -299,7 +299,7 @@ def _keep_frames(file: BinaryIO, start: int, size: int) -> int:
             data[at:next_start] = bytes(next_start - at)
             at = next_start
     if last == start:
-        raise ValueError("no frame")
+        raise ValueError("the file has no frame")
     return last
 
 
@@ -380,7 +380,7 @@ class _Stream:
             self.pieces[-1].append(_Piece(page.start, at, length))
             self._bytes += 27 + length
             if self._bytes > COMMENT_BYTES_MAX:
-                raise ValueError("comments are too long")
+                raise ValueError("the comments are too long")
             at += length
             if length < 255:
                 self.is_read = self._has_ended()
@@ -415,10 +415,10 @@ def strip_ogg(file: BinaryIO, size: int) -> None:
             streams[page.stream] = _Stream()
         stream = streams.get(page.stream)
         if stream is None:
-            raise ValueError("a page without a stream")
+            raise ValueError("a page belongs to no stream")
         stream.add(file, page)
     if not streams:
-        raise ValueError("no page")
+        raise ValueError("the file has no page")
     for stream in streams.values():
         stream.empty(file)
     file.truncate(at)
@@ -452,7 +452,7 @@ def _has_page(file: BinaryIO, at: int, size: int) -> bool:
 def _without_comments(packet: bytearray) -> bytes:
     prefix = next((prefix for prefix in _OGG_COMMENTS if packet.startswith(prefix)), None)
     if prefix is None:
-        raise ValueError("unknown comments")
+        raise ValueError("the format of the comments is unknown")
     vendor = int(struct.unpack_from("<I", packet, len(prefix))[0])
     header = packet[: len(prefix) + 4 + vendor]
     framing = b"\x01" if prefix == b"\x03vorbis" else b""

@@ -337,7 +337,7 @@ class Demo:
         self.say("Triggers: a schedule that has fired, and a webhook")
 
     async def _waiting_graph(self, media: Media) -> None:
-        """Starts a run that requires an unapproved worker, so that it asks where to continue."""
+        """Starts a run that requires an unapproved worker. The run waits for a user's choice."""
         run = await self.customer.graphs.run_document(
             catalogue.LARGE_PRINT, {"photo": str(media.pictures["dunes"].id)}
         )

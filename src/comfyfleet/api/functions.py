@@ -144,7 +144,7 @@ def _replaced(text: Any, old: Any, new: Any) -> str:
 def _sorted(items: Any) -> list[Any]:
     values = _items(items)
     if not all(map(is_number, values)) and not all(isinstance(value, str) for value in values):
-        raise WrongValueError("only lists of numbers and lists of texts can be sorted")
+        raise WrongValueError("only lists of numbers or lists of strings can be sorted")
     return sorted(values)
 
 

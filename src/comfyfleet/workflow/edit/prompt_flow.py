@@ -206,8 +206,8 @@ _NUMBERS = ("INT", "FLOAT")
 
 
 def number_source(flow: Flow, place: Place, *, scaled: bool = False) -> Place:
-    """Returns the input that holds a linked number. If the number has no such source, returns the
-    given input, whose link is then replaced.
+    """Returns the input that holds a linked number. If there is none, returns the linked input
+    itself, whose link is then replaced.
 
     With `scaled`, also follows links through calculations: half the width still comes from the
     width.
