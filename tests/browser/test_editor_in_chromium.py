@@ -49,7 +49,7 @@ def test_a_template_that_the_fleet_can_run_shows_its_picture_on_the_node(
     editor: EditorPage,
 ) -> None:
     editor.page.get_by_role("button", name="Templates").click()
-    editor.page.get_by_text("A picture of one colour").click()
+    editor.page.get_by_text("Solid color image").click()
     editor.wait_for(lambda: editor.node_types() == ["EmptyImage", "ImageInvert", "SaveImage"], "it")
     editor.run()
     editor.wait_for(lambda: editor.picture_sizes("SaveImage") == [512], "the picture")
@@ -106,7 +106,7 @@ def test_users_do_not_see_each_others_work(
     ada = server.user()
     page = new_editor_page(browser, server.url)
     page.log_in("not-a-key")
-    assert "not valid" in page.page.get_by_role("alert").inner_text()
+    assert "invalid" in page.page.get_by_role("alert").inner_text()
     page.problems.clear()  # the answer to it was 401
     page.log_in(ada.key)
     page.wait_until_ready()
@@ -121,8 +121,8 @@ def test_users_do_not_see_each_others_work(
     assert page.saved_names() == ["secret.json"]
     assert "secret.json" not in editor.saved_names()
     assert not {job["id"] for job in page.jobs()} & {job["id"] for job in editor.jobs()}
-    page.page.get_by_role("button", name="Log out").click()
-    page.page.get_by_text("You are logged out").wait_for()
+    page.page.get_by_role("button", name="Sign out").click()
+    page.page.get_by_text("You are signed out").wait_for()
     page.screenshot("logged-out")
     assert page.kept_keys() == []
     assert not page.problems

@@ -255,7 +255,7 @@ async def attach(plane: ControlPlane, caller: Caller, file_id: UUID) -> tuple[Me
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
     item, is_new = await _inspect(plane, caller, confirmed, media_id, is_fresh=file.is_announced)
     if is_new and item.original_file_id != file.id:
-        await plane.store.delete(confirmed.path)  # the user already has the same content
+        await plane.store.delete(confirmed.path)  # the user already has a file with this content
     return item, is_new
 
 

@@ -199,7 +199,7 @@ class OutcomeCounters:
                     tx, after=after, until=until, buckets=JOB_SECONDS
                 )
         except BaseException:
-            self._until = after  # nothing was counted, so the next read starts there again
+            self._until = after  # nothing was counted, so the next read starts at the same time
             raise
         for row in rows:
             key = (slugs.get(row.workflow_id, GONE), row.stage, row.status)

@@ -57,7 +57,7 @@ from comfyfleet.server.trigger_inputs import (
 
 log = logging.getLogger(__name__)
 TRIGGERS_PER_USER_MAX = 100
-MOMENTS_SHOWN = 5  # times shown in the preview of a schedule
+MOMENTS_SHOWN = 5  # number of times shown in the preview of a schedule
 SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
 # Delay in seconds after which a scheduled time counts as missed. Passes usually run every second.
@@ -113,7 +113,7 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
         )
     try:
         first = next(moments_after(cron, timezone, now), None)
-    # For unusual strings, the library raises other errors than its own.
+    # For unusual strings, the library raises errors other than its own.
     except Exception as error:  # noqa: BLE001
         raise InvalidInput(_schedule_problem(cron, str(error)), field="cron") from None
     if first is None:
@@ -218,7 +218,7 @@ class NewTrigger:
     pipeline_id: UUID | None = None
     base_candidates: int | None = None
     inputs: Mapping[str, Any] | None = None
-    cron: str | None = None  # None means a webhook
+    cron: str | None = None  # None means that the trigger is a webhook
     timezone: str = "UTC"
     catch_up: bool = False
     max_tokens: int | None = None
@@ -417,7 +417,7 @@ class RunCost(NamedTuple):
     """The cost of a run, or the reason why it can't be started."""
 
     tokens_min: int = 0
-    tokens_max: int | None = None  # None means unknown
+    tokens_max: int | None = None  # None means that the maximum is unknown
     refusal: FleetError | None = None
 
 

@@ -143,7 +143,7 @@ class EditorPage:
     def log_in(self, key: str) -> None:
         self.page.goto(f"{self.url}/editor/login")
         self.page.get_by_label("API key").fill(key)
-        self.page.get_by_role("button", name="Log in").click()
+        self.page.get_by_role("button", name="Sign in").click()
 
     def node_types(self) -> list[str]:
         found: list[str] = self.js("app.graph.nodes.map(n => n.type)")

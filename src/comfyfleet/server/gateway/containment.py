@@ -46,7 +46,7 @@ class PatternLink(NamedTuple):
 class IndexedPrompt:
     """The nodes of a prompt by type. Every output node is also listed as ANY_OUTPUT."""
 
-    links: Mapping[str, Mapping[str, tuple[str, float]]]  # node → input → (source, slot)
+    links: Mapping[str, Mapping[str, tuple[str, float]]]  # (source, slot) by node and input
     by_type: Mapping[str, Sequence[str]]
     link_counts: Mapping[str, int]  # number of links by node type
 

@@ -163,7 +163,7 @@ class UserFeed:
         self._woken = asyncio.Event()
         self._held: dict[UUID, float] = {}
         self._remaining = 0
-        self._last_sent_id: int | None = None  # the last sent row; None before `start`
+        self._last_sent_id: int | None = None  # id of the last sent row, or None before `start`
         self._starting = asyncio.Lock()
         # Callers that wait for the end of the next pass.
         self._followed: list[asyncio.Future[None]] = []

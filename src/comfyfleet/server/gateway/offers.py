@@ -111,7 +111,8 @@ class OfferedNode:
 
     name: str
     info: Mapping[str, Any]
-    uploads: Mapping[str, str] = field(default_factory=dict)  # input → image, video, audio …
+    # The kinds of files that inputs accept (image, video, audio …), by input name.
+    uploads: Mapping[str, str] = field(default_factory=dict)
     files: FilesByKind = field(default_factory=dict)
     # A custom node's VALIDATE_INPUTS function can waive the checks of lists, ranges and types. This
     # isn't visible in object_info, so the backend must decide.

@@ -119,7 +119,7 @@ async def _free_worker(
     return PreferredWorker(worker_id, load.fleet_id) if is_able else None
 
 
-# Backends for calls to custom nodes' routes
+# The following functions select backends for calls to custom nodes' routes.
 
 # Maximum number of backends to which a call is sent. A call that only reads is sent to one after
 # another, and a call that may change something to all of them.

@@ -305,7 +305,7 @@ class _JoinedWrites:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self._head: bytes | None = b""  # None after the head was sent
+        self._head: bytes | None = b""  # None after the head has been sent
 
     def write(self, data: bytes) -> None:
         if self._head is None:
@@ -478,7 +478,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         early = self._early
         if not is_current or early is None or self.is_lost or self.transport.is_closing():
             return None
-        if self.flow.write_paused:  # the client must read the earlier responses first
+        if self.flow.write_paused:  # the client hasn't read all earlier responses yet
             return None
         parked = ParkedConnection(
             self,
@@ -502,7 +502,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         self._was_parked = True
         super().connection_made(transport)
         transport.set_protocol(self)
-        if parked.is_write_paused:  # the transport won't call pause_writing again
+        if parked.is_write_paused:  # a paused transport doesn't call pause_writing again
             self.flow.pause_writing()
         if not transport.is_reading():
             transport.resume_reading()
@@ -636,12 +636,12 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
 
     _reads_head = False
     _reads_body = False
-    _unparsed_bytes = 0  # received since the last complete head or part of a body
+    _unparsed_bytes = 0  # bytes received since the last complete head or part of a body
     _refusal = ""  # the error to send after the responses to all earlier requests
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._unanswered: list[Any] = []  # the first one is being processed, the others wait
+        self._unanswered: list[Any] = []  # the first request is being processed, the others wait
 
     def _read(self, data: bytes) -> None:
         if self._refusal:

@@ -64,7 +64,7 @@ AT_ONCE = 20
 FINE = "ok"
 STORE, CENTRAL = NEEDED = ("store", "central")  # the parts that every request needs
 NOT_WRITABLE = "store_not_writable"
-# Results of the store's check with which downloads and the API still work.
+# Results of the store check that leave downloads and the API working.
 _READABLE = (StoreFull.code, NOT_WRITABLE)
 
 
@@ -219,7 +219,7 @@ async def _run_check(check: Awaitable[object], outages: OutageLog | None) -> _Ch
     error = running.exception()
     if error is None:
         return _CheckResult(FINE)
-    if isinstance(error, Unavailable):  # the outage log contains the reason
+    if isinstance(error, Unavailable):  # the reason is in the outage log
         return _CheckResult(error.code, is_logged=is_logged(error))
     if isinstance(error, FleetError):
         return _CheckResult(error.code, error.message)

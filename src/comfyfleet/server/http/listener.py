@@ -200,7 +200,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         kind: Any = self.config.http_protocol_class
         self.lifespan.state[CALLER_LIMITS] = CallerLimits(kind.connections_max)
-        if sys.platform == "win32":  # the event loop there can't watch a listener
+        if sys.platform == "win32":  # the event loop on Windows can't watch a listener
             await super().startup(sockets)
         else:
             await super().startup([])

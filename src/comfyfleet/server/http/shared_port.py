@@ -367,7 +367,7 @@ class ParentLine:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._unsent = b""  # the parent has exited
+            self._unsent = b""  # the parent has exited, so the records are dropped
         if bool(self._unsent) != self._is_sending:
             self._is_sending = bool(self._unsent)
             if self._is_sending:

@@ -140,8 +140,8 @@ class ClientCursors:
             self._store(key, cursor)
 
     async def send(self, *, ends_round: bool = True) -> None:
-        """Sends the positions of disconnected clients. At the end of a round, also sends the
-        positions of connected clients."""
+        """Sends the positions of disconnected clients. If `ends_round` is set, the positions of
+        connected clients are sent as well."""
         await self._send(self._take_due(ends_round=ends_round))
 
     def _take_due(self, *, ends_round: bool) -> dict[str, Cursor]:
@@ -194,7 +194,7 @@ class ClientCursors:
                 await self._hints.send(self._message(few))
                 _remove(cursors, few)
         except (Unavailable, OSError, TimeoutError) as error:
-            logger.debug("cursors could not be sent to the other control planes: %s", error)
+            logger.debug("cursors couldn't be sent to the other control planes: %s", error)
         finally:
             unsent = _newest(self._left, cursors)
             self._left = dict(islice(unsent.items(), CURSORS_MAX))

@@ -392,7 +392,7 @@ class ConsoleFeed:
             yield
         finally:
             self._watchers[operator] -= 1
-            self._watchers += Counter()  # drops zero counts
+            self._watchers += Counter()  # removes counts of zero
             if not self._watchers:
                 self._stop()
 

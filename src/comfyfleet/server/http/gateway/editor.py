@@ -409,7 +409,7 @@ def _without_drafts_of_others(editor: Editor, request: Request, caller: Caller) 
 async def post_logout(editor: Editor, request: Request) -> Response:
     plane = editor.plane
     await sign_out(plane, request)
-    response = _cleared(_login_form('<p role="status">You are logged out.</p>'))
+    response = _cleared(_login_form('<p role="status">You are signed out.</p>'))
     clear_cookie(response, plane, request)
     secure = is_secure(request, plane.settings.public_url)
     response.delete_cookie(DRAFTS_COOKIE, httponly=True, samesite="strict", secure=secure)
@@ -479,7 +479,7 @@ def _login_form(notice: str = "") -> str:
         f'<h1>ComfyUI on comfyfleet</h1>{notice}<form method="post" action="login">'
         '<label for="key">API key</label>'
         '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
-        "<button>Log in</button></form>"
+        "<button>Sign in</button></form>"
     )
 
 

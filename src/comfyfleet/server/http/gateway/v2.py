@@ -265,7 +265,7 @@ async def get_events(call: GatewayCall, request: Request) -> Response:
         request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     )
     if place.is_over and not job.status.is_active:
-        return Response(status_code=204)  # browsers then stop reconnecting
+        return Response(status_code=204)  # makes browsers stop reconnecting
     stream = WorkflowJobEvents(call, reader_of(call, request), job, place)
     try:
         return EventStream(request, call.caller, stream.lines())

@@ -88,7 +88,7 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("this time is out of range in UTC") from None
+        raise ValueError("this time is out of range after conversion to UTC") from None
 
 
 class WantedKey(Body):

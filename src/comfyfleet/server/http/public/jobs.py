@@ -514,7 +514,7 @@ async def _lines(
             if events:
                 since, sent_at = events[-1].id, clock()
                 yield "".join(map(_stored_event, events))
-                continue  # there may be more than one page
+                continue  # there may be another page of events
             if not job.status.is_active:
                 return
             latest = _progress(plane, job, watch)

@@ -223,7 +223,7 @@ def _run_answer(
 def _rerun_of(head: RunRow) -> RerunOf | None:
     if head.rerun_of is None:
         return None
-    changes = head.rerun or {}  # deleted when the run expires
+    changes = head.rerun or {}  # `rerun` is deleted when the run expires
     return RerunOf(
         run_id=head.rerun_of,
         node=changes.get("from"),

@@ -47,7 +47,7 @@ ICON_PATH, ICON = "/favicon.ico", "favicon.ico"
 NOT_FOR_PEOPLE = ("/api/", "/objects/", f"{FILES_PATH}/")
 # Files in the folder that only the build uses.
 NOT_SERVED = ("manifest.json", "built-from.sha256")
-ENCODINGS = {"br": ".br", "gzip": ".gz"}  # best compression first
+ENCODINGS = {"br": ".br", "gzip": ".gz"}  # in order of preference, best compression first
 FOREVER = "public, max-age=31536000, immutable"
 REVALIDATED = "no-cache"
 MIME_TYPES = {

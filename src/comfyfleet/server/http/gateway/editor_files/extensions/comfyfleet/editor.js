@@ -1,8 +1,8 @@
-// What ComfyUI's editor does differently on a fleet.
+// Adapts ComfyUI's editor to a fleet.
 const { app } = window.comfyAPI.app
 const { api } = window.comfyAPI.api
 
-function logOut() {
+function signOut() {
   const form = document.createElement('form')
   form.method = 'post'
   form.action = 'logout'
@@ -10,29 +10,29 @@ function logOut() {
   form.submit()
 }
 
-// The connection goes when a key is revoked or has expired.
-async function logInAgain() {
+// The server closes the WebSocket when the user's key is revoked or expires.
+async function signInAgain() {
   const answer = await fetch(api.apiURL('/users')).catch(() => null)
   if (answer?.status === 401) location.assign('login')
 }
 
-api.addEventListener('reconnecting', logInAgain)
+api.addEventListener('reconnecting', signInAgain)
 
-// The graph to begin with may have nodes that no fleet has: then it is one that needs nothing.
+// If the fleets can't run the editor's default graph, a graph that needs no model is loaded instead.
 const { defaultGraph, blankGraph } = window.comfyAPI.defaultGraph
 const loadGraphData = app.loadGraphData
 
 const canRun = (graph) => graph.nodes.every((node) => node.type in LiteGraph.registered_node_types)
 
-async function firstGraph() {
+async function initialGraph() {
   if (canRun(defaultGraph)) return undefined
   const graph = await (await fetch('templates/comfyfleet_colour.json')).json()
   return canRun(graph) ? graph : blankGraph
 }
 
-// The console's page of a job names one whose prompt is to be opened, once the editor has opened what it had.
-// By a cookie: it is there after a log-in, too.
-function takeAskedJob() {
+// A job's page in the console sets this cookie to open the job's prompt, after the editor has loaded
+// its previous graph. A cookie is used because it is still present after the user has signed in.
+function takeRequestedJobId() {
   const id = document.cookie.match(/(?:^|; )comfyfleet_open_job=([0-9a-f-]{36})/)?.[1]
   if (id) document.cookie = 'comfyfleet_open_job=; path=/editor/; max-age=0; samesite=strict'
   return id
@@ -45,20 +45,20 @@ async function openJob(id) {
 }
 
 app.loadGraphData = async function (graph, ...rest) {
-  const loaded = await loadGraphData.call(this, graph ?? (await firstGraph()), ...rest)
-  const asked = takeAskedJob()
-  if (asked) setTimeout(() => openJob(asked))
+  const loaded = await loadGraphData.call(this, graph ?? (await initialGraph()), ...rest)
+  const jobId = takeRequestedJobId()
+  if (jobId) setTimeout(() => openJob(jobId))
   return loaded
 }
 
 const session = await (await fetch('session')).json()
-const logOutButton = {
+const signOutButton = {
   icon: 'icon-[lucide--log-out]',
-  label: 'Log out',
-  tooltip: 'Log out, and forget what this browser keeps of your work',
-  onClick: logOut
+  label: 'Sign out',
+  tooltip: 'Sign out and remove your drafts from this browser',
+  onClick: signOut
 }
 app.registerExtension({
   name: 'comfyfleet.editor',
-  actionBarButtons: session.by_cookie ? [logOutButton] : []
+  actionBarButtons: session.by_cookie ? [signOutButton] : []
 })
