@@ -87,7 +87,7 @@ async def test_an_address_with_a_key_in_it_needs_no_log_in(
 async def test_a_wrong_key_is_told_and_sets_nothing(visitor: httpx.AsyncClient) -> None:
     answer = await log_in(visitor, "wrong")
     assert answer.status_code == 401
-    assert "not valid" in answer.text
+    assert "This key is invalid" in answer.text
     assert "set-cookie" not in answer.headers
 
 

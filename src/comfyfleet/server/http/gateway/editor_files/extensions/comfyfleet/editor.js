@@ -18,7 +18,7 @@ async function signInAgain() {
 
 api.addEventListener('reconnecting', signInAgain)
 
-// If the fleets can't run the editor's default graph, a graph that needs no model is loaded instead.
+// If the fleets can't run the editor's default graph, a graph without a model is loaded instead.
 const { defaultGraph, blankGraph } = window.comfyAPI.defaultGraph
 const loadGraphData = app.loadGraphData
 
@@ -30,8 +30,9 @@ async function initialGraph() {
   return canRun(graph) ? graph : blankGraph
 }
 
-// A job's page in the console sets this cookie to open the job's prompt, after the editor has loaded
-// its previous graph. A cookie is used because it is still present after the user has signed in.
+// A job's page in the console sets this cookie to open the job's prompt, after the editor has
+// loaded its previous graph. A cookie is used because it is still present after the user has
+// signed in.
 function takeRequestedJobId() {
   const id = document.cookie.match(/(?:^|; )comfyfleet_open_job=([0-9a-f-]{36})/)?.[1]
   if (id) document.cookie = 'comfyfleet_open_job=; path=/editor/; max-age=0; samesite=strict'
