@@ -235,9 +235,8 @@ def _fixed(spec: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
 
 
 def shortfall(error: InsufficientTokens) -> Fault:
-    """Returns the error for a user whose balance is too low for a prompt. It contains the required
-    tokens and the balance.
-    """
+    """Returns the error for a user whose balance is too low for a prompt. The error contains the
+    required tokens and the balance."""
     required, balance = error.details["required_tokens"], error.details["balance"]
     message = f"The prompt needs {required} tokens, and the balance is {balance}"
     return fault(error.code, message, required_tokens=required, balance=balance)

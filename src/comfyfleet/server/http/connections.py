@@ -513,7 +513,7 @@ class HttpConnection(asyncio.Protocol, ABC):
             self.data_received(early)
 
     def handle_websocket_upgrade(self, *event: object) -> None:
-        """Hands the connection to the WebSocket protocol. It still counts toward the connection
+        """Hands the connection to the WebSocket protocol. The connection still counts toward the
         limit."""
         self._cancel_deadline()
         # The handshake is complete. WebSockets count as requests instead, as in ForwardedRequests.

@@ -101,7 +101,7 @@ def _unmapped(address: IpAddress) -> IpAddress:
 
 
 async def _peer_user(connection: HTTPConnection) -> int:
-    """Returns the id of the user who opened the connection. It is read once per connection."""
+    """Returns the id of the user who opened the connection. The id is read once per connection."""
     reused = connection_of(connection.scope)
     if reused is not None and reused.peer_user is not None:
         return reused.peer_user

@@ -185,7 +185,8 @@ async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> R
 async def reprioritise(
     plane: PlaneDep, dispatch_id: RowId, wanted: NewPriority, operator: OperatorDep
 ) -> DispatchSeen:
-    """Changes the priority of a queued dispatch. It may be outside the tenant's priority range."""
+    """Changes the priority of a queued dispatch. The new priority may be outside the tenant's
+    range."""
     async with plane.central.transaction() as tx:
         row = await dispatch.reprioritise(
             tx, dispatch_id, wanted.priority, now=plane.clock(), actor=operator

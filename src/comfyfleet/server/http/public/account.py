@@ -398,8 +398,8 @@ async def send_test(
 async def show_secret(
     webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder
 ) -> MadeWebhook:
-    """Returns the secret that signs the webhook's deliveries. It changes only if the operator
-    replaces the key from which secrets are derived.
+    """Returns the secret that signs the webhook's deliveries. The secret changes only if the
+    operator replaces the key from which secrets are derived.
 
     Requires the `keys` and `write` scopes, because the secret stays valid after the caller's key is
     revoked.
