@@ -425,7 +425,7 @@ effects = Table(
     Column("last_processing_time_seconds", Float),
     Column("typical_seconds", Float),  # median, so that one slow job doesn't affect it
     Column("created_at", Moment, nullable=False),
-    Column("locked", Json, nullable=False, server_default="[]"),  # properties that are fixed
+    Column("locked", Json, nullable=False, server_default="[]"),  # properties hidden from customers
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     Column("tags", Json, nullable=False, server_default="[]"),
     Column("examples", Json, nullable=False, server_default="[]"),  # pairs of files: before, after

@@ -270,7 +270,7 @@ class SqliteConnection(aiosqlite.Connection):
         return self._conn.in_transaction
 
     async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """Executes a statement without SQLAlchemy in the same transaction."""
+        """Executes a statement in the current transaction, but bypasses SQLAlchemy."""
         act = functools.partial(_fetch_all, self._conn, sql, parameters)
         rows: list[Any] = await self.run(act, sql, parameters)
         return rows

@@ -77,7 +77,7 @@ Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresq
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> Index:
-    """Returns an index of only those rows for which the condition `where` is true."""
+    """Returns an index that only contains the rows for which the condition `where` is true."""
     condition = text(where)
     return Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
 
@@ -201,8 +201,8 @@ def pairs_in(
     columns: tuple[ColumnElement[UUID], ColumnElement[UUID]],
     pairs: Sequence[tuple[UUID, UUID]],
 ) -> ColumnElement[bool]:
-    """Builds `(a, b) IN pairs`. On PostgreSQL, the pairs are sent as two arrays, because it would
-    plan each pair separately.
+    """Builds `(a, b) IN pairs`. On PostgreSQL, the pairs are sent as two arrays, because the
+    planner would otherwise handle each pair separately.
 
     On SQLite, the pairs come from a SELECT. Otherwise, it wouldn't use the index of both columns.
     """

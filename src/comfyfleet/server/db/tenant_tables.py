@@ -739,7 +739,7 @@ token_transactions = Table(
     Column("user_id", Uuid, nullable=False),
     Column("job_id", Uuid),
     Column("type", String(20), nullable=False),
-    Column("amount", BigInteger, nullable=False),  # added to the balance
+    Column("amount", BigInteger, nullable=False),  # change of the balance; negative if reserved
     Column("provider_transaction_id", String(200)),
     Column("created_at", Moment, nullable=False),
     UniqueConstraint("tenant_id", "job_id", "type"),

@@ -1,4 +1,4 @@
-"""Calculates the progress of a run. The cost is proportional to the number of nodes."""
+"""Calculates the progress of a run. This takes time in proportion to the number of nodes."""
 
 from typing import NamedTuple
 

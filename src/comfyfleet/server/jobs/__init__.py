@@ -1,4 +1,4 @@
-"""Jobs and batches: submit, lease, finish, cancel. Joins a tenant's database and the central one.
+"""Manages jobs and batches in tenants' databases, and their dispatches in the central queue.
 
 Internal: may change without notice.
 """

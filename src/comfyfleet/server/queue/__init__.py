@@ -1,4 +1,4 @@
-"""The leased queue in the central database: enqueue, lease, extend, end, expire.
+"""The queue in the central database, from which workers lease jobs for a limited time.
 
 Internal: may change without notice.
 """

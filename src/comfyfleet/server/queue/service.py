@@ -37,7 +37,7 @@ DEFAULTS = Settings()
 # take it over.
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
-RECALL_LOOKED_AT_MAX = 20  # prefetched jobs that are considered for a recall
+RECALL_LOOKED_AT_MAX = 20  # maximum number of prefetched jobs that are considered for a recall
 SWITCHES_KEPT = timedelta(days=30)  # retention time of timed runs
 
 
@@ -270,7 +270,8 @@ async def requeue(
     }
     if not after.is_used_up:
         values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
-        if reason is RequeueReason.RECALL:  # keeps its rank, unless the lane has advanced past it
+        if reason is RequeueReason.RECALL:
+            # A recalled job keeps its rank, unless the lane has already advanced past it.
             values["rank"] = max(values["rank"], row.rank)
         if reason.prefers_others:
             until = now + timedelta(seconds=settings.avoid_worker_seconds)
@@ -494,7 +495,8 @@ async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]
     recalled = []
     queued_before = False
     places = sorted(row.rank for row in rows)
-    for index in range(1, len(places)):  # if ranks were equal, the older job would come first
+    # The ranks must differ, because older jobs come first among those with equal ranks.
+    for index in range(1, len(places)):
         places[index] = max(places[index], places[index - 1] + 1)
     for row, rank in zip(rows, places, strict=True):
         is_leased = row.status is DispatchStatus.LEASED
