@@ -225,7 +225,7 @@ Inputs = Annotated[
         name=["--input", "-i"],
         metavar="NAME=VALUE",
         help="An input node's value, as JSON or text. @FILE uploads a file, @a.png,@b.png a list of "
-        "files, @a.png, (with a comma) a list of one file, and @rows.csv or @rows.jsonl a table.",
+        "files, @a.png, (with a comma) a list with one file, and @rows.csv or @rows.jsonl a table.",
     ),
 ]
 Watch = Annotated[bool, Parameter(help="Show the run as a live tree until it ends.")]
@@ -538,7 +538,7 @@ def _is_stuck(run: GraphRun, context: CliContext) -> bool:
 
 
 def _as_seen(event: GraphEvent) -> dict[str, Any]:
-    """Returns the fields of a run that an event contains."""
+    """Returns the fields of the run in an event."""
     names = ("status", "nodes", "questions", "paused_at")
     fields = {name: getattr(event, name) for name in names}
     return {**fields, "progress": event}
@@ -645,7 +645,7 @@ def retry(
     max_tokens: Annotated[
         int | None, Parameter(help="New spending limit of the whole run.")
     ] = None,
-    watch: Annotated[bool, Parameter(help="Follow the run to its end.")] = False,
+    watch: Annotated[bool, Parameter(help="Follow the run until it ends.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:

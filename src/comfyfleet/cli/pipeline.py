@@ -117,7 +117,8 @@ class RunStartOptions:
     until: Annotated[
         datetime | None,
         Parameter(
-            metavar="TIME", help="Submit no jobs after this local time, such as 2026-05-01T06:00."
+            metavar="TIME",
+            help="The local time after which no more jobs are submitted, such as 2026-05-01T06:00.",
         ),
     ] = None
 
@@ -152,7 +153,7 @@ def run(
         Parameter(
             name=["--export", "--follow"],
             metavar="DIR",
-            help="Wait, save images to this folder as they are finished, and then add an index and a "
+            help="Wait, save each image to this folder when it is finished, and then add an index and a "
             "contact sheet.",
         ),
     ] = None,
@@ -685,7 +686,7 @@ def export(
     ] = None,
     follow: Annotated[
         bool,
-        Parameter(help="Save candidates as they are finished, until the run has no more work."),
+        Parameter(help="Save each candidate when it is finished, until the run has no more work."),
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,

@@ -59,7 +59,7 @@ class TriggerOptions:
             name=["--input", "-i"],
             metavar="NAME=VALUE",
             help="An input, as JSON or text. @FILE uploads a file as media. @a.png,@b.png is a list "
-            "of files, and @a.png, (with a comma) is a list of one file. For a webhook, "
+            "of files, and @a.png, (with a comma) is a list with one file. For a webhook, "
             "body.order.photo is a path in the request body.",
         ),
     ] = ()

@@ -29,7 +29,7 @@ def verify(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Check balances against transactions, and transactions against jobs. Changes nothing.
+    """Check balances against transactions, and transactions against jobs, without changing anything.
 
     Exits with 1 if something does not add up, or if a pool can't be reached. The other pools are
     still verified."""
