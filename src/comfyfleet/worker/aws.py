@@ -83,7 +83,8 @@ class InstanceMetadata:
         MetadataUnavailable."""
         status, text = await self._read(path)
         if status == 401:
-            # The service was restarted, or this machine's clock is slower than the service's.
+            # The key is no longer valid, because the service was restarted or this machine's clock
+            # is slow. Request a new one.
             self._renew_at = float("-inf")
             status, text = await self._read(path)
         if status == 404:
@@ -285,8 +286,8 @@ class HostLocks:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Lets one worker at a time check the others and call AWS, so that the last call accounts
-        for all of them.
+        """Lets only one worker at a time check the other workers' locks and call AWS, so that the
+        last call accounts for all workers.
 
         After a timeout, the worker continues without the lock, because a hung worker must not block
         the others.
@@ -321,7 +322,7 @@ def _is_locked(path: Path) -> bool:
     try:
         if not _lock(descriptor):
             return True
-        path.unlink(missing_ok=True)  # left by a killed worker
+        path.unlink(missing_ok=True)  # A killed worker left this file behind.
         return False
     finally:
         os.close(descriptor)
@@ -392,7 +393,7 @@ async def find_group_member(
     answer = await _call_aws(client.describe_auto_scaling_instances, InstanceIds=[instance_id])
     for instance in answer["AutoScalingInstances"]:
         logger.info(
-            "scale-in protection is used in the auto-scaling group %s",
+            "using scale-in protection in the auto-scaling group %s",
             instance["AutoScalingGroupName"],
         )
         return ScalingGroupMember(client, instance_id, instance["AutoScalingGroupName"])
@@ -412,7 +413,7 @@ async def _open_client(region: str | None) -> Any:
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,
         read_timeout=ANSWER_SECONDS_MAX,
-        retries={"total_max_attempts": 1},  # `run` retries with the state that is current then
+        retries={"total_max_attempts": 1},  # `run` retries with the latest state
     )
     return await _call_aws(boto3.client, "autoscaling", region_name=region, config=config)
 
@@ -450,7 +451,7 @@ class ScaleInProtection:
         self._host_locks: HostLocks | None = None
         self._is_busy = False
         self._idle_since = monotonic()
-        self._aws_protected: bool | None = None  # the last state set in AWS, None if unknown
+        self._aws_protected: bool | None = None  # the state last set in AWS, or None if unknown
         self._changed = asyncio.Event()
 
     def busy(self) -> None:

@@ -48,15 +48,15 @@ from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
-# A control plane that doesn't respond for this many heartbeat intervals is considered hung. The
-# next two constants limit the resulting timeout, in seconds.
+# A control plane is considered hung if it doesn't respond for this many heartbeat intervals, but
+# after no less than SILENCE_SECONDS_MIN and no more than SILENCE_SECONDS_MAX seconds.
 HEARTBEATS_MISSED_MAX = 2
 SILENCE_SECONDS_MIN = 10.0
 SILENCE_SECONDS_MAX = 60.0
 # Maximum seconds that a call waits at the control plane. Many proxies cut an idle connection after
 # a minute.
 WAIT_SECONDS_MAX = 50.0
-# A call waits for at most this share of the time after which a control plane counts as hung.
+# A call waits for at most this share of `silence_seconds`.
 WAIT_SHARE = 0.75
 DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
@@ -104,7 +104,8 @@ class ControlClient:
         self.key = key
         self.heartbeat_seconds = heartbeat_seconds
         self.secrets = JobSecrets()
-        self._failed: set[_Address] = set()  # addresses that failed since the last response of any
+        # Addresses that have failed since any address last responded.
+        self._failed: set[_Address] = set()
         self._retry = retry or RetryPolicy()
         self._addresses = [_Address(url.rstrip("/"), self._retry) for url in urls]
 
@@ -256,7 +257,7 @@ class ControlClient:
         except Unavailable as error:
             is_slow = isinstance(error.__cause__, httpx.ReadTimeout)
             if is_slow and address.answered_at > began:
-                logger.info("%s, but the address responds to other calls", error.message)
+                logger.info("%s (the address still responds to other calls)", error.message)
             elif error.__cause__ is not None or endpoint in ENDPOINTS_WITHOUT_JOB:
                 is_silent = isinstance(error.__cause__, httpx.TransportError)
                 self._note_failure(address, error.message, leaves=is_silent)

@@ -124,8 +124,8 @@ TRACEBACK_LINES_MAX = 100
 PROBLEMS_MAX = 20
 PROBLEM_CHARACTERS_MAX = 500
 REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
-# Maximum length of the backend's response in a report. The control plane stores 50,000 characters
-# of a report.
+# Maximum length of the backend's response in a report. The control plane stores at most 50,000
+# characters of a report.
 REFUSAL_CHARACTERS_MAX = 30_000
 INVALID_PROMPT = "invalid_prompt"
 NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
@@ -143,7 +143,7 @@ FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
     (UnexpectedAnswer, BackendFault("backend_fault")),
     (Unavailable, BackendFault("backend_fault")),
 )
-# Errors that fail the job, because it is at fault itself or must not run a second time.
+# Errors that fail the job, because the job itself is at fault or must not run twice.
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (OutcomeUnknown, "unknown_outcome"),
     (RunTimedOut, "run_limit"),
@@ -271,7 +271,8 @@ def _missing_type(problem: NodeProblem) -> str | None:
     """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
-    # Other kinds are ignored, because a custom node's own validation may quote any text.
+    # Only this kind is searched. The messages of others may contain any text from a custom node's
+    # own validation.
     match = NO_SUCH_NODE.search(problem.message) if problem.kind == INVALID_PROMPT else None
     return match[1] if match else None
 

@@ -350,8 +350,8 @@ class OutputUploads:
                 # meantime.
                 self._slots.pop(name, None)
             if failures & (failures - 1) == 0:
-                # Only attempts 1, 2, 4, 8 and so on are logged, so that a long outage takes few
-                # lines.
+                # Only attempts 1, 2, 4, 8 and so on are logged, so that a long outage doesn't flood
+                # the log.
                 extra = {"output": name, "reason": problem, "attempt": failures}
                 logger.warning("an output was not accepted by the store", extra=extra)
             if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
@@ -495,7 +495,9 @@ class OutputDelivery:
                     self._record.report(output)
             except (FleetError, OSError) as error:
                 extra = {"file": file.filename, "reason": str(error)}
-                logger.warning("an output will be delivered only after its run", extra=extra)
+                logger.warning(
+                    "an output can't be delivered now; retrying after the run", extra=extra
+                )
 
     async def drain(self) -> None:
         """Waits until the files of finished nodes are delivered. They are kept even if the run

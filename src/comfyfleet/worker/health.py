@@ -25,7 +25,8 @@ FAILED_PROBES_MAX = 2
 # Seconds after which a process that doesn't respond is restarted. Until then, it may still be
 # loading its node packs.
 STARTING_SECONDS_MAX = 300.0
-# A full disk counts as usable again when this many bytes are free, or this share of a small disk.
+# A full disk counts as usable again when this many bytes are free. For a small disk, this share of
+# its size is enough.
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FREE_SHARE_MIN = 0.1
 # The first and the longest pause in seconds after the disk was full. The pause gets longer if the
@@ -143,7 +144,8 @@ class BackendHealth:
                 "ComfyUI is still running from an earlier start of this worker",
                 extra={"pid": self._owned.pid},
             )
-            since = time.monotonic()  # The time limit starts now. The real start is unknown.
+            # The process's start time is unknown, so the time limit starts now.
+            since = time.monotonic()
         logged: bool | None = None
         while not await self._answers():
             await self._keep_process(since=since)

@@ -36,8 +36,8 @@ from comfyfleet.worker.run_record import LastReport, RunRecord
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
-# Seconds before a start is reported. A shorter run reports its start with its end and needs no
-# heartbeat.
+# Seconds before a start is reported. A run that ends sooner reports its start together with its end
+# and needs no heartbeat.
 START_SECONDS = 0.1
 # Minimum seconds between heartbeats of a recorded run, which a user may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
@@ -179,7 +179,7 @@ class HeartbeatLoop:
             finally:
                 listening.cancel()
                 begun.cancel()
-            # A control plane that doesn't support waiting responded immediately. Wait before the
+            # A control plane that doesn't support waiting responds immediately, so wait before the
             # next heartbeat.
             await _set_within(ended, attempted_at + seconds / 2)
 
@@ -240,7 +240,7 @@ class HeartbeatLoop:
             try:
                 return await self._send(want_outputs, want_assets)
             except (Unavailable, Unauthenticated) as error:
-                logger.warning("new URLs were not received; retrying", extra=self._ids(error))
+                logger.warning("could not get new URLs; retrying", extra=self._ids(error))
                 await self._retry.back_off(min(attempt, 6))
             except Refused as error:
                 raise InvalidInput(error.message) from error

@@ -106,7 +106,7 @@ class InputCache:
         return Uploaded(name, self.subfolder).value
 
     def hold(self, job: Job) -> list[str]:
-        """Marks the files of a job that an earlier process submitted as used. Returns their
+        """Marks the files as used by a job that an earlier process submitted. Returns their
         names."""
         stems = {self._stem(job.tenant_id, asset) for asset in job.assets}
         names = [name for name in self._files if name.rpartition(".")[0] in stems]

@@ -87,7 +87,7 @@ class BackendFileInputs:
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     choices: frozenset[str] = frozenset()
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    can_join: bool = False  # whether its nodes can join and replace strings
+    can_join: bool = False  # whether there are nodes that join and replace strings
 
 
 def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
@@ -190,8 +190,8 @@ def with_output_folder(
 def _joined(
     folder: str, link: list[Any], name: str, prompt: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Returns nodes, last one first, that prepend the folder to a string from another node. Their
-    ids don't occur in the prompt."""
+    """Returns new nodes that prepend the folder to a string from another node. The node with the
+    result comes first. Their ids aren't used in the prompt."""
     while name in prompt or f"{name}.inside" in prompt:
         name += "_"
     inside = {"string": link, "find": "..", "replace": "_"}
@@ -268,8 +268,8 @@ def fill_prompt(
 
 
 def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the inputs that differ between the job's prompt and the one that was sent, by node.
-    With them, operators can see the prompt as it was sent."""
+    """Returns, by node, the inputs that differ between the job's prompt and the one that was sent.
+    Operators use them to see the prompt as it was sent."""
     changes: dict[str, dict[str, Any]] = {}
     for node_id, node in sent.items():
         before = prompt.get(node_id, {}).get("inputs", {})
@@ -369,8 +369,8 @@ def own_subfolder(file: OutputFile, job: Job) -> str:
 
 
 def _is_of(node_id: str, parent_id: str | None) -> bool:
-    """Checks whether a node is `parent_id` or inside it, if that is a subgraph or group node. None
-    matches every node."""
+    """Checks whether a node is `parent_id`, or is inside it if `parent_id` is a subgraph or group
+    node. If `parent_id` is None, every node matches."""
     return parent_id is None or node_id == parent_id or node_id.startswith(f"{parent_id}:")
 
 

@@ -38,7 +38,7 @@ class WorkerIdentity(Message):
     worker_id: str
     key: str
     heartbeat_seconds: float = 30
-    asked_id: str = ""  # the configured id, which differs from `worker_id` if it was in use
+    asked_id: str = ""  # the configured id; `worker_id` is different if this id was in use
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,8 @@ class MachineMonitor:
         self._ask_backend_at = float("-inf")
         self._backend_figures: dict[str, object] = {}
         self._sampling: asyncio.Future[Reading] | None = None
-        # The first result is always 0 and is discarded. Each call measures since the previous one.
+        # Each call measures the usage since the previous call. The first result is always 0 and is
+        # discarded.
         psutil.cpu_percent(None)
 
     async def read(self) -> Reading:
@@ -339,7 +340,8 @@ def command_memory_reader(command: str, gpu: str) -> ReadMemory:
 
 
 def parse_memory(text: str) -> GpuMemory | None:
-    """Returns the first two numbers of the text, or None if they can't be used and total bytes."""
+    """Parses the used and total bytes from the first two words of the text. Returns None if they
+    aren't valid."""
     words = text.split()
     if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
         return None

@@ -72,7 +72,7 @@ LOG_BYTES_MAX = 10 * 1024**2
 LOG_FILES_MAX = 5
 LOG_SECONDS = 10.0
 # Variables with these prefixes are hidden from ComfyUI. Node packs are third-party code and must
-# not see the worker's keys, database addresses and object stores.
+# not see the worker's keys, or the addresses of databases and object stores.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
@@ -163,8 +163,8 @@ class ManagedProcess:
         return self._identity.pid if self._identity is not None else None
 
     def take_up(self) -> bool:
-        """Takes over the process that an earlier worker started, if it is still running. Returns
-        whether it is."""
+        """Takes over the process that an earlier worker started. Returns False if that process is
+        no longer running."""
         identity = _read(self._note)
         if identity is None or not identity.is_own_group or not identity.is_alive:
             return False

@@ -19,7 +19,7 @@ from comfyfleet.errors import FleetError
 
 logger = logging.getLogger(__name__)
 
-# Seconds to wait after a request to free memory, because ComfyUI does so a moment later, between
+# Seconds to wait after a request to free memory, because ComfyUI frees it a moment later, between
 # two prompts.
 FREED_SECONDS = 2.0
 JOBS_PER_RESTART = 20
@@ -31,8 +31,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """The memory in bytes of the machine, or of the container if it has less left, and the memory
-    used by ComfyUI's processes."""
+    """The memory of the machine, or of the container if less of it is free there, and the memory
+    used by ComfyUI's processes, in bytes."""
 
     free: int
     total: int

@@ -40,7 +40,8 @@ class PackRules:
     memory_margin: float = 0.1
     spare_seconds: float = 300.0
     start_seconds_max: float = 600.0
-    # Seconds until a size without a gain or enough memory is tried again.
+    # Seconds until a size is tried again after it brought no gain or memory was too low for it.
+    # After a run ran out of memory, `memory_retry_seconds` applies.
     retry_seconds: float = 1800.0
     memory_retry_seconds: float = 6 * 3600.0
 
@@ -249,9 +250,9 @@ def _decide_trial(
     *,
     has_backlog: bool,
 ) -> tuple[PackSize, PackDecision | None]:
-    """Decides whether to keep the newest ComfyUI. A gain counts even without a backlog. Without a
-    gain and a backlog, the trial continues for a limited number of measurements, because a gain may
-    still show later."""
+    """Decides whether to keep the newest ComfyUI. A gain counts even without a backlog. If there is
+    neither a gain nor a backlog, the trial continues for a limited number of measurements, because
+    a gain may still show later."""
     if rate >= before * (1 + rules.gain_min):
         decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.target, rate, before)
         return replace(size, rate_before=None, trial_windows=0), decision
@@ -391,7 +392,7 @@ def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
 
 
 def _gpu_environ(gpu: str) -> dict[str, str]:
-    # Makes CUDA number GPUs by bus like NVML. By default, CUDA numbers them by speed.
+    # Makes CUDA number GPUs in bus order, as NVML does. By default, CUDA numbers them by speed.
     return {**dict.fromkeys(GPU_VARIABLES, gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

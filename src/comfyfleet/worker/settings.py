@@ -153,7 +153,7 @@ class WorkerSettings:
 
 
 def _first_set(environ: Mapping[str, str], ours: str, other: str) -> str:
-    """Returns `other` if only this variable is set. Otherwise, returns `ours`."""
+    """Returns `other` if only that variable is set. Otherwise, returns `ours`."""
     return other if environ.get(other) and not environ.get(ours) else ours
 
 

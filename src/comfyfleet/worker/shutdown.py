@@ -1,4 +1,5 @@
-"""Why a worker stops and by when, based on signals and on notices about its machine."""
+"""Requests to stop a worker, with their reasons and deadlines. They come from signals and from
+notices about the machine."""
 
 import logging
 import time

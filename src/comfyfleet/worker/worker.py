@@ -67,8 +67,8 @@ LOOK_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
 # Seconds that a prefetch waits for the final report of a lease whose outputs are being uploaded.
 PREFETCH_DELAY_SECONDS = 1.0
-# Seconds that a prefetch waits while jobs arrive one by one. Then it is rarely needed and would
-# compete with the delivery of results.
+# Seconds that a prefetch waits while jobs arrive one by one. In this case, a prefetch is rarely
+# needed and would compete with the delivery of results.
 ALONE_SECONDS = 0.25
 # A poll that returns a job within this many seconds shows that jobs were queued.
 BACKLOG_SECONDS = 0.1
@@ -412,7 +412,8 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """The number of leases that wait for a slot. If it is negative, slots are free."""
+        """The number of leases that wait for a slot. A negative number means that slots are
+        free."""
         return self._load() - self._settings.max_concurrency
 
     @property
