@@ -256,8 +256,8 @@ def _watch(
     context: CliContext,
     folder: ExportFolder | None = None,
 ) -> PersonNeeded | None:
-    """Waits until the run can't continue without a person, and saves candidates as they are
-    completed.
+    """Waits until the run can't continue without a person, and saves each candidate when it is
+    finished.
 
     Returns what a person must do, if that is why the run stopped."""
     look = partial(
