@@ -188,7 +188,7 @@ def _title(node: object) -> str:
 def _allowed(kind: str, config: object, details: str) -> str:
     """Describes the valid values, based on the input's declaration: `[type or list, options]`."""
     if kind == "value_not_in_list" and " not in " in details:
-        # The response omits long lists from the declaration, but its details contain the choices.
+        # The declaration in the response lacks long lists, but the details contain the choices.
         return details.split(" not in ", 1)[1]
     if not isinstance(config, list) or not config:
         return ""

@@ -154,7 +154,7 @@ class Backend(Protocol):
         run.
 
         Raises PromptRefused. Raises OutcomeUnknown if the prompt may or may not have been accepted.
-        In this case, `adopt` finds out later.
+        In that case, call `adopt` later to find out.
         """
         ...
 
@@ -173,12 +173,12 @@ class Backend(Protocol):
         ...
 
     async def outputs(self, run_id: str) -> Outputs:
-        """Returns the outputs of an ended run. Raises RunLost."""
+        """Returns the outputs of a run that has ended. Raises RunLost."""
         ...
 
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
         """Streams a file to the path `to`, which appears only when the file is complete. Raises
-        FileGone, and raises LimitExceeded as soon as the file is known to be too large."""
+        FileGone. Raises LimitExceeded as soon as the file is known to be too large."""
         ...
 
     async def cancel(self, run_id: str) -> Cancellation:

@@ -57,8 +57,8 @@ async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
     except AccessDenied:
         # The routes may be behind a gate that only accepts v1 keys.
         return await _detect_v1(v1)
-    # Both versions return 404. v2 doesn't find the job and responds in its envelope, and v1 doesn't
-    # have the route.
+    # Both versions return 404. v2 has the route but not the job, and responds with its error
+    # envelope. v1 doesn't have the route.
     if parse_error_body(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:

@@ -1,5 +1,5 @@
-"""Calls to Comfy Cloud: rate limits, error bodies, downloads that are redirected to a storage that
-must not see the key, and the marker that finds a job whose submit got no response."""
+"""Calls to Comfy Cloud: rate limits, error bodies, downloads redirected to storage that must not
+see the key, and the marker that identifies a job if its submit gets no response."""
 
 import contextlib
 import ipaddress
@@ -77,8 +77,8 @@ async def call_repeatable(calls: BackendCalls, call: Call) -> httpx.Response:
 
 
 async def call_once(calls: BackendCalls, call: Call) -> httpx.Response:
-    """Sends a call that must not take effect twice. It is repeated only if it was not sent, or was
-    refused temporarily.
+    """Sends a call that must not take effect twice. The call is retried only if it was not sent, or
+    was refused temporarily.
 
     Raises OutcomeUnknown if it was sent and no response reveals the result.
     """

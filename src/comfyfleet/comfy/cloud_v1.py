@@ -181,7 +181,10 @@ class CloudSocket:
             await socket.send(HELLO)
         except SOCKET_ERRORS as error:
             # The error's text may contain the URL, and therefore the key.
-            logger.warning("no websocket, runs are polled", extra={"reason": type(error).__name__})
+            logger.warning(
+                "no WebSocket to the cloud; polling runs instead",
+                extra={"reason": type(error).__name__},
+            )
             return None
         return socket
 
@@ -197,8 +200,8 @@ class CloudSocket:
             current = await self._reconnect()
 
     async def _reconnect(self) -> ClientConnection | None:
-        """Opens a new socket. Returns None if no run is followed or the retries failed. The next
-        run tries again."""
+        """Opens a new socket. Returns None if no run is being followed or all retries failed. In
+        that case, the next run tries again."""
         for attempt in range(1, self._calls.limits.max_retries + 1):
             if not self._runs:
                 return None
@@ -214,8 +217,8 @@ class CloudSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # The error is counted and logged. Polling finds the information that the message may
-            # have contained.
+            # The error has been counted and logged. Polling provides the information that was in
+            # the message.
             return
         # A user's jobs run concurrently, so a message without a run id can belong to any of them.
         run_id = getattr(message, "run_id", CURRENT_RUN)
@@ -597,7 +600,7 @@ class CloudV1:
             await self._calls.retry.back_off(attempt)
         raise OutcomeUnknown(
             f"the prompt was sent but not confirmed ({error.message}), and no job of the account "
-            "has its marker. It may still appear: adopt it later by its id.",
+            "has its marker. The job may still appear. If it does, adopt it by its id.",
             prompt_id=prompt_id,
         ) from error
 

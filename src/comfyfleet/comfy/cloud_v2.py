@@ -334,7 +334,8 @@ JOBS_SEARCHED_MAX = 100
 SETTLING_SECONDS = 0.1
 JOB_ROUTE = "/jobs/{id}"
 WORKFLOW_ROUTE = "/jobs/{id}/workflow"
-# Maps v2's kinds of outputs to the output keys that nodes use. Other kinds are used as keys.
+# Maps v2's kinds of outputs to the output keys that nodes use. Kinds that aren't listed here are
+# used as keys unchanged.
 KEYS = {"image": "images", "file": "files", "latent": "latents"}
 
 
@@ -363,7 +364,7 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 async def fetch_jobs(
     calls: BackendCalls, statuses: Sequence[str] = ()
 ) -> tuple[tuple[V2Job, ...], bool]:
-    """Returns the newest jobs, and whether there are no others."""
+    """Returns the newest jobs, and whether these are all jobs."""
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)
@@ -522,8 +523,8 @@ class EventListener:
             with self._calls.count_unexpected(f"events: {event.name}"):
                 messages = tuple(self._messages(event))
         except UnexpectedAnswer:
-            # The error is counted and logged. Polling finds the information that the message may
-            # have contained.
+            # The error has been counted and logged. Polling provides the information that was in
+            # the message.
             return
         for message in messages:
             self._inbox.put(message)
@@ -657,7 +658,7 @@ async def _find_again(
         await calls.retry.back_off(attempt)
     raise OutcomeUnknown(
         "the prompt was sent but not confirmed, and no job of the account has its marker. "
-        "It may still appear: adopt it later by its id.",
+        "The job may still appear. If it does, adopt it by its id.",
         prompt_id=prompt_id,
     ) from error
 

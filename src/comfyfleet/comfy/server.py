@@ -139,7 +139,7 @@ async def send_prompt(
     # would kill the server's prompt thread.
     call = Call("POST", ROUTE, json=body)
     try:
-        # The call is retried only if it was not sent, because a ComfyUI would run the same prompt
+        # The call is retried only if it was not sent, because ComfyUI would run a repeated prompt
         # twice.
         response = require_success(call, await calls.send(call, may_repeat=False))
         return _read(calls, call, response, prompt)
@@ -229,7 +229,7 @@ async def _ask_to_stop(
     calls: BackendCalls, run_id: str, location: RunLocation, attempt: int
 ) -> None:
     if attempt == 0:
-        # Newer servers can cancel waiting and executing runs by one route, without a race
+        # On newer servers, a single call cancels a waiting or executing run, which avoids a race
         # condition.
         route = "/api/jobs/{id}/cancel"
         answer = await calls.ask(Call("POST", route, path=f"/api/jobs/{run_id}/cancel"))

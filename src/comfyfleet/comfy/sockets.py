@@ -192,7 +192,8 @@ class ServerSocket:
         match message:
             case NodeStarted(run_id=""):
                 # The server sends this to a socket that connects while one of its runs is
-                # executing. If the socket has several runs, the message could belong to any.
+                # executing. If the socket has several runs, the message could belong to any of
+                # them.
                 only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
                 return replace(message, run_id=self._current or only)
             case (
@@ -210,8 +211,8 @@ def _is_transient(error: websockets.InvalidHandshake) -> bool:
     return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500
 
 
-# Maximum number of runs that have a socket. The oldest ones lose theirs first, because runs that
-# were submitted may never be followed.
+# Maximum number of runs that have a socket. The oldest runs lose their sockets first, because some
+# submitted runs are never followed.
 RUN_SOCKETS_MAX = 1000
 # Seconds for which runs are polled after a server refused a websocket.
 WITHOUT_SOCKET_SECONDS = 300.0

@@ -392,7 +392,7 @@ def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
 
 
 def _gpu_environ(gpu: str) -> dict[str, str]:
-    # Makes CUDA number GPUs in bus order, as NVML does. By default, CUDA numbers them by speed.
+    # Makes CUDA number GPUs in bus order, like NVML. By default, CUDA numbers them by speed.
     return {**dict.fromkeys(GPU_VARIABLES, gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

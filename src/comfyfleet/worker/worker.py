@@ -412,8 +412,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """The number of leases that wait for a slot. A negative number means that slots are
-        free."""
+        """The number of leases that wait for a slot. Negative if slots are free."""
         return self._load() - self._settings.max_concurrency
 
     @property
