@@ -29,7 +29,7 @@ from comfyfleet.engine.node import require_memory, require_small
 from comfyfleet.errors import NodeFailed
 from comfyfleet.media import OPEN_OPTIONS, measure_picture
 
-# Pixel formats that are decoded to 8-bit RGB. The formats of full-range JPEGs are among them.
+# Pixel formats that are decoded to 8-bit RGB, including those of full-range JPEGs.
 BYTE_FORMATS = frozenset({"rgb24", "rgba", "pal8", "yuvj420p", "yuvj422p", "yuvj444p"})
 ALIGNMENT_PIXELS = 32
 
@@ -546,7 +546,7 @@ class FileVideo:
     def part(self, start_s: float, duration_s: float, *, strict: bool) -> "FileVideo":
         part = FileVideo(self.source, ClipWindow(self.window.start_s + start_s, duration_s))
         if strict and part.duration_s < duration_s:
-            raise NodeFailed(f"the video lasts {self.duration_s} s, too short for this part")
+            raise NodeFailed(f"the video lasts only {self.duration_s} s, which is too short")
         return part
 
     def save(self, target: Path, *, format: str, codec: str, tags: Tags) -> None:
@@ -577,7 +577,7 @@ class BuiltVideo:
         """Encodes the video first, like ComfyUI. Always raises NodeFailed if the video is too
         short."""
         if self.duration_s < start_s + duration_s:
-            raise NodeFailed(f"the video lasts {self.duration_s} s, too short for this part")
+            raise NodeFailed(f"the video lasts only {self.duration_s} s, which is too short")
         encoded = io.BytesIO()
         encode_mp4(self.images, self.fps, encoded, audio=self.audio, bit_depth=self.bit_depth)
         return FileVideo(encoded.getvalue(), ClipWindow(start_s, duration_s))

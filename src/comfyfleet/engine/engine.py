@@ -115,7 +115,7 @@ class Executor:
 
     def _forget_absent(self, prompt: Prompt) -> None:
         """Drops the memory of nodes that this prompt doesn't contain. ComfyUI drops its node
-        objects at the same time."""
+        objects at the same point."""
         present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
         self._memories = {key: memory for key, memory in self._memories.items() if key in present}
 

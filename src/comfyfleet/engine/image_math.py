@@ -68,7 +68,7 @@ def repeat_to(pictures: Picture, count: int) -> Picture:
 
 
 def with_alpha(image: Image, alpha: float = 1.0) -> Image:
-    """Adds a channel with the same value everywhere."""
+    """Adds an alpha channel with the same value everywhere."""
     return np.concatenate([image, np.full_like(image[..., :1], alpha)], axis=-1)
 
 
@@ -87,7 +87,7 @@ CUBIC_A = -0.75
 
 Indices = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
-# float32 for the input, float64 between the two axes.
+# An array of float32 for the input, and of float64 after the first axis is resized.
 Values = npt.NDArray[Any]
 
 

@@ -50,8 +50,7 @@ def send_greeting(engine: Engine, socket: Socket, client_id: str) -> None:
 
 
 async def pump_socket(websocket: WebSocket, socket: Socket) -> None:
-    """Sends and receives until the client disconnects, or until it hasn't read messages for too
-    long."""
+    """Sends and receives until the client disconnects or has too many unread messages."""
     running = [
         asyncio.ensure_future(part)
         for part in (_write(websocket, socket), _listen(websocket, socket), socket.overrun.wait())

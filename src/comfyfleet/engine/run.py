@@ -461,7 +461,7 @@ class RunHalted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """The parts that outlive a run."""
+    """The objects that a run uses and that outlive it."""
 
     nodes: Mapping[str, EngineNodeType]
     cache: NodeCache
@@ -643,7 +643,8 @@ class PromptRun:
         self._messages.executed(node_id, entry.ui["output"] if entry.ui else None)
 
     def _show_cached_results(self) -> None:
-        """Adds cached results that were not needed, but that nodes show, to the history."""
+        """Adds cached results to the history if nodes show them, even if this run didn't need
+        them."""
         for node_id in self._context.prompt:
             entry = self._entries.get(self._signatures[node_id])
             shows = self._type_of(node_id).info["has_intermediate_output"]

@@ -130,7 +130,7 @@ def save_preview(context: Context, images: Image) -> list[Saved]:
 
 
 def save_kept_preview(context: Context, images: Image) -> list[Saved]:
-    """Saves previews with metadata, and with letters that the node reuses for all runs."""
+    """Saves previews with metadata, under random letters that the node reuses in all runs."""
     letters = context.memory.setdefault("letters", random_letters(context))
     return _save_temporary(context, images, letters, png_text(metadata(context)))
 

@@ -184,7 +184,8 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         ws="websockets-sansio",
         # No pings, because a node that blocks the interpreter would look like a dead connection.
         ws_ping_interval=None,
-        # No compression, because clients are usually near, so that sending messages is faster.
+        # No compression, because most clients are nearby, so that sending uncompressed messages is
+        # faster.
         ws_per_message_deflate=False,
     )
 

@@ -179,8 +179,8 @@ class ViewedFile(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Returns the file name. A path in the name is ignored, because `subfolder` is meant for
-        this purpose."""
+        """Returns the file name. A path in the name is ignored, because the folder belongs in
+        `subfolder`."""
         return posixpath.basename(self.name)
 
 
@@ -212,8 +212,8 @@ class UploadForm(NamedTuple):
 
 
 def parse_upload(form: FormData) -> UploadForm | None:
-    """Parses an upload. Returns None if it has no file. Raises UnforeseenInput in the cases in
-    which ComfyUI fails."""
+    """Parses an upload. Returns None if it has no file. Raises UnforeseenInput if ComfyUI itself
+    would fail."""
     folder = form.get("type", "input")
     if not isinstance(folder, str) or folder not in FOLDERS:
         raise UnforeseenInput(f"unknown folder type {folder!r}")

@@ -47,7 +47,8 @@ def _is_other_site(host: str, origin: str) -> bool:
     except ValueError:
         return True
     if not own.hostname or not other.hostname or not _is_loopback(own.hostname):
-        # On other hosts, the browser itself keeps foreign pages from reading responses.
+        # If the host isn't a loopback address, the browser itself keeps foreign pages from reading
+        # responses.
         return False
     # Compare only the host names if one of them has no port.
     if None in ports:
@@ -298,7 +299,7 @@ class Router(Generic[T]):
 
     def reply_to_failure(self, request: Request, error: Exception) -> Response:
         """Returns the response to an error that no handler expected."""
-        # This isn't a bug. An example is a body that arrives too slowly.
+        # The request caused this error, for example because its body arrived too slowly.
         if isinstance(error, HTTPException):
             return text_reply(error.detail, error.status_code)
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -151,7 +151,7 @@ def list_jobs(
 def select_jobs(
     query: JobQuery, listed: Iterable[T], job_of: Callable[[T], Mapping[str, Any]]
 ) -> tuple[list[T], int]:
-    """Returns the requested page, and the number of jobs on all pages."""
+    """Returns the requested page, and the total number of matching jobs."""
     matching = [item for item in listed if _is_wanted(job_of(item), query)]
     sort_key = _duration if query.sort_by == "execution_duration" else _age
     matching.sort(key=lambda item: sort_key(job_of(item)), reverse=query.descending)
@@ -298,8 +298,8 @@ def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
 
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
-# Lengths of a client's keys, which are redacted wherever they occur in text. A key must therefore
-# be longer than common words and must not contain characters that are escaped in quotes.
+# Minimum and maximum length of a client's key. Keys are redacted wherever they occur in text, so
+# they must be longer than common words and must not contain characters that quoting would escape.
 SECRET_CHARACTERS_MIN, SECRET_CHARACTERS_MAX = 16, 2_000
 _SECRET = re.compile(r"(?=.*[0-9])[A-Za-z0-9._~+/=:-]+")
 ABSENT: Final = object()
@@ -336,8 +336,8 @@ class PromptSubmission:
 
 
 def body_field(body: object, name: str) -> Any:
-    """Returns `body[name]`, or ABSENT if the field is missing. Like in ComfyUI, it also counts as
-    missing in a list or string that doesn't contain the name."""
+    """Returns `body[name]`, or ABSENT if the field is missing. As in ComfyUI, the field also counts
+    as missing if the body is a list or string that doesn't contain the name."""
     if isinstance(body, dict):
         return body.get(name, ABSENT)
     if isinstance(body, list | str) and name not in body:
@@ -397,7 +397,7 @@ def _read_prompt(value: Any) -> Prompt:
 
 
 def _inputs_as_list(node_id: str, node: Mapping[str, Any]) -> RefusedPrompt:
-    """Returns the error that ComfyUI sends when its validation of a node fails."""
+    """Returns the error that ComfyUI sends for a node whose inputs are a list."""
     class_type = node.get("class_type")
     class_type = class_type[:200] if isinstance(class_type, str) else class_type
     details = "inputs must be an object, not a list"

@@ -60,8 +60,8 @@ def _shrunk(picture: PIL.Image.Image, mode: str) -> PIL.Image.Image:
 
 def limit_process(memory_bytes: int, cpu_seconds: int, written_bytes: int) -> None:
     """Limits the resources of this process. Call this after all imports, because memory that is
-    already in use isn't counted. Some systems don't support these limits. There, only the limits
-    for time and pixels apply."""
+    already in use isn't counted. On systems that don't support these limits, only the limits for
+    time and pixels apply."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -312,7 +312,8 @@ def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None
 UNDECLARED = DeclaredInput("*", {}, required=False)
 Prompt = Mapping[str, Mapping[str, Any]]
 
-# Maximum number of faulty outputs to report. Each one repeats all faulty nodes before it.
+# Maximum number of faulty outputs to report. Each one is also listed at every faulty node that was
+# found before it, so the size of the response grows quickly.
 BLAMED_OUTPUTS_MAX = 100
 # Maximum number of cycles to report. Each one lists all of its nodes.
 CYCLES_REPORTED_MAX = 100
@@ -354,7 +355,7 @@ def validate(
     targets: Collection[str] | None = None,
     follows_all: bool = False,
 ) -> PromptValidation:
-    """Validates a prompt. With `targets`, only these of its output nodes count.
+    """Validates a prompt. If `targets` is given, only those output nodes count.
 
     `follows_all` also validates nodes that are linked to undeclared inputs. ComfyUI runs those
     without validating them.
@@ -402,7 +403,7 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
 def _add_dependent_output(
     validation: "_Validation", output: str, node_errors: dict[str, Any]
 ) -> None:
-    """Adds this output to the dependent outputs of every faulty node found so far, like ComfyUI."""
+    """Adds the output to the dependent outputs of every faulty node found so far, as in ComfyUI."""
     for node_id, checked in validation.checked.items():
         if checked.valid or not checked.faults:
             continue
@@ -459,9 +460,8 @@ class _Validation:
             return self.checked[output]
 
     def _upstream_of(self, output: str) -> list[str]:
-        """Returns the nodes that `output` of a large prompt depends on, in the order in which to
-        check them. Checking a node then doesn't recurse, because its sources are already
-        checked."""
+        """Returns the nodes that `output` depends on, in the order in which to check them, so that
+        checks don't recurse. Returns an empty list for small prompts, whose checks may recurse."""
         if len(self.prompt) <= CHAIN_NODES_MAX:
             return []
         order: list[str] = []

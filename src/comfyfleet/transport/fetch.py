@@ -36,7 +36,7 @@ ADDRESSES_MAX = 32
 
 
 class PublicHttpClient:
-    """Calls URLs from customers. The control plane calls them only by this client."""
+    """Calls URLs from customers. The control plane calls such URLs only through this client."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PublicHttpClient:
         client = await self._open()
         import httpx
 
-        # Request and check the certificate for the host's name instead of its address.
+        # The URL contains the address, so request and check the certificate for the host's name.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         request = client.build_request(
             method,
@@ -179,7 +179,8 @@ def _trusted() -> ssl.SSLContext:
 
 def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
     """Returns a transport without keep-alive. httpx pools connections by address, so it would reuse
-    a connection whose certificate was checked for one name for other names at that address."""
+    a connection for other names at that address, although the certificate was checked for only one
+    of them."""
     import httpx
 
     return httpx.AsyncHTTPTransport(

@@ -246,8 +246,8 @@ def describe_network_error(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Returns the error, its cause, the cause of its cause, and so on. For a group, the first error
-    counts."""
+    """Returns the error, its cause, the cause of its cause, and so on. Of an exception group, only
+    the first error is followed."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and len(chain) < CHAIN_MAX:

@@ -18,7 +18,8 @@ from comfyfleet.errors import InputUnavailable
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 THREADS_MAX = 8
-# Other lookups of the same tenant have to wait. The deadline of a lookup includes this time.
+# Maximum number of concurrent lookups per tenant. Others wait, and their deadlines include the
+# waiting time.
 LOOKUPS_PER_TENANT_MAX = 1
 LOOKUP_SECONDS_MAX = 3.0
 

@@ -34,7 +34,7 @@ class RetryPolicy:
 
 def backoff_seconds(attempt: int, chance: float) -> float:
     """Returns a pause that doubles with each attempt. Half of it is random, so that callers that
-    failed together spread out."""
+    failed at the same time retry at different times."""
     full = min(BACKOFF_FIRST_SECONDS * 2.0 ** (attempt - 1), BACKOFF_SECONDS_MAX)
     return full * (0.5 + chance / 2)
 

@@ -53,7 +53,7 @@ def with_cpu_pace(nodes: Mapping[str, EngineNodeType]) -> dict[str, EngineNodeTy
     blur = nodes[HEAVY]
 
     def run(context: Context, *, image: Any, blur_radius: int, sigma: float) -> NodeResult:
-        # ComfyUI sums over the whole square for each value.
+        # For each value, ComfyUI's blur sums over a whole square of pixels.
         side = 2 * blur_radius + 1 if blur_radius else 0
         with minimum_duration(image.size * side**2):
             return blur.run(context, image=image, blur_radius=blur_radius, sigma=sigma)

@@ -328,8 +328,8 @@ def _save_animation(
 
 
 def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
-    """Returns EXIF data with `prompt:{…}` in the camera's model, and with `workflow:{…}` and other
-    entries in the tags before it."""
+    """Returns EXIF data with `prompt:{…}` in the tag for the camera model, and with `workflow:{…}`
+    and other entries in the tags below it."""
     exif = PIL.Image.Exif()
     for tag, (key, value) in enumerate(texts.items()):
         exif[EXIF_MODEL - tag] = f"{key}:{value}"

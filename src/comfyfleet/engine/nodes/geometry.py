@@ -221,7 +221,8 @@ def resize_and_pad(
     count, height, width, channels = image.shape
     require_memory(count, target_height, target_width, channels)
     factor = min(target_width / width, target_height / height)
-    # Sizes are truncated, not rounded. Only the padding may remain of a very thin image.
+    # Sizes are truncated, not rounded, so a very thin image may disappear and leave only the
+    # padding.
     inner_width, inner_height = int(width * factor), int(height * factor)
     inner = resize(image, inner_width, inner_height, interpolation)
     color = 0.0 if padding_color == "black" else 1.0

@@ -277,7 +277,8 @@ TEXTS = (
 
 EXPRESSION_CHARACTERS_MAX = 10_000
 EXPONENT_MAX = 4000
-# Maximum size of intermediate results in bits. Larger numbers only serve to exhaust the CPU.
+# Maximum size of intermediate results in bits. An expression with larger numbers is only an attempt
+# to exhaust the CPU.
 RESULT_BITS_MAX = 100_000
 SHIFT_BITS_MAX = 10_000
 ROUND_DIGITS_MAX = 400  # more than a float has before or after the decimal point
