@@ -1,4 +1,4 @@
-/** The error of a failed call: one that the API returned, or a call without a response. */
+/** Errors of failed calls: errors that the API returned, and calls that got no response. */
 
 export type Details = Record<string, unknown>
 

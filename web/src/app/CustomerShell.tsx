@@ -53,7 +53,7 @@ export function CustomerShell({ children }: { children: ReactNode }) {
             </Link>
           ))}
         </nav>
-        {/* Shorter in the catalog, which has its own search field. */}
+        {/* The button is shorter in the catalog, which has its own search field. */}
         <button
           type="button"
           className={here === "/" ? "find find-short wide-only" : "find wide-only"}

@@ -19,8 +19,8 @@ interface Look {
 type ButtonProps = Look &
   Omit<ButtonHTMLAttributes<HTMLButtonElement>, "disabled" | "children"> & {
     ref?: Ref<HTMLButtonElement>
-    /** Explains why the button is disabled. It stays visible and focusable, and shows the
-     * reason. */
+    /** Explains why the button is disabled. A disabled button stays visible and focusable, and
+     * shows the reason. */
     offReason?: string | null | false | undefined
     busy?: boolean
   }

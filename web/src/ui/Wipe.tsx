@@ -81,7 +81,7 @@ function useSeen(box: { current: HTMLElement | null }): boolean {
   return isSeen
 }
 
-/** Follows the pointer and the arrow keys. */
+/** Compares the two pictures. The line between them follows the pointer and the arrow keys. */
 export function BeforeAfter({ before, after, alt, ratio }: WipeProps) {
   const [at, setAt] = useState(50)
   const box = useRef<HTMLDivElement>(null)

@@ -47,8 +47,8 @@ import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
 import { EarlierRun, LaterRuns, RunAgain } from "./RunAgain"
 import { Timeline } from "./Timeline"
 
-/** The page is opened with the addresses of the graph and the run, or with the run's id alone. A
- * run can link to another run of a different version of the graph. */
+/** The page's address contains the ids of the graph and the run, or only the run's id. The key
+ * resets the page when a link leads to another run, which may use a different graph version. */
 export default function GraphRunPage({ id }: { id: string }) {
   return <GraphRun key={id} id={id} />
 }

@@ -206,7 +206,8 @@ function Family({
   onChoose,
   lineage,
 }: FactsProps & { lineage: LineageAnswer | undefined }) {
-  // Ancestors that the page already has are shown immediately. The others come with the lineage.
+  // Ancestors that the page already has are shown immediately. The others appear once the lineage
+  // has loaded.
   const knownLineage = lineageOf(candidate.id, book.byId)
   const whole: readonly CandidateAnswer[] = lineage?.candidates ?? knownLineage
   const line = whole.map((ancestor) => book.byId.get(ancestor.id) ?? { ...ancestor, urlAt: 0 })

@@ -42,8 +42,8 @@ const NONE: readonly Candidate[] = []
 export function useBook(id: string): Book {
   const path = `/api/pipeline-runs/${encodeURIComponent(id)}`
   const run = useQuery<PipelineRunAnswer>(path)
-  // Reads candidates after the run, so that the events after the run's last one cover all later
-  // changes.
+  // The candidates are read only after the run. Events after the run's last event then cover all
+  // later changes.
   const list = useQuery<Candidates>(run.data ? `${path}/candidates` : null, {
     read: (signal) => readAll(path, signal),
   })

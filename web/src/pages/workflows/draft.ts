@@ -23,8 +23,8 @@ export interface Exposed {
   maximum: number | null
   step: number | null
   choices: readonly unknown[] | null
-  /** Whether customers must set the property. Null means that files must be set, and placeholders
-   * without a default. */
+  /** Whether customers must set the property. Null means that only files and placeholders without
+   * a default must be set. */
   required: boolean | null
 }
 

@@ -107,8 +107,8 @@ function boxOf(node: DrawnNode, properties: readonly SuggestedProperty[]): Box {
   }
 }
 
-/** Checks whether an input belongs to a slot. ComfyUI's editors draw an input that can be
- * connected and typed only once, and so does this drawing. */
+/** Checks whether an input belongs to a slot. As in ComfyUI's editors, an input that can be either
+ * connected or typed is drawn only once. */
 function isOf(property: SuggestedProperty, slot: DrawnSlot, node: DrawnNode): boolean {
   if (property.node_id === node.id) return property.input === slot.name
   return node.is_subgraph && (property.input === slot.name || property.name === slot.name)
@@ -202,7 +202,7 @@ export interface Room {
   height: number
 }
 
-/** Returns a view of the whole drawing, enlarged at most up to the limit. */
+/** Returns a view of the whole drawing, enlarged no further than the limit. */
 export function wholeView(all: Area, room: Room): Area {
   return viewAt(all, room, Math.max(UNIT_MIN, all.width / room.width, all.height / room.height))
 }

@@ -191,7 +191,7 @@ export const words = {
     approve: (label: string) => `${label} approved`,
     winner: (label: string) => `${label} is a winner`,
     reject: (label: string) => `${label} rejected`,
-    rejectText: "It gets no more children. Queued ones are cancelled.",
+    rejectText: "No more children will be created from it, and queued ones are cancelled.",
     undo: (label: string) => `Judgment of ${label} undone`,
     undoAct: "Undo",
   },

@@ -38,7 +38,7 @@ export const words = {
       role: "Role",
       act: "Add operator",
     },
-    once: "It is shown only once and gives access as this operator. Send it to them securely.",
+    once: "The key is shown only once. Anyone who has it can act as this operator, so send it securely.",
   },
   roles: {
     viewer: { label: "Viewer", may: "Can view everything and change nothing." },

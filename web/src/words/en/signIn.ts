@@ -20,7 +20,7 @@ export const words = {
       unauthenticated: "The sign-in took too long, or it wasn't started in this browser. Try again.",
     })[code] ?? "The sign-in service can't be reached right now. Try again later.",
   cookie:
-    "A cookie that scripts can't read keeps you signed in. It doesn't contain your key. Signing out clears this browser.",
+    "A cookie that scripts can't read keeps you signed in. It doesn't contain your key. Signing out also removes your drafts from this browser.",
   empty: "Enter a key.",
   wrong: "This key is unknown, expired or revoked.",
   status: "Status",

@@ -96,7 +96,7 @@ export const words = {
     notJson: "Enter a valid JSON object.",
     missing: (name: string) => `${name} is required.`,
     tokens: "Max. tokens per day",
-    tokensHint: "Shared by all its runs of a day.",
+    tokensHint: "Shared by all of the trigger's runs on the same day.",
     tokensMissing: "Enter the max. tokens per day.",
     perRun: "Max. tokens per run",
     perRunHint: "Leave empty to allow the rest of the daily limit.",
@@ -131,7 +131,7 @@ export const words = {
   // The secret, which is shown once
   once: {
     title: "Webhook secret",
-    text: "It is shown only once. Send JSON to the address with the secret in a header. Signing requests with it is safer.",
+    text: "The secret is shown only once. Send JSON to the address, with the secret in a header. It is safer to sign requests with the secret instead.",
     label: "Secret",
     address: "Webhook address",
     curl: "Example request",

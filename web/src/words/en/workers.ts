@@ -88,7 +88,7 @@ export const words = {
   addText:
     "Run these commands on the machine that runs ComfyUI. The worker connects to the control plane, so you don't have to open any ports.",
   addNoSecret:
-    "Replace SECRET with the fleet's secret, which was shown when it was created. If you lost it, create a new one.",
+    "Replace SECRET with the fleet's secret, which was shown only when the secret was created. If you lost it, create a new one.",
   joinLabel: "Commands to add a worker",
   joinHere: (address: string) => `${address} can be reached from this machine only`,
   joinHereText: (better: string) =>

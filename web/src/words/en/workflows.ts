@@ -110,7 +110,7 @@ export const words = {
   settingsOf: "Settings of",
   boundTo: (node: string, input: string) => `${node}, ${input}`,
   inText: (text: string) => `placeholder ${text}`,
-  badName: "Start with a letter. After it, use letters, digits, _ . and -.",
+  badName: "Start with a letter. Then use letters, digits, _ . and -.",
   sameName: "Another property already has this name.",
   badRange: "The minimum must not exceed the maximum.",
   outside: "The default is outside the range.",
