@@ -44,7 +44,7 @@ BROWSERS = ["-n", "2", "--dist", "loadfile", "--durations=10", "tests/browser"]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of pytest: its exit status, the collected tests, and the outcome of each.
+    """One run of pytest: its exit status, the collected tests, and their outcomes.
 
     `measured_again` has the values of the tests whose first measurement was above their limit.
     """

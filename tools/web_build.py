@@ -35,7 +35,7 @@ class BuildFailed(Exception):
 
 
 def source_hash() -> str:
-    """Returns a hash of all sources of a build."""
+    """Returns a hash of the sources."""
     files = [WEB / name for name in SOURCES]
     for folder in FOLDERS:
         files += [path for path in (WEB / folder).rglob("*") if path.is_file()]

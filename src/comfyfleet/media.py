@@ -86,7 +86,7 @@ def _iso(first: bytes) -> str | None:
 def _sniff_matroska(first: bytes) -> str | None:
     if not first.startswith(b"\x1a\x45\xdf\xa3"):
         return None
-    at = first.find(b"\x42\x82")  # DocType: an id, a length of one byte, and the text
+    at = first.find(b"\x42\x82")  # DocType: two bytes of id, one byte of length, then text
     if at < 0 or at + 2 >= len(first):
         return None
     length = first[at + 2] & 0x7F

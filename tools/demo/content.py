@@ -429,7 +429,7 @@ async def until(is_so: Callable[[], Any], what: str, seconds: float) -> None:
 
 
 def _drawn() -> dict[str, bytes]:
-    """Returns the files of all scenes, a clip of one of them, and a mask."""
+    """Returns images of all scenes, a clip and a mask."""
     pictures = {name: draw() for name, draw in scenes.SCENES.items()}
     mask = np.zeros((scenes.HEIGHT, scenes.WIDTH), np.uint8)
     mask[300:560, 120:520] = 255

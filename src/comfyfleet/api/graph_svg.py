@@ -357,7 +357,7 @@ def _shape(node: Node, box: Box, body: _Picture | None) -> str:
         case _:
             is_end = kind_of(node) in ("input", "output")
             return _rounded(box, min(w, h) / 2 if is_end and body is None else 6)
-    return "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in points) + "Z"
+    return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points) + "Z"
 
 
 def _rounded(box: Box, radius: float) -> str:

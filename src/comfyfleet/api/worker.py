@@ -116,7 +116,7 @@ Capabilities: TypeAlias = Annotated[
 
 
 class Reading(Message):
-    """The state of a machine at a point in time. Values that can't be read are None."""
+    """The state of a machine at a point in time. Unreadable values are omitted."""
 
     gpu_name: Name | None = None
     gpu_load_percent: float | None = None

@@ -140,8 +140,8 @@ VALUE_CLASSES = frozenset(
         "PrimitiveBoolean",
     )
 )  # fmt: skip
-# A class whose first widget chooses among option widgets. The editor adds options as they are
-# filled.
+# A class whose first widget chooses among option widgets. The editor adds an option whenever the
+# last one is filled.
 CUSTOM_COMBO = "CustomCombo"
 # Sampler names used to be saved with this prefix. The editor removes it when it opens a file.
 SAMPLER_CLASSES = ("KSampler", "KSamplerAdvanced")

@@ -58,8 +58,8 @@ def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
     for group in groups if isinstance(groups, list) else ():
         bounding = group.get("bounding") if isinstance(group, dict) else None
         if isinstance(bounding, list) and len(bounding) == 4 and all(map(_is_number, bounding)):
-            left, top, width, height = map(float, bounding)
-            result.append(Group(str(group.get("title", "")), (left, top, width, height)))
+            x, y, width, height = map(float, bounding)
+            result.append(Group(str(group.get("title", "")), (x, y, width, height)))
     return tuple(result)
 
 

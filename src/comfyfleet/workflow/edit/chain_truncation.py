@@ -50,8 +50,8 @@ from comfyfleet.workflow.resolve import InputSource
 
 
 def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
-    """Returns the chain with this name. If several chains have it, `kind:name` (`group:Extend`)
-    identifies one of them."""
+    """Returns the chain with this name. The form `kind:name`, such as `group:Extend`, distinguishes
+    chains with the same name."""
     if not chains:
         raise InvalidInput("this workflow has no chain of numbered segments")
     matching = [chain for chain in chains if name is None or _is_called(chain, name)]

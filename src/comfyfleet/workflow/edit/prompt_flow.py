@@ -206,8 +206,8 @@ _NUMBERS = ("INT", "FLOAT")
 
 
 def number_source(flow: Flow, place: Place, *, scaled: bool = False) -> Place:
-    """Returns the input that holds a linked number. If there is none, returns the linked input
-    itself, whose link is then replaced.
+    """Finds the input that contains a linked number. Returns `place` if there is none, so that the
+    value replaces the link.
 
     With `scaled`, also follows links through calculations: half the width still comes from the
     width.

@@ -23,7 +23,7 @@ from comfyfleet.workflow.model import (
 from comfyfleet.workflow.parse import parse_groups
 from comfyfleet.workflow.subgraphs import unique_ids
 
-# The title is drawn above a node's position, and is included when its center is computed.
+# Titles extend above a node's position, and are part of the node when its center is computed.
 TITLE_HEIGHT = 30.0
 # Node types that the editor draws without a title.
 UNTITLED_TYPES = ("Reroute",)
@@ -47,8 +47,8 @@ class Canvas:
     def inside(self, group: Group) -> list[int]:
         """Returns the indices of the nodes inside a group. A group includes its left and top edges,
         but not the others."""
-        left, top, width, height = group.bounding
-        first, end = (bisect_left(self._by_x, (x,)) for x in (left, left + width))
+        x, top, width, height = group.bounding
+        first, end = (bisect_left(self._by_x, (edge,)) for edge in (x, x + width))
         self._budget -= max(0, end - first)
         if self._budget < 0:
             raise LimitExceeded("the workflow has too many groups and nodes to find those inside")

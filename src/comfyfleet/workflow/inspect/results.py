@@ -56,7 +56,7 @@ class InspectedOutput:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that the workflow names. `present` is None without a server."""
+    """A file that the workflow names. `present` is only set with a server."""
 
     name: str
     kind: Literal["model", "embedding", "input"]
@@ -69,7 +69,7 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class UsedType:
-    """A node type and the number of its active nodes. `known` is None without a server."""
+    """A node type and the number of its active nodes. `known` is only set with a server."""
 
     class_type: str
     count: int
@@ -163,7 +163,7 @@ class MissingParts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of an inspection. `missing` is None without an object_info."""
+    """The result of an inspection. `missing` is only set with an object_info."""
 
     file_kind: str
     form: Literal["workflow", "prompt"]
