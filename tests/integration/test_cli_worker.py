@@ -37,7 +37,7 @@ def said_to(*arguments: str, **environ: str) -> str:
         ((*COMMAND, "--metrics", "9100"), "--metrics must be HOST:PORT"),
         (("--comfyui-command", "comfyui", "--per-gpu", "2"), "doesn't contain {port}"),
         (("--comfyui-command", " "), "--comfyui-command is empty"),
-        (("--comfyui-command", "a 'b"), "--comfyui-command can't be read"),
+        (("--comfyui-command", "a 'b"), "--comfyui-command isn't a valid command"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -54,7 +54,7 @@ def test_all_gpus_are_those_that_may_be_seen() -> None:
 
 def test_auto_without_a_figure_of_the_memory_says_what_to_give() -> None:
     said = said_to(*COMMAND, "--per-gpu", "auto", CUDA_VISIBLE_DEVICES="")
-    assert "must know how much memory of GPU 0 is used" in said
+    assert "requires the memory usage of GPU 0" in said
     assert "--gpu-memory-command" in said
 
 

@@ -36,7 +36,8 @@ class CallMeter(Protocol):
     def called(self, operation: str, *, ok: bool, seconds: float) -> None: ...
 
     def unexpected(self, operation: str) -> None:
-        """Counts a malformed response. This is worth an alert, because the server has changed."""
+        """Counts a malformed response. This is worth an alert, because it means that the server has
+        changed."""
         ...
 
 

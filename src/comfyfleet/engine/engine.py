@@ -278,7 +278,8 @@ class DataFolder:
 
 
 class Engine:
-    """Connects all parts. `dies_like_comfyui` is described in ExecutorThread."""
+    """Connects the queue, the executor, the history and the clients' sockets. `dies_like_comfyui`
+    is described in ExecutorThread."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Files over HTTP in the form that ComfyUI sends and accepts them: preconditions and ranges,
-headers by file name, the file that a view requests, and the fields of an upload."""
+headers by file name, the file that a request to `/view` selects, and the fields of an upload."""
 
 import json
 import mimetypes
@@ -171,7 +171,7 @@ class ViewRefused(Exception):
 
 
 class ViewedFile(NamedTuple):
-    """The file that a view requests."""
+    """The file that a request to `/view` selects."""
 
     folder: str
     subfolder: str

@@ -1,5 +1,6 @@
-"""Bodies of ComfyUI's protocol: submitted prompts, which are parsed as leniently as in ComfyUI and
-with its errors, and the queue and history as jobs for `/api/jobs`. Pure."""
+"""Bodies of ComfyUI's protocol: submitted prompts, parsed as leniently as in ComfyUI and with the
+same errors, and the queue and history in the form of jobs for `/api/jobs`. All functions are
+pure."""
 
 import re
 import uuid

@@ -247,7 +247,8 @@ class Fetcher:
     async def _arriving(
         self, url: str, who: Hashable
     ) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
-        """Follows redirects. Each hop is resolved and checked like the first one."""
+        """Follows redirects. The host of each hop is resolved and checked like that of the first
+        URL."""
         target = parse_public_url(url, ports=self._outward.ports)
         for _ in range(REDIRECTS_MAX + 1):
             async with self._outward.request("GET", target, who=who) as response:

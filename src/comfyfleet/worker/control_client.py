@@ -62,8 +62,8 @@ DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
 # Client errors that may be temporary.
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
-# Calls that don't concern a job. A call about one job may fail because its tenant's pool is down,
-# which must not affect other jobs.
+# Calls that don't concern a job. A call about a job may fail just because the database of the job's
+# tenant is down, so it doesn't mark the address as failed.
 ENDPOINTS_WITHOUT_JOB = frozenset({"register", "poll", "deregister"})
 
 FinalReport: TypeAlias = Complete | Fail | Requeue

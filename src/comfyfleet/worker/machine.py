@@ -359,8 +359,8 @@ async def require_memory_reading(read: ReadMemory, gpu: str, command: str | None
             hint="The command must print the used and the total bytes, and exit with code 0.",
         )
     raise InvalidInput(
-        f"--per-gpu auto must know how much memory of GPU {gpu} is used, but "
-        "NVIDIA's driver doesn't report it",
+        f"--per-gpu auto requires the memory usage of GPU {gpu}, but NVIDIA's driver doesn't "
+        "report it",
         hint="Set --per-gpu to a number, or --gpu-memory-command to a command that prints used and "
         "total bytes.",
     )

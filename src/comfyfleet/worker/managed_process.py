@@ -30,7 +30,7 @@ def split_command(option: str, command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise InvalidInput(f"{option} can't be read: {error}") from error
+        raise InvalidInput(f"{option} isn't a valid command: {error}") from error
     if not words:
         raise InvalidInput(f"{option} is empty")
     return words

@@ -102,7 +102,7 @@ class RegistrationClient:
         if identity is not None and not self._remember(identity.model_copy(update={"key": key})):
             return  # The control plane sends the key again with its next response.
         self._control.key = key
-        logger.info("the worker uses a new key", extra={"worker_id": self.worker_id})
+        logger.info("switched to a new key", extra={"worker_id": self.worker_id})
 
     def _remember(self, identity: WorkerIdentity) -> bool:
         """Stores the key. Returns False if it can't be written. In that case, the worker registers

@@ -13,8 +13,8 @@ from comfyfleet.worker.platform import Notices
 
 logger = logging.getLogger(__name__)
 
-# Time that is reserved at the end for handing back unfinished jobs and deregistering. It is at most
-# RESERVE_SECONDS, and at most the share RESERVE_PART_MAX of the time until the deadline.
+# Seconds reserved at the end of a shutdown for handing back unfinished jobs and deregistering. If
+# the deadline is near, only this share of the remaining time is reserved.
 RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
 # Maximum seconds to wait for anything after a second stop request.

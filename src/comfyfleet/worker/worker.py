@@ -72,8 +72,8 @@ PREFETCH_DELAY_SECONDS = 1.0
 ALONE_SECONDS = 0.25
 # A poll that returns a job within this many seconds shows that jobs were queued.
 BACKLOG_SECONDS = 0.1
-# Seconds that a pending prefetch poll continues after the backend becomes idle. During this time,
-# the final report may turn it into the poll of an idle worker. Otherwise, a new poll replaces it.
+# Seconds that a pending prefetch poll continues after the backend becomes idle. A final report in
+# this time turns it into the poll of an idle worker. Otherwise, a new poll replaces it.
 IDLE_POLL_DELAY_SECONDS = 0.25
 # Seconds between two fetches of the backend's node types. Slow fetches are less frequent.
 FACTS_SECONDS = 60.0
@@ -511,7 +511,7 @@ class Worker:
         self._platform.protection.busy()
         self._taken_at = time.monotonic()
         asyncio.get_running_loop().call_later(ALONE_SECONDS, self._wake)
-        # The model is noted before the run starts, because the next requested job runs after it.
+        # The model is noted now, because the next job is requested before this run starts.
         self.models.used(job)
         held = asyncio.create_task(lease_runner.run())
         self._lease_runners[lease_runner] = held

@@ -222,7 +222,7 @@ async def test_a_started_comfyui_is_told_its_gpu_and_none_of_our_keys(
 
 async def test_auto_is_refused_where_nobody_tells_the_memory(box: Box) -> None:
     auto = PackSettings(per_gpu=None)
-    with pytest.raises(InvalidInput, match="must know how much memory"):
+    with pytest.raises(InvalidInput, match="requires the memory usage"):
         await plan_gpus(box.settings(), auto, {"CUDA_VISIBLE_DEVICES": ""})
     for wrong in ("false", "echo 7", "echo 9 8", "/nowhere"):
         silent = PackSettings(per_gpu=None, memory_command=wrong)

@@ -102,7 +102,7 @@ def test_an_unknown_placeholder_is_refused_by_its_name() -> None:
 
 
 def test_a_command_that_can_not_be_read_is_refused() -> None:
-    for command, said in (("run 'half", "can't be read"), (" ", "is empty")):
+    for command, said in (("run 'half", "isn't a valid command"), (" ", "is empty")):
         with pytest.raises(InvalidInput, match=f"--comfyui-command {said}"):
             lay_out_pack(dataclasses.replace(BASE, comfyui_command=command), PackSettings())
         with pytest.raises(InvalidInput, match=f"--gpu-memory-command {said}"):

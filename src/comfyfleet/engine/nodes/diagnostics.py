@@ -201,7 +201,7 @@ def measure_image(
 ) -> NodeResult:
     """Shows a number from 0 to 1 for the first image, or a short description of it."""
     if measure == "similarity" and reference is None:
-        raise NodeFailed("similarity needs a reference")
+        raise NodeFailed("the measure 'similarity' requires a reference image")
     grey = grey_of(image)
     match measure:
         case "sharpness":
