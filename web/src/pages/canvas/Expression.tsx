@@ -33,7 +33,7 @@ interface MarkedProps {
   children?: ReactNode
 }
 
-/** A text area that shows the error below the text, at the character. */
+/** A text area that marks the character of an error in a copy of the text below it. */
 function MarkedArea({ text, wrong, children, onChange, ...rest }: MarkedProps) {
   const at = Number(/\(character (\d+)\)/.exec(wrong ?? "")?.[1])
   return (

@@ -1,5 +1,5 @@
-/** Picks a file for a graph, of any type of its kind: dropped, selected, or taken from the
- * user's media. */
+/** Picks a file for a graph's input. It can be dropped, selected, or taken from the user's media,
+ * and may have any media type of the input's kind. */
 
 import { useMemo } from "react"
 import { asApiError, useQuery } from "@/api"

@@ -22,8 +22,8 @@ const RUNS_LISTED_MAX = 100
 // A short format, so that the text fits into the list of runs on a phone.
 const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" })
 
-/** Opened through /graph-runs/compare?a=…&b=…; with ?graph=…, it compares that graph's latest
- * two runs. */
+/** The address /graph-runs/compare?a=…&b=… selects two runs. With ?graph=…, the page compares that
+ * graph's latest two runs. */
 export default function GraphCompare() {
   const search = useSearch()
   const [, navigate] = useLocation()

@@ -93,7 +93,7 @@ export function nodeRuns(
   return withInsides(runs)
 }
 
-/** Returns the pictures to show: the finished ones, with a running node's preview. */
+/** Returns the pictures to show: the finished ones, and a running node's preview. */
 function shownNow(node: NodeSeen, finished: readonly string[], previews: Previews): readonly string[] {
   const preview = node.status === "running" ? previews.get(node.id) : undefined
   return preview ? [...finished.slice(0, PICTURES_SHOWN_MAX - 1), preview] : finished

@@ -85,7 +85,7 @@ function Picture({ job, preview, fill }: { job: FollowedJob; preview: string | n
   )
 }
 
-/** Four segments, one per stage, each as wide as the stage's usual duration. */
+/** Four segments, one per stage. Their widths are proportional to the stages' usual durations. */
 function Stages({ job, fill }: { job: FollowedJob; fill: Fill }) {
   return (
     <ol className="result-stages" aria-label={words.progress}>

@@ -1,4 +1,4 @@
-/** Lists what starts runs automatically, schedules and incoming webhooks, with their latest
+/** Lists the triggers, which start runs on a schedule or when a webhook arrives, with their latest
  * firings. */
 
 import { useMemo, useState } from "react"

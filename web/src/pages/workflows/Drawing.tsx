@@ -1,5 +1,5 @@
-/** Draws a workflow the way ComfyUI's editor does. The lists beside the drawing offer the same to
- * keyboards and screen readers. */
+/** Draws a workflow the way ComfyUI's editor does. The lists beside the drawing offer the same
+ * functions to keyboard and screen reader users. */
 
 import { type PointerEvent, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react"
 import type { Drawing as Drawn, SuggestedProperty } from "@/api/schema"
