@@ -143,8 +143,8 @@ class ComfyCloud:
         return replace(V2_ABILITIES, describes=await self._describes())
 
     async def describe(self) -> Description:
-        """Returns the node types. v2 has no route for this, but a server may also have v1's route.
-        Otherwise, raises NotOffered."""
+        """Returns the node types through v1's route, which some servers with v2 have as well.
+        Raises NotOffered if the server doesn't have that route."""
         try:
             return await self._v1.describe()
         except UnexpectedAnswer as error:

@@ -175,8 +175,8 @@ class ServerSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # The error is counted and logged. Polling finds the information that the message may
-            # have contained.
+            # The error has been counted and logged. Polling provides the information that was in
+            # the message.
             return
         message = self._with_run_id(message)
         if isinstance(message, Started | NodeStarted):
@@ -191,9 +191,9 @@ class ServerSocket:
         run."""
         match message:
             case NodeStarted(run_id=""):
-                # The server sends this to a socket that connects while one of its runs is
-                # executing. If the socket has several runs, the message could belong to any of
-                # them.
+                # The server sends this message without a run id to a socket that connects while one
+                # of its runs is executing. If the socket has several runs, the message could belong
+                # to any of them.
                 only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
                 return replace(message, run_id=self._current or only)
             case (

@@ -183,7 +183,8 @@ def _find_original(folders: Folders, form: FormData) -> Path | None:
 
 
 def resolve_view(folders: Folders, query: Mapping[str, str]) -> tuple[Path, str]:
-    """Returns the folder and name for `filename`, `type` and `subfolder`. They need not exist."""
+    """Returns the folder and name for `filename`, `type` and `subfolder`. The file need not
+    exist."""
     viewed = parse_view(query)
     return _parent(folders, viewed), viewed.base
 

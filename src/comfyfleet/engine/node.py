@@ -428,11 +428,11 @@ log = logging.getLogger(__name__)
 MEMORY, PIXELS = "COMFYFLEET_ENGINE_MEMORY_BYTES", "COMFYFLEET_MAX_PICTURE_PIXELS"
 MEMORY_BYTES_MAX = 8 * 1024**3
 MEMORY_BYTES_MIN = 256 * 1024**2
-# Memory that a node needs for each value of an array. It reads one array and creates another, often
-# with one or two in between, and each value has 4 bytes.
+# Bytes of memory that a node needs for each value of an array. A node reads one array and creates
+# another, often with one or two intermediate arrays, and each value takes 4 bytes.
 BYTES_PER_VALUE = 4 * 4
-# Memory for each pixel of an image that is loaded, blurred and saved, including all copies. The
-# measured value is 105.
+# Bytes of memory for each pixel of an image that is loaded, blurred and saved, including all
+# copies. The measured value is 105.
 BYTES_PER_PIXEL = 160
 
 

@@ -50,7 +50,7 @@ def _is_other_site(host: str, origin: str) -> bool:
         # If the host isn't a loopback address, the browser itself keeps foreign pages from reading
         # responses.
         return False
-    # Compare only the host names if one of them has no port.
+    # Compare only the host names if one of the two addresses has no port.
     if None in ports:
         return own.hostname != other.hostname
     return own.netloc != other.netloc

@@ -141,7 +141,7 @@ HostPort: TypeAlias = tuple[str, int]
 
 
 def is_listed(target: PublicUrl, listed: Collection[HostPort]) -> bool:
-    """Checks whether a URL's host and port are exactly one of these pairs."""
+    """Checks whether the pair of a URL's host and port is listed."""
     return (target.host, target.port) in listed
 
 

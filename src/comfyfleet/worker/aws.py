@@ -359,7 +359,8 @@ class AwsCallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScalingGroupMember:
-    """This instance in its auto-scaling group. `client` is boto3's autoscaling client."""
+    """This instance as a member of its auto-scaling group. `client` is boto3's autoscaling
+    client."""
 
     client: Any
     instance_id: str

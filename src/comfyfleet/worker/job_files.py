@@ -40,7 +40,8 @@ WRAPPED = "__value__"
 INPUT_NAME_CHARACTERS_MAX = 60
 # Matches the end of a value like `cat.png [output]`, which names a file outside the input folder.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
-UNKNOWN_ENDING = ".dat"  # must not be an extension of model files
+# For files of unknown types. Must not be an extension of model files.
+UNKNOWN_ENDING = ".dat"
 
 
 def job_folder(lease_token: UUID) -> str:
@@ -369,8 +370,8 @@ def own_subfolder(file: OutputFile, job: Job) -> str:
 
 
 def _is_of(node_id: str, parent_id: str | None) -> bool:
-    """Checks whether a node is `parent_id`, or is inside it if `parent_id` is a subgraph or group
-    node. If `parent_id` is None, every node matches."""
+    """Checks whether `parent_id` is the node itself, or the subgraph or group that contains it. None
+    stands for any node."""
     return parent_id is None or node_id == parent_id or node_id.startswith(f"{parent_id}:")
 
 

@@ -64,7 +64,7 @@ def read_memory(of_process: int = 0, root: Path = CGROUPS) -> MemoryState:
 
 def _cgroup_memory(root: Path) -> tuple[int, int] | None:
     """Returns the free and total bytes of this process's control group (version 2 or 1), or None if
-    it has no limit."""
+    the group has no memory limit."""
     names = (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

@@ -97,7 +97,8 @@ class PackDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThroughputWindow:
-    """A measurement, with its start time and the number of jobs finished by then."""
+    """A throughput measurement, with its start time and the number of jobs that were finished
+    before it."""
 
     since: float
     finished: int
