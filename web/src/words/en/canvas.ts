@@ -15,7 +15,7 @@ export const words = {
   lastRuns: "Latest runs",
   remove: "Delete",
   removeTitle: (name: string) => `Delete the graph ${name}?`,
-  removeText: "Its runs and their results are kept. The graph itself can't be restored.",
+  removeText: "The graph's runs and their results are kept, but the graph itself can't be restored.",
   removeAct: "Delete the graph",
   removed: (name: string) => `${name} was deleted`,
   notYours: "Only the creator can change this graph.",

@@ -85,7 +85,7 @@ export const words = {
   signInFirst: "Sign in to use this effect",
   signInToApply: "Sign in to apply it",
   notFound: "Effect not found",
-  notFoundText: "It may have been unpublished, or the address may be wrong.",
+  notFoundText: "The effect may have been unpublished, or the address may be wrong.",
   allEffects: "All effects",
   mediaTitle: (noun: string) => `Choose your ${noun}`,
   mediaNone: "My media has no files of this type yet.",

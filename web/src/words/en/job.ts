@@ -4,7 +4,7 @@ export const words = {
   jobs: "Jobs",
   title: (id: string) => `Job ${id}`,
   none: "Job not found",
-  noneText: "It may have been erased, or the address is wrong.",
+  noneText: "The job may have been erased, or the address may be wrong.",
   all: "All jobs",
   facts: {
     tenant: "Tenant",

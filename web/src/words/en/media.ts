@@ -42,6 +42,6 @@ export const words = {
     noneText: "Choose an effect. You can pick this file there with “Choose from My media”.",
     noEffect: "Job",
     missing: "File not found",
-    missingText: "It may have been deleted, or it belongs to someone else.",
+    missingText: "The file may have been deleted, or it may belong to someone else.",
   },
 }

@@ -45,7 +45,7 @@ export const words = {
   },
   pipeline: {
     missing: "Pipeline not found",
-    missingText: "It may have been deleted, or it belongs to someone else.",
+    missingText: "The pipeline may have been deleted, or it may belong to someone else.",
     steps: "Steps",
     document: "Definition",
     perParent: (count: number) => some(count, "child per parent", "children per parent"),
@@ -55,7 +55,7 @@ export const words = {
     judge: (name: string) => `judged by ${name}`,
     remove: "Delete the pipeline",
     removeTitle: (name: string) => `Delete ${name}?`,
-    removeText: "Its runs are kept and continue until they are cancelled.",
+    removeText: "The pipeline's runs are kept and continue until they are cancelled.",
     removed: (name: string) => `${name} was deleted`,
   },
   run: {

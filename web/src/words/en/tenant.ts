@@ -1,12 +1,13 @@
 export const words = {
   noTenant: "Tenant not found",
-  noTenantText: "It may have been erased, or the address is wrong.",
+  noTenantText: "The tenant may have been erased, or the address may be wrong.",
   allTenants: "All tenants",
   tenants: "Tenants",
   jobs: "Jobs",
   audit: "Audit",
-  erasingNote: "Its keys no longer work, its jobs are cancelled and refunded, and its data is being deleted.",
-  erasedNote: "Its private data was deleted. Only the ledger is kept.",
+  erasingNote:
+    "The tenant's keys no longer work, its jobs are cancelled and refunded, and its data is being deleted.",
+  erasedNote: "The tenant's private data was deleted. Only the ledger is kept.",
   users: {
     title: "Users",
     add: "Add user",

@@ -37,7 +37,7 @@ export const words = {
   },
   once: {
     title: "Copy the first key now",
-    text: "It is shown only once and belongs to the tenant's first user. Send it to them securely.",
+    text: "The key is shown only once and belongs to the tenant's first user. Send it to them securely.",
     act: "Done, go to the tenant",
   },
 }

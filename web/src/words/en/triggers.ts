@@ -29,7 +29,7 @@ export const words = {
   remove: "Delete",
   more: (name: string) => `More actions for ${name}`,
   removeTitle: (name: string) => `Delete the trigger ${name}?`,
-  removeText: "Its history is deleted as well. Runs that it has started are kept and continue.",
+  removeText: "The trigger's history is deleted as well. Runs that it has started are kept and continue.",
   removeAct: "Delete trigger",
   removed: (name: string) => `${name} was deleted`,
   started: "Run started",

@@ -14,7 +14,7 @@ export const words = {
   secret: "Show secret",
   remove: "Delete",
   removeTitle: "Delete this webhook?",
-  removeText: "Its log and pending deliveries are deleted as well. This can't be undone.",
+  removeText: "The webhook's log and pending deliveries are deleted as well. This can't be undone.",
   removeAct: "Delete webhook",
   removed: "Webhook deleted",
   form: {

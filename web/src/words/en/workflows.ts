@@ -131,7 +131,7 @@ export const words = {
   switchOn: "Activate",
   askOff: (slug: string) => `Deactivate ${slug}?`,
   askOffText:
-    "It stops accepting new jobs, including those from its effects. Queued jobs wait until you activate it again.",
+    "The workflow stops accepting new jobs, including those from its effects. Queued jobs wait until you activate it again.",
   actOff: "Deactivate workflow",
   changed: {
     pause: (slug: string) => `${slug} is paused`,
