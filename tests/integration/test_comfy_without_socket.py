@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import pytest
 from tests.support.backends.proxy import faulty_proxy
 from tests.support.workers.memory_plane import eventually
 from tests.support.workers.plane_server import serving_plane
-from tests.support.workers.prompts import picture, steps
+from tests.support.workers.prompts import failing, picture, steps
 from tests.support.workers.workers import running_worker, settings_for
 
+from comfyfleet.api.worker import Fail
 from comfyfleet.comfy import BackendLimits, Cancellation, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Cancelled, End, Started, Succeeded
 from comfyfleet.engine import Served, serve_in_thread
@@ -77,3 +79,24 @@ async def test_a_worker_completes_jobs_of_a_backend_without_a_socket(
             async with running_worker(settings_for(served.plane, proxy.url, tmp_path)):
                 await eventually(lambda: all(job.word for job in jobs))
     assert all(job.result.outputs and job.leases == 1 for job in jobs)
+
+
+async def test_a_worker_reports_the_error_that_only_the_history_contains(
+    engine: Served, tmp_path: Path
+) -> None:
+    with serving_plane() as served:
+        async with faulty_proxy(engine.url) as proxy:
+            proxy.socket_status = 404
+            job = served.plane.add(failing("no such color"), records_run=True)
+            async with running_worker(settings_for(served.plane, proxy.url, tmp_path)):
+                await eventually(lambda: job.word)
+    assert isinstance(job.word, Fail)
+    ((kind, error),) = job.word.events
+    async with httpx.AsyncClient(base_url=engine.url) as client:
+        history = (await client.get(f"/history/{error['prompt_id']}")).json()
+    (entry,) = history.values()
+    assert [kind, error] == entry["status"]["messages"][-1]
+    assert kind == "execution_error"
+    assert (error["node_id"], error["node_type"]) == ("1", "ComfyfleetFail")
+    assert "no such color" in error["exception_message"]
+    assert error["traceback"]

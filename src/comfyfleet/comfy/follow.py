@@ -5,6 +5,7 @@ In the cloud, only a poll ends a run. Messages may be late, lost or repeated. Th
 progress and determine when to poll.
 """
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
@@ -140,7 +141,8 @@ def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
 
 
 RENEW_PART = 0.25
-# Seconds to wait for the last message after a run's result. The history is written in between.
+# Seconds to wait for a run's last message after the message with its result. The server writes the
+# history in between.
 LAST_MESSAGE_SECONDS = 0.5
 FIRST_POLLS_SECONDS = 0.2
 FIRST_POLLS_PART = 0.1
@@ -296,12 +298,34 @@ class Follower:
             lambda: locate_run(self._calls, self._run_id), self._calls
         )
         self._deadlines.note_location(location, has_no_socket=self._has_no_socket)
+        if not isinstance(location, InHistory | Absent):
+            return self._take(apply_location(self._state, location))
+        events = self._read_arrived()
         if isinstance(location, Absent):
-            return self._handle_absent()
-        if isinstance(location, InHistory) and self._channel is not None and not self._has_message:
-            # The socket received no message about the whole run, so its connection must be lost.
+            return (*events, *self._handle_absent())
+        if self._channel is not None and not self._has_message:
+            # The socket received no messages during the whole run, so its connection must have been
+            # lost.
             self._channel.degraded = True
-        return self._take(apply_location(self._state, location))
+        self._tap_missed_end(location)
+        return (*events, *self._take(apply_location(self._state, location)))
+
+    def _read_arrived(self) -> tuple[Event, ...]:
+        """Reads the messages that have already arrived. The run ended before the poll, so nothing
+        reads them later."""
+        events: list[Event] = []
+        while (message := self._inbox.pop()) is not None:
+            self._has_message = self._has_message or not isinstance(message, Reconnected)
+            events += self._take(apply_message(self._state, message))
+        return tuple(events)
+
+    def _tap_missed_end(self, location: InHistory) -> None:
+        """Taps the server's own message about a failure or an interruption from the history if the
+        socket didn't deliver it. A success is left out, because its results may be missing too."""
+        is_missed = self._state.end is None and not isinstance(location.end, Succeeded)
+        if is_missed and location.end_message is not None and self._inbox.tap is not None:
+            kind, data = location.end_message
+            self._inbox.tap(json.dumps({"type": kind, "data": data}))
 
     def _handle_absent(self) -> tuple[Event, ...]:
         if self._state.end is None:

@@ -41,11 +41,12 @@ from comfyfleet.comfy.events import (
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
-# Errors that are not the prompt's fault: the GPU is too small, or its process is broken until it
-# restarts.
+# Errors that are not the prompt's fault. The GPU has too little memory, or the ComfyUI process
+# doesn't work until it is restarted.
 OUT_OF_MEMORY = "OutOfMemoryError"
 BROKEN = ("illegal memory access", "device-side assert")
-# Matches the exception types of the system, by the last part of the name or by the package.
+# Matches the exception types of Python and of GPU libraries, by the last part of their name or by
+# their package.
 _SYSTEM_TYPE = re.compile(
     r"(?:[\w.]+\.)?(?:RuntimeError|OSError|MemoryError|AcceleratorError|OutOfMemoryError"
     r"|OOM_EXCEPTION|CUDARuntimeError|CUDADriverError)"
@@ -317,6 +318,12 @@ class Inbox:
                     await self._arrived.wait()
             except TimeoutError:
                 return None
+        return self.pop()
+
+    def pop(self) -> Message | None:
+        """Returns the next message that has already arrived, or None."""
+        if not self._messages:
+            return None
         message, raw = self._messages.popleft()
         self._bytes -= _size_of(message, raw)
         if self.tap is not None and raw is not None:

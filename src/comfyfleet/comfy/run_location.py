@@ -36,6 +36,8 @@ class InHistory:
     outputs: Mapping[str, Any]
     # The whole history entry without its prompt.
     entry: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    # The type and data of the server's own message about the end, if the entry contains it.
+    end_message: tuple[str, Mapping[str, Any]] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +121,21 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
     status_fields: Mapping[str, Any] = (
         mapping_in(status, "'status' of a history item") if status else {}
     )
-    log = parse_log(status_fields.get("messages") or [])
+    raw_log = status_fields.get("messages") or []
+    log = parse_log(raw_log)
     cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
     # The messages take precedence, because the status may be that of the previous run.
-    ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
-    end = ends[-1] if ends else _end_by_status(run_id, status_fields)
+    ends = [
+        (message, (kind, data))
+        for message, (kind, data) in zip(log, raw_log, strict=True)
+        if isinstance(message, Succeeded | Failed | Cancelled)
+    ]
+    end, end_message = ends[-1] if ends else (_end_by_status(run_id, status_fields), None)
     if isinstance(end, Succeeded):
         end = Succeeded(run_id, cached)
     entry = {name: value for name, value in data.items() if name != "prompt"}
-    return InHistory(end, cached, mapping_at(data, "outputs", "a history item"), entry)
+    outputs = mapping_at(data, "outputs", "a history item")
+    return InHistory(end, cached, outputs, entry, end_message)
 
 
 def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:

@@ -120,7 +120,9 @@ def find_backend_fault(exception_type: str | None, message: str) -> BackendFault
 
 
 DETAIL_CHARACTERS_MAX = 2_000
-TRACEBACK_LINES_MAX = 100
+# Maximum length of a failed run's error message. The control plane stores no more of a report.
+FAILURE_CHARACTERS_MAX = 50_000
+TRACEBACK_LINES_MAX, TRACEBACK_LINE_CHARACTERS_MAX = 100, 2_000
 PROBLEMS_MAX = 20
 PROBLEM_CHARACTERS_MAX = 500
 REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
@@ -233,10 +235,12 @@ def _failure_details(failed: object) -> dict[str, Any]:
     return {
         "code": RunFailed.code,
         "exception_type": failed.exception_type,
-        "exception_message": failed.message,
+        "exception_message": failed.message[:FAILURE_CHARACTERS_MAX],
         "node_id": failed.node_id,
         "node_type": failed.node_type,
-        "traceback": list(failed.traceback[-TRACEBACK_LINES_MAX:]),
+        "traceback": [
+            line[:TRACEBACK_LINE_CHARACTERS_MAX] for line in failed.traceback[-TRACEBACK_LINES_MAX:]
+        ],
     }
 
 

@@ -309,8 +309,8 @@ async def upload_and_submit(
             )
     lease.entry = replace(lease.entry, run_id=run_id)
     if run_id != lease.prompt_id:
-        # An id that equals the worker's own prompt id isn't stored, because the worker can derive
-        # it from the job.
+        # Only an id that the backend chose must be stored. The worker can derive its own prompt id
+        # from the job.
         await keep_entry(lease, deps)
     return run_id
 
@@ -469,8 +469,8 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
 
 
 def _earlier(deadline: float | None, began: float, limit_seconds: float) -> float:
-    """Returns the earlier one of two deadlines by the loop's clock: the job's deadline, or that of
-    its run, which started at the wall-clock time `began`."""
+    """Returns the job's deadline or its run's deadline, whichever is earlier, by the loop's clock.
+    `began` is the wall-clock time at which the run started."""
     of_run = asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
     return of_run if deadline is None else min(deadline, of_run)
 
@@ -482,7 +482,7 @@ def require_success(end: End | None, run_id: str) -> None:
         case Cancelled():
             raise RunFailed("The run was interrupted on its server.", run_id=run_id)
         case None:
-            raise UnexpectedAnswer(f"the messages of run {run_id} stopped before its end")
+            raise UnexpectedAnswer(f"the messages of run {run_id} stopped before the run ended")
 
 
 def _is_interruption(error: Exception) -> bool:
@@ -718,12 +718,8 @@ class LeaseRunner:
             await self._cancel_run()
         if outcome.fault is not None:
             self._on_fault(outcome.fault, str(error))
-        if (
-            isinstance(error, PromptRefused)
-            and isinstance(outcome.report, Fail)
-            and self.lease.record
-        ):
-            self.lease.record.refuse(error, time.time())
+        if isinstance(outcome.report, Fail) and self.lease.record is not None:
+            self.lease.record.note_failure(error, time.time())
         return outcome.report
 
     async def _cancel_run(self) -> None:

@@ -14,9 +14,11 @@ from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import RUN_EVENTS_MAX, Job, RunEvent, UnheardReport
 from comfyfleet.comfy import NodeProblem
 from comfyfleet.comfy.backend import Outputs
-from comfyfleet.comfy.events import Event, NodeText, Preview
-from comfyfleet.errors import PromptRefused
+from comfyfleet.comfy.events import Event, Failed, NodeText, Preview
+from comfyfleet.comfy.messages import BLOCKED
+from comfyfleet.errors import PromptRefused, RunFailed
 from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
+from comfyfleet.worker.failures import TRACEBACK_LINE_CHARACTERS_MAX, TRACEBACK_LINES_MAX
 from comfyfleet.worker.run_progress import node_ids
 
 # Message types that the worker adds for data that ComfyUI sends as binary frames.
@@ -51,9 +53,13 @@ OF_PROGRESS = ENDS | {
     "progress",
     "progress_state",
 }
-# Maximum length of the error message of a failed run whose results are held. The run isn't charged,
-# and a node may quote a result in the message.
+# Maximum length of the error message of a failed run whose results are held. Such a run isn't
+# charged, so its message must not reveal much of a result that a node quotes in it.
 UNPAID_CHARACTERS_MAX = 1_000
+# An error message that is larger than this is sent without the node's inputs and outputs, because
+# the final report couldn't contain it. Its texts are cut to these lengths.
+ERROR_BYTES_MAX = REPORT_BYTES_MAX
+ERROR_CHARACTERS_MAX = 50_000
 EXECUTED = "executed"
 KEPT_ALWAYS = OF_PROGRESS | {EXECUTED}
 
@@ -183,7 +189,8 @@ class RunRecord:
             self._add((kind, self._hide(data)), len(raw))
 
     def show_as(self, names: Mapping[str, str]) -> None:
-        """Sets the file names that clients see. `names` maps names on the backend to these."""
+        """Sets the file names that clients see. `names` maps names on the backend to names for
+        clients."""
         self._shown_names = dict(names)
 
     def _hide(self, value: Any) -> Any:
@@ -204,6 +211,32 @@ class RunRecord:
             case _:
                 return False
         return True
+
+    def note_failure(self, error: Exception, at: float) -> None:
+        """Records why the run failed, unless the backend's own message about it was received."""
+        match error:
+            case PromptRefused():
+                self.refuse(error, at)
+            case RunFailed() if isinstance(failed := error.details.get("failed"), Failed):
+                self._fail(failed, at)
+
+    def _fail(self, failed: Failed, at: float) -> None:
+        is_known = any(_is_failure(recorded.event) for recorded in self._unreported)
+        if is_known or failed.exception_type is None:
+            return
+        data: dict[str, Any] = {
+            "prompt_id": "",
+            "node_id": failed.node_id,
+            "node_type": failed.node_type,
+            "executed": [],
+            "exception_message": failed.message,
+            "exception_type": failed.exception_type,
+            "traceback": list(failed.traceback),
+            "current_inputs": {},
+            "current_outputs": [],
+            "timestamp": int(at * 1000),
+        }
+        self._add(("execution_error", self._hide(data)), len(json.dumps(data)))
 
     def refuse(self, error: PromptRefused, at: float) -> None:
         """Records that the backend refused the prompt, with the backend's reason. The prompt never
@@ -228,8 +261,8 @@ class RunRecord:
         return tuple(self._delivered[key] for key in named if key in self._delivered)
 
     def next_report(self) -> LiveReport | None:
-        """Returns the report that has had no response yet. Otherwise, returns a new one with the
-        messages that can be reported now, or None if there are no messages."""
+        """Returns the previous report if it hasn't been answered yet. Otherwise, returns a new one
+        with the messages that can be reported now, or None if there are no messages."""
         if self._unheard is None and (events := self.pop_live()):
             self._unheard = LiveReport(self._next_number(), events, self.outputs_in(events))
         return self._unheard
@@ -239,8 +272,8 @@ class RunRecord:
         self._unheard = None
 
     def note_silence(self, *, is_refused: bool) -> None:
-        """Handles a report that failed. The control plane may have stored it if there was no
-        response.
+        """Handles a report that failed. If there was no response, the control plane may still have
+        stored it.
 
         The report is repeated with the same number, so that it is stored only once. A refused
         report was not stored, so its messages are sent again in a new report, without the refused
@@ -358,6 +391,9 @@ class RunRecord:
         )
 
     def _add(self, event: RunEvent, size: int, *, is_held: bool = False) -> None:
+        if event[0] == "execution_error" and size > ERROR_BYTES_MAX:
+            event = (event[0], _brief(event[1], ERROR_CHARACTERS_MAX))
+            size = len(json.dumps(event))
         new, count = self._recorded(event, size, is_held=is_held), len(self._unreported)
         is_much = count > REPORT_EVENTS_MAX or self._bytes > REPLACED_BYTES_MIN
         if is_much and new.is_replaceable:
@@ -409,14 +445,29 @@ def _without_values(recorded: RecordedEvent) -> RecordedEvent:
     kind, data = recorded.event
     if kind != "execution_error":
         return recorded
-    message = str(data.get("exception_message") or "")
-    brief = {
+    brief = _brief(data, UNPAID_CHARACTERS_MAX)
+    return recorded._replace(event=(kind, brief), size=len(json.dumps(brief)))
+
+
+def _brief(data: Mapping[str, Any], characters_max: int) -> dict[str, Any]:
+    """Returns the data of an error event without the node's inputs and outputs, and with shortened
+    texts."""
+    traceback = data.get("traceback")
+    lines = traceback[-TRACEBACK_LINES_MAX:] if isinstance(traceback, list) else []
+    return {
         **data,
-        "exception_message": _cut(message, UNPAID_CHARACTERS_MAX),
+        "exception_message": _cut(str(data.get("exception_message") or ""), characters_max),
+        "traceback": [_cut(str(line), TRACEBACK_LINE_CHARACTERS_MAX) for line in lines],
         "current_inputs": {},
         "current_outputs": [],
     }
-    return recorded._replace(event=(kind, brief), size=len(json.dumps(brief)))
+
+
+def _is_failure(event: RunEvent) -> bool:
+    """Checks whether the event is the backend's message about the run's failure. The message about
+    a blocked node has the same type."""
+    kind, data = event
+    return kind == "execution_error" and data.get("exception_type") != BLOCKED
 
 
 def _cut(text: str, characters_max: int) -> str:
@@ -440,9 +491,18 @@ def _fitting(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[Record
         events = [recorded for recorded in events if not recorded.is_replaceable]
     if _size(events) > bytes_max:
         events = [recorded for recorded in events if recorded.event[0] not in (TEXT, PICTURE)]
-    while events and _size(events) > bytes_max:
-        events = events[1:]
-    return events[-RUN_EVENTS_MAX:]
+    return _without_oldest(events, bytes_max)[-RUN_EVENTS_MAX:]
+
+
+def _without_oldest(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[RecordedEvent]:
+    """Drops the oldest messages until the rest fits. The end of the run is never dropped."""
+    excess_bytes, kept = _size(events) - bytes_max, []
+    for recorded in events:
+        if excess_bytes > 0 and recorded.event[0] not in ENDS:
+            excess_bytes -= recorded.size
+        else:
+            kept.append(recorded)
+    return kept
 
 
 def record_of(job: Job, folder: str) -> RunRecord | None:

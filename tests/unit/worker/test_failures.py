@@ -166,6 +166,13 @@ def test_a_failed_node_is_told_as_it_came() -> None:
     }
 
 
+def test_a_report_quotes_only_so_much_of_an_error() -> None:
+    large = "x" * 1_000_000
+    failed = Failed("run", large, "7", "LoadCat", "ValueError", (large,) * 1_000)
+    report = outcome_of_error(RunFailed(large, failed=failed), JOB).report
+    assert len(report.model_dump_json()) < 300_000
+
+
 def test_a_failure_that_the_cloud_calls_its_own_is_tried_again() -> None:
     failed = Failed("run", "a machine was lost", retryable=True)
     assert isinstance(outcome_of_error(RunFailed("x", failed=failed), JOB).report, Requeue)

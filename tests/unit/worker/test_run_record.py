@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from comfyfleet.api.worker import RUN_EVENTS_MAX
-from comfyfleet.comfy.events import NodeText, Preview
+from comfyfleet.comfy.events import Failed, NodeText, Preview
+from comfyfleet.errors import RunFailed
 from comfyfleet.worker import run_record
 from comfyfleet.worker.run_record import PICTURE, RecordTurns, RunRecord
 
@@ -274,3 +275,72 @@ def test_messages_of_custom_nodes_fill_no_memory(monkeypatch: pytest.MonkeyPatch
         run.take(told("pack-shows-text", text="z" * 1_000))
     run.release_results()
     assert len(run.pop_all()) <= 11
+
+
+ERROR = {
+    "node_id": "1",
+    "node_type": "Fail",
+    "exception_message": "wrong value",
+    "exception_type": "ValueError",
+    "traceback": ["line 1"],
+}
+
+
+def test_an_error_that_quotes_large_inputs_is_reported_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_record, "LAST_BYTES_MAX", 5_000)
+    monkeypatch.setattr(run_record, "ERROR_BYTES_MAX", 2_000)
+    run = record()
+    run.take(told("executing", node="1"))
+    inputs = {"image": ["x" * 10_000]}
+    run.take(told("execution_error", **ERROR, current_inputs=inputs, current_outputs=["2"]))
+    brief = {**ERROR, "current_inputs": {}, "current_outputs": []}
+    assert run.pop_last().events == (("executing", {"node": "1"}), ("execution_error", brief))
+
+
+def test_the_texts_of_a_large_error_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "ERROR_BYTES_MAX", 2_000)
+    run = record()
+    large = "x" * 1_000_000
+    run.take(told("execution_error", **ERROR | {"exception_message": large, "traceback": [large]}))
+    ((_, error),) = run.pop_last().events
+    assert (error["node_id"], error["exception_type"]) == ("1", "ValueError")
+    assert error["exception_message"][:-1] == large[: run_record.ERROR_CHARACTERS_MAX]
+    assert len(json.dumps(error)) < 60_000
+
+
+def test_the_end_of_a_run_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "LAST_BYTES_MAX", 100)
+    run = record()
+    run.take(told("executing", node="1"))
+    run.take(told("execution_error", **ERROR))
+    assert run.pop_last().events == (("execution_error", ERROR),)
+
+
+FAILED = Failed("run", "wrong value", "1", "Fail", "ValueError", ("line 1",))
+
+
+def test_a_failure_that_no_message_told_is_recorded_with_its_reason() -> None:
+    run = record()
+    run.take(told("executing", node="1.0.0.2"))
+    run.take(told("execution_error", **ERROR | {"exception_type": "ExecutionBlocked"}))
+    run.note_failure(RunFailed("wrong value", failed=FAILED), 2.0)
+    *_, (kind, error) = run.pop_last().events
+    assert kind == "execution_error"
+    assert error.items() >= {**ERROR, "timestamp": 2_000}.items()
+
+
+@pytest.mark.parametrize("failed", [FAILED, None, Failed("run", "failed, without a reason")])
+def test_a_failure_that_a_message_told_is_recorded_once(failed: Failed | None) -> None:
+    run = record()
+    run.take(told("execution_error", **ERROR))
+    run.note_failure(RunFailed("wrong value", failed=failed), 2.0)
+    assert run.pop_last().events == (("execution_error", ERROR),)
+
+
+@pytest.mark.parametrize("failed", [None, Failed("run", "failed, without a reason")])
+def test_a_failure_without_a_reason_is_left_to_the_control_plane(failed: Failed | None) -> None:
+    run = record()
+    run.note_failure(RunFailed("failed", failed=failed), 2.0)
+    assert run.pop_last().events == ()
