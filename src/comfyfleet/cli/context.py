@@ -139,8 +139,8 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def explain_errors(path: Path, *, or_else: str | None = None) -> Iterator[None]:
-    """Converts operating system errors about a path to readable errors. `or_else` is the hint if
-    there is no similar name."""
+    """Converts operating system errors about a path to readable errors. `or_else` is the hint for a
+    missing file if no other file has a similar name."""
     try:
         yield
     except FileNotFoundError as error:
@@ -309,7 +309,7 @@ class ServerCache:
 
 
 def base_url(url: str) -> str:
-    """Normalizes an address. People copy addresses from browsers, with parts that browsers add."""
+    """Normalizes an address, which may have been copied from a browser with additional parts."""
     scheme, separator, rest = url.strip().rpartition("://")
     address = rest.partition("#")[0].partition("?")[0].rstrip("/")
     address = address.removesuffix("/object_info").removesuffix("/api")

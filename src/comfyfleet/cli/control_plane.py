@@ -257,7 +257,7 @@ class ApiSession:
         named = _NAMED.search(request.url.raw_path.decode().partition("?")[0])
         kind, name = map(unquote, named.groups()) if named else ("", "")
         is_no_id = error.message == "tenant_id: must be an id (a UUID)"
-        # The error may be about another item than the one in the address.
+        # The error may be about an item other than the one in the address.
         is_missing = isinstance(error, NotFound) and kind.removesuffix("s") in error.message
         if kind not in NAME_FIELDS or not (is_missing or is_no_id):
             return error
@@ -273,7 +273,7 @@ class ApiSession:
         return NotFound(message, **{**error.details, "hint": hint})
 
     def _names_of(self, kind: str) -> dict[str, str]:
-        """Returns the names that a user may have meant, and the way each is displayed."""
+        """Returns the names that a user may have meant. The values are the displayed names."""
         try:
             entries = self.get(kind)[kind]
         except (FleetError, KeyError):

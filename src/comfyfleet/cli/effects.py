@@ -254,8 +254,8 @@ def list_jobs(
 
 
 def _effect_names(plane: ApiSession, jobs: Sequence[Job]) -> dict[UUID | None, str]:
-    """Returns the slugs of the jobs' effects. Customers can't see withdrawn effects, so their id is
-    returned instead."""
+    """Returns the slugs of the jobs' effects. A withdrawn effect is shown with its id, because
+    customers can't see its slug."""
     names: dict[UUID | None, str] = {
         job.effect_id: str(job.effect_id) for job in jobs if job.effect_id
     }

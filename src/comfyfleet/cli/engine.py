@@ -32,7 +32,7 @@ STOP_SECONDS_MAX = 10.0
 START_SECONDS_MAX = 60.0
 START_LOOK_SECONDS = 0.05
 LISTEN_BACKLOG = 128
-# On Windows, Ctrl-C would also reach the engine without a separate process group.
+# Without a separate process group, Ctrl-C would also reach the engine on Windows.
 SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 # The engine decodes files from other people, so it must not get the control plane's keys and
 # credentials.
@@ -85,8 +85,8 @@ def _wait_until_it_listens(port: int) -> None:
 
 
 def can_inherit_sockets() -> bool:
-    """Checks whether a child process can inherit this process's socket. On Windows it listens on
-    the same port instead, so calls fail while it starts."""
+    """Checks whether a child process can inherit this process's socket. On Windows it can't, so the
+    child listens on the same port instead, and calls fail until it has started."""
     return sys.platform != "win32"
 
 

@@ -478,7 +478,7 @@ def _require_success(seen: GraphRun) -> None:
     if not seen.has_ended:
         questions = "; ".join(_question_line(seen.id, question) for question in seen.questions)
         raise PersonNeeded(
-            f"the run waits for an answer: {questions}",
+            f"the run is waiting for an answer: {questions}",
             hint=f"Then follow it with: comfyfleet graph show {seen.id} --watch",
         )
     if action := _required_action(seen):
@@ -538,7 +538,7 @@ def _is_stuck(run: GraphRun, context: CliContext) -> bool:
 
 
 def _as_seen(event: GraphEvent) -> dict[str, Any]:
-    """Returns the fields of the run in an event."""
+    """Returns the event's fields in the form of a run."""
     names = ("status", "nodes", "questions", "paused_at")
     fields = {name: getattr(event, name) for name in names}
     return {**fields, "progress": event}
@@ -572,7 +572,7 @@ def show(
     what: Which,
     /,
     *,
-    mermaid: Annotated[bool, Parameter(help="Print it as a Mermaid diagram.")] = False,
+    mermaid: Annotated[bool, Parameter(help="Print the graph as a Mermaid diagram.")] = False,
     watch: Annotated[bool, Parameter(help="Follow the run until it ends.")] = False,
     timeline: Annotated[
         bool,

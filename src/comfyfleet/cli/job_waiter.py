@@ -53,7 +53,8 @@ def live_display(
 
 PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 5.0
-# Jobs polled at a time, so that thousands of jobs are not all polled. The oldest usually end first.
+# Maximum number of jobs polled at a time, so that waiting for thousands of jobs causes few
+# requests. The oldest jobs are polled first, because they usually end first.
 POLLED_JOBS_MAX = 20
 # how long a control plane or its database may be unavailable during a wait
 AWAY_SECONDS_MAX = 300.0
@@ -161,8 +162,8 @@ class JobWaiter:
         return len(self.ended) * 100 + percents, now
 
     def _needs_person(self, job: dict[str, Any]) -> bool:
-        """Checks whether the job has had no suitable worker for the time that the control plane
-        allows."""
+        """Checks whether the job has been without a suitable worker for as long as the control
+        plane allows."""
         seconds = job.get("person_needed_after")
         if seconds is None:
             self._stuck_since.pop(job["id"], None)

@@ -27,7 +27,7 @@ LINES_MAX = 1_000
 WRITE_BYTES_MAX: int = getattr(select, "PIPE_BUF", 512)
 # Fields of every record. Others were passed in `extra`.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# Messages of these loggers below a warning are only useful to their developers.
+# Messages of these loggers below warning level are only useful to their developers.
 _NOISY_LOGGERS = (
     "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
     "uvicorn", "websockets",
@@ -45,8 +45,8 @@ def set_up_logs(level: str, err: Console) -> None:
 
 
 class BufferedLines(logging.StreamHandler[IO[str]]):
-    """Delays lines below a warning briefly and writes several at a time, because each write wakes
-    the reader.
+    """Briefly delays lines below warning level and writes several at a time, because each write
+    wakes the reader.
 
     A warning is written immediately, with all lines before it. So are messages from a thread
     without an event loop. The remaining lines are written at exit. Only a kill can lose lines, and

@@ -236,8 +236,8 @@ def status(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show the progress of a run. For each step, shows how many candidates are needed, made,
-    approved, in flight and failed."""
+    """Show the progress of a run: how many candidates of each step are needed, made, approved, in
+    flight and failed."""
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
         if follow:
@@ -343,8 +343,8 @@ def _made_count(run: PipelineRun) -> int:
 
 
 def _print_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
-    """Prints a new problem in logs, where it would otherwise appear only at the end. Prints
-    instructions for judging on terminals."""
+    """On a terminal, prints instructions for judging. Elsewhere, prints a new problem, which would
+    otherwise appear only at the end."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
         context.warn(f"run {run.id} is waiting: {run.trouble}")
@@ -557,7 +557,7 @@ def vote(
 
 @app.command
 def cancel(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Cancel a run and its jobs. Its candidates are kept."""
+    """Cancel a run and its queued jobs. Running jobs finish, and all candidates are kept."""
     _act(run, "cancel", options, context)
 
 

@@ -33,7 +33,8 @@ class ExportedFiles(NamedTuple):
 
 @dataclass
 class ExportFolder:
-    """A local folder for a run's candidates, which are saved under the run's target folder."""
+    """A local folder that receives a run's candidates, in the subfolder named by the run's target
+    folder."""
 
     plane: ApiSession
     handle: PipelineRunHandle

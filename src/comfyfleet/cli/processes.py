@@ -72,7 +72,8 @@ def check_processes(processes: int, settings: Settings, data: Path) -> None:
 
 @asynccontextmanager
 async def connected_parent(child: ChildOptions, stop: asyncio.Event) -> AsyncIterator[ParentLine]:
-    """Yields the child's source of connections. The child also stops when the parent ends."""
+    """Yields the line on which the parent passes connections to this child process. The child also
+    stops when the parent ends."""
     loop = asyncio.get_running_loop()
     line = ParentLine(socket.socket(fileno=child.line), stop)
     line.start()
@@ -119,7 +120,7 @@ class _Running:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self.process.wait()
         except TimeoutError:
-            logger.warning("process %d did not end in time and is killed", self.number)
+            logger.warning("process %d did not end in time and is being killed", self.number)
             self.signal(signal.SIGKILL)
             await self.process.wait()
 

@@ -166,7 +166,7 @@ def _media(what: str) -> Parameter:
     return Parameter(
         group=USUAL_VALUES,
         metavar="FILE",
-        help=f"Local file to upload for the only loader of {what}.",
+        help=f"Upload a local file for the workflow's only {what} input.",
     )
 
 
@@ -177,9 +177,9 @@ class RunShorthands(ShorthandOptions):
 
     must_fit: ClassVar[bool] = True
     batch: Annotated[str | None, shorthand("batch", "batch-size")] = None
-    image: Annotated[str | None, _media("images")] = None
-    video: Annotated[str | None, _media("videos")] = None
-    audio: Annotated[str | None, _media("sounds")] = None
+    image: Annotated[str | None, _media("image")] = None
+    video: Annotated[str | None, _media("video")] = None
+    audio: Annotated[str | None, _media("audio")] = None
 
 
 @Parameter(name="*")
@@ -192,7 +192,7 @@ class ValueOptions:
             name="--input",
             group=VALUES,
             metavar="NAME=FILE",
-            help="Upload a local file for an input, named image or 3.image. Repeatable.",
+            help="Upload a local file for an input, such as image=cat.png or 3.image=cat.png. Repeatable.",
         ),
     ] = ()
     usual: RunShorthands = RunShorthands()
@@ -539,7 +539,7 @@ class ModeOptions:
         Parameter(
             metavar="CSV",
             help="Run once per row. Column names are the names used to set values: prompt, seed, 3.steps, image. "
-            "A number sets the batch size, like for convert.",
+            "A number sets the batch size, as in `convert`.",
         ),
     ] = None
     count: Annotated[

@@ -81,7 +81,7 @@ _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*]+')
 
 def readable_name(filename: str, *, node_name: str | None = None) -> str:
     """Returns a readable file name: `cat_00012_.png` becomes `cat.png`. The name can't lead out of
-    its folder, regardless of the server's name."""
+    its folder, whatever name the server reports."""
     base = filename.replace("\\", "/").rpartition("/")[2]
     stem, dot, suffix = base.rpartition(".")
     if not stem:
@@ -95,7 +95,7 @@ def readable_name(filename: str, *, node_name: str | None = None) -> str:
 
 def readable_folder(subfolder: str) -> Path:
     """Returns a safe folder: `shots\\day 1` becomes `shots/day 1`. It can't lead out of its parent,
-    regardless of the server's name."""
+    whatever name the server reports."""
     parts = (_UNSAFE.sub("_", part).strip(" .") for part in re.split(r"[\\/]", subfolder))
     names = [part[:STEM_CHARACTERS_MAX] for part in parts if part]
     return Path(*names[:FOLDERS_MAX])
@@ -172,7 +172,8 @@ PLACES_SHOWN_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file for an input given as `node.input`, or only by the input's name if that is unique."""
+    """A file for an input. The input is named as `node.input`, or only by its own name if that is
+    unique."""
 
     name: str
     path: Path
@@ -374,7 +375,7 @@ class TargetOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Give up a run that shows no progress for this long. Default: 300."),
+        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Give up on a run that shows no progress for this long. Default: 300."),
     ] = None  # fmt: skip
     max_retries: Annotated[
         int | None,
@@ -391,8 +392,8 @@ ANY_TARGET = TargetOptions()
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """A place to run. `options` identify it for `comfyfleet watch`. None means that it ends with
-    this process."""
+    """A place to run. `options` are the options of `comfyfleet watch` that select it. None means
+    that it ends with this process."""
 
     name: str
     options: str | None
@@ -435,7 +436,7 @@ def limits_from_options(options: TargetOptions, context: CliContext) -> BackendL
         limits,
         first_look_seconds=FIRST_LOOK_SECONDS,
         job_seconds=RUN_SECONDS_MAX,
-        # A run may take any time, as long as it makes progress.
+        # A run may take any amount of time, as long as it makes progress.
         stall_seconds=options.timeout or SILENCE_SECONDS_MAX,
         poll_seconds=options.poll_interval or limits.poll_seconds,
         max_retries=retries,

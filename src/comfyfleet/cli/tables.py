@@ -24,9 +24,9 @@ from comfyfleet.workflow.inspect.results import (
 )
 
 GAP_CHARACTERS = 2
-# Columns are never made narrower. If that isn't enough, some are left out.
+# Minimum width of a shortened column. If the table still doesn't fit, columns are left out.
 SHORTENED_CHARACTERS_MIN = 10
-# In a pipe, a longer cell shifts the following cells of its own row only.
+# Columns in a pipe are padded to this width at most. A longer cell shifts only its own row.
 PADDED_CHARACTERS_MAX = 60
 ELLIPSIS = "…"
 _UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

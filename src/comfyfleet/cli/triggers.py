@@ -66,7 +66,9 @@ class TriggerOptions:
     schedule: Annotated[
         str | None,
         Parameter(
-            name="--cron", metavar="FIELDS", help="A schedule; without it the trigger is a webhook."
+            name="--cron",
+            metavar="FIELDS",
+            help="The schedule. Without one, the trigger is a webhook.",
         ),
     ] = None
     timezone: Annotated[

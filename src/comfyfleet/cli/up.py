@@ -151,8 +151,8 @@ def up(
     with listen(host, port) as listener:
         use_one_arena()
         set_up_logs(log_level, context.err)
-        # It would warn that no workflow is assigned to the fleet, which happens a moment later
-        # here.
+        # This logger would warn that no workflow is assigned to the fleet. Here, workflows are
+        # assigned a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
         everything = _AllInOne(host, data, listener, urls, folders, context, access, variables)
         asyncio.run(everything.run(with_engine=with_engine))
@@ -168,7 +168,8 @@ def _make_folder(data: Path) -> None:
 
 
 def _backend_urls(addresses: Sequence[str], own_port: int) -> tuple[str, ...]:
-    """Returns the address of each ComfyUI once. Raises InvalidInput for invalid addresses."""
+    """Returns the addresses of the ComfyUI servers without duplicates. Raises InvalidInput for
+    invalid addresses."""
     urls = dict.fromkeys(
         base_url(address).replace("://localhost", "://127.0.0.1") for address in addresses
     )

@@ -138,8 +138,8 @@ _ALIASES = {entry.name: entry.aliases for entry in SHORTHANDS}
 
 
 def shorthand(name: str, *options: str) -> Parameter:
-    """Returns the option of a shorthand, described by the shared table. `options` replaces its name
-    if that is in use."""
+    """Returns the command line option for a shorthand. `options` are the option's names, if they
+    differ from the shorthand's own."""
     return Parameter(
         name=[f"--{option}" for option in options or (name, *_ALIASES[name])],
         group=USUAL_VALUES,
@@ -152,7 +152,7 @@ def shorthand(name: str, *options: str) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ShorthandOptions:
-    """One field per shorthand, with its name."""
+    """The shorthands, each as a field of the same name."""
 
     prompt: Annotated[str | None, shorthand("prompt")] = None
     negative: Annotated[str | None, shorthand("negative")] = None
@@ -296,8 +296,8 @@ NO_SWITCHES = SwitchOptions()
 def apply_switches(
     opened: Opened, known: KnownTypes | None, switches: SwitchOptions, context: CliContext
 ) -> Opened:
-    """Returns the workflow with its parts switched. A prompt saved next to the workflow no longer
-    applies then."""
+    """Returns the workflow with its parts switched on or off. Drops a prompt that was saved with
+    the workflow, because it no longer matches."""
     document = _workflow_of(opened)
     object_info = require_types(known).object_info
     if switches.bypass or switches.mute or switches.enable:

@@ -221,8 +221,8 @@ class AdminApi:
     async def set_starts_within(
         self, slug: str, seconds: int | None, *, stage: str = PRODUCTION
     ) -> FleetAnswer:
-        """Sets how many seconds its machines take to start on demand. None means the default for
-        all fleets."""
+        """Sets how many seconds the fleet's machines take to start on demand. None means the
+        default for all fleets."""
         body = {"seconds": seconds}
         return await self._send(
             FleetAnswer, "PUT", "fleets", slug, stage, "starts-within", body=body
@@ -264,8 +264,8 @@ class AdminApi:
     async def readings(
         self, worker_id: str, *, hours: float = 1, points: int | None = None
     ) -> list[ReadingAnswer]:
-        """Returns GPU, memory, temperature, CPU and disk readings over time: at most `points`,
-        evenly spaced."""
+        """Returns GPU, memory, temperature, CPU and disk readings of the last `hours`. Returns at
+        most `points` readings, evenly spaced."""
         query = {"hours": hours, **({} if points is None else {"points": points})}
         return (await self._get(Readings, "workers", worker_id, "readings", **query)).readings
 

@@ -133,7 +133,7 @@ class PipelineRunHandle:
                 await self._wait_for_rest(on_change)
         except TimeoutError as error:
             raise RunTimedOut(
-                f"pipeline run {self.id} is not done within {timeout_seconds} s; it is still active",
+                f"pipeline run {self.id} has not finished within {timeout_seconds} s; it is still active",
                 run_id=str(self.id),
             ) from error
         return self.run

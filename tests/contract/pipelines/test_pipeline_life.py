@@ -592,7 +592,7 @@ async def test_a_step_that_cannot_be_made_stops_no_other(pipeline_setup: Pipelin
     handed = await pipeline_setup.leased()
     assert handed.prompt["1"]["class_type"] == "EmptyImage"  # the second of the base
     stored = (await pipeline_setup.state(run)).stored
-    assert stored.trouble == "step 'Fix it': the workflow fix is not offered now"
+    assert stored.trouble == "step 'Fix it': the workflow fix isn't currently offered"
 
 
 async def test_a_job_that_nobody_can_run_is_told_as_the_runs_trouble(

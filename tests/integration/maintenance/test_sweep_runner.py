@@ -225,6 +225,6 @@ async def test_what_is_away_is_told_once_and_again_when_it_is_back(
     for _ in range(2):
         await sweeps.pass_once(sweep)
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
-        "the sweep expiry was interrupted: the database can't be reached",
-        "the sweep expiry works again",
+        "the expiry sweep was interrupted: the database can't be reached",
+        "the expiry sweep works again",
     ]

@@ -73,7 +73,7 @@ FROM_FIELDS = frozenset(
 
 OutputOption = Annotated[
     Literal["required", "optional"] | None,
-    Parameter(help="Whether a result needs a file or a value."),
+    Parameter(help="Whether a job must produce a file or a value."),
 ]
 AiMarkOption = Annotated[
     Literal["auto", "generated", "edited", "none"] | None,

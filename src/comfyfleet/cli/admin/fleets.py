@@ -237,8 +237,9 @@ def set_(
         int | None,
         Parameter(
             metavar="SECONDS",
-            help="How long its machines take to start on demand. During that time, graphs, pipelines and waiting "
-            "commands don't give up a job that no worker can run. 0 means COMFYFLEET_NO_BACKEND_SECONDS.",
+            help="How long the fleet's machines take to start on demand. During that time, graphs, pipelines and waiting "
+            "commands don't give up on a job that no worker can run. 0 means the value of "
+            "COMFYFLEET_NO_BACKEND_SECONDS.",
         ),
     ] = None,
     in_order: Annotated[
@@ -308,7 +309,9 @@ class FleetPromptOptions:
     is_open: Annotated[
         bool | None,
         Parameter(
-            name="--open", negative="--close", help="Accept such prompts, or stop accepting them."
+            name="--open",
+            negative="--close",
+            help="Accept prompts of ComfyUI clients, or stop accepting them.",
         ),
     ] = None
     price_tokens: Annotated[
@@ -500,7 +503,7 @@ def drain(
     worker: WorkerId,
     /,
     *,
-    stop: Annotated[bool, Parameter(help="Let it accept jobs again.")] = False,
+    stop: Annotated[bool, Parameter(help="Let the worker accept jobs again.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -533,8 +536,8 @@ def rotate_key(
 
 
 def _counted(value: Any) -> Any:
-    """Returns the number of entries for long lists, such as node types and model files. --json
-    shows them all."""
+    """Returns the number of entries of a list or object, such as the node types or model files.
+    Other values are returned unchanged. --json shows the full lists."""
     return len(value) if isinstance(value, list | dict) else value
 
 

@@ -114,7 +114,7 @@ class JobFilterOptions:
     tenant: Annotated[str | None, Parameter(metavar="ID", help="Show only this tenant.")] = None
     workflow: Annotated[str | None, Parameter(help="Show only this workflow.")] = None
     worker: Annotated[
-        str | None, Parameter(help="Only jobs whose last lease was with this worker.")
+        str | None, Parameter(help="Only jobs that were last leased to this worker.")
     ] = None
     since: Annotated[
         str | None,
@@ -122,7 +122,7 @@ class JobFilterOptions:
     ] = None
     after: Annotated[
         str | None,
-        Parameter(help="Show the next page, with the value that the previous page printed."),
+        Parameter(help="Show the next page. Use the value that the previous page printed."),
     ] = None
 
 
@@ -370,7 +370,7 @@ class _Submission:
 
 
 def _check(jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Raises an error, and so sets the exit code, if a job has not completed."""
+    """Raises an error, which sets the exit code, if a job did not complete."""
     bad = [job for job in jobs if job["status"] != "completed"]
     if not bad:
         return
@@ -581,7 +581,7 @@ class TenantPromptOptions:
         Parameter(
             name="--fleet",
             metavar="SLUG/STAGE",
-            help="A fleet that its prompts may use. Repeatable; replaces the list.",
+            help="A fleet that the tenant's prompts may use. Repeatable; replaces the list.",
         ),
     ] = None
     any_fleet: Annotated[
@@ -589,11 +589,15 @@ class TenantPromptOptions:
     ] = False
     allow: Annotated[
         tuple[str, ...] | None,
-        Parameter(help="Node types that they may use. Repeatable; replaces the list."),
+        Parameter(
+            help="Node types that the tenant's prompts may use. Repeatable; replaces the list."
+        ),
     ] = None
     deny: Annotated[
         tuple[str, ...] | None,
-        Parameter(help="Node types that they may not use. Repeatable; replaces the list."),
+        Parameter(
+            help="Node types that the tenant's prompts may not use. Repeatable; replaces the list."
+        ),
     ] = None
 
 
@@ -649,9 +653,7 @@ def quota(
     ] = None,
     /,
     *,
-    as_settings: Annotated[
-        bool, Parameter(help="Reset the quota to the default of the settings.")
-    ] = False,
+    as_settings: Annotated[bool, Parameter(help="Reset the quota to the default.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -714,7 +716,10 @@ def credit(
     *,
     payment: Annotated[
         str,
-        Parameter(metavar="ID", help="The payment provider's id. The same id counts only once."),
+        Parameter(
+            metavar="ID",
+            help="The payment provider's id of the payment. Repeating an id has no effect.",
+        ),
     ],
     reason: Annotated[str | None, Parameter(help="The reason, for the audit log.")] = None,
     user: UserId = None,

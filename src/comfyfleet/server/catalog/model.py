@@ -224,7 +224,7 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Returns the model files that are named in property values, without their node classes."""
+    """Returns the model files named in property values or defaults, without node classes."""
     choices = (
         (prop.binding.rpartition(".")[2], _first_text(values.get(prop.name), prop.default))
         for prop in properties

@@ -88,8 +88,8 @@ def engine_object_info() -> Mapping[str, Any]:
 
 
 RUN_LIMIT_SECONDS = 3600
-# Seconds for which the names of example files are cached, and the minimum before an unknown name
-# causes another read.
+# Seconds for which the names of example files are cached. An unknown name causes another read only
+# after the minimum.
 EXAMPLES_SECONDS = 60.0
 EXAMPLES_SECONDS_MIN = 1.0
 
@@ -262,8 +262,8 @@ def open_slug(fleet: Fleet) -> str:
 
 
 async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> RegisteredWorkflow:
-    """Returns the fleet's open workflow, as which prompts run that match no registered workflow.
-    The first call creates it."""
+    """Returns the fleet's open workflow. Prompts that match no registered workflow run as jobs of
+    this workflow. The first call creates it."""
     if fleet.open_workflow_id is not None:
         return await get_workflow(tx, fleet.open_workflow_id)
     slug = open_slug(fleet)

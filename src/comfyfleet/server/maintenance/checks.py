@@ -46,8 +46,8 @@ from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
 
 
 def probe_video(data: bytes) -> Mapping[str, Any]:
-    """Reads a video's duration and dimensions. Empty without PyAV, or if the video can't be read.
-    Blocks."""
+    """Returns a video's duration and dimensions. Returns an empty dict if PyAV is missing or the
+    video can't be read. Blocks the calling thread."""
     try:
         import av
     except ImportError:
@@ -216,7 +216,8 @@ async def _verify_jobs(
 async def record_drifts(
     context: JobContext, drifts: Sequence[LedgerDrift], *, now: datetime
 ) -> int:
-    """Audits each drift once, even if it is found repeatedly. Returns how many are new."""
+    """Writes each drift to the audit log once, even if it is found repeatedly. Returns how many are
+    new."""
     new = 0
     async with context.central.transaction() as tx:
         for drift in drifts[:AUDITED_MAX]:
@@ -253,7 +254,7 @@ class StuckLane:
 class Situation:
     """The data from which alerts are derived."""
 
-    lately: RollupPoint  # the last quarter of an hour
+    lately: RollupPoint  # the last 15 minutes
     workflow_slugs: dict[int, str] = field(default_factory=dict)
     offline: Sequence[str] = ()
     removed: Sequence[str] = ()  # workers that were removed within a day because they were offline
@@ -472,8 +473,8 @@ async def _removed_workers(tx: Tx, workers: Iterable[FleetWorker], now: datetime
 
 
 def _waiting_lanes(figures: SystemFigures) -> list[LaneFigures]:
-    """Returns the lanes that have waited longest. A lane whose workflow was deleted can't be
-    explained."""
+    """Returns the lanes that have waited longest. Leaves out lanes whose workflow was deleted,
+    because nothing can be said about them."""
     waiting = [
         lane
         for lane in figures.lanes

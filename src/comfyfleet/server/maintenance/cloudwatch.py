@@ -61,7 +61,7 @@ def wanted_workers(
     target_seconds: float = TARGET_SECONDS,
 ) -> int:
     """Returns how many workers are needed to keep the running jobs and to start all waiting jobs
-    within the target. Zero when idle.
+    within the target time. Returns zero if there are no jobs.
 
     If the oldest job has waited for the target time, twice as many are needed, and so on up to a
     limit. In that case, the typical duration was wrong, or workers start too slowly. There are

@@ -38,8 +38,9 @@ SECRET_MODE = 0o600
 
 
 async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
-    """Returns the fleet's secret. The secret is written to the file before the database. If that
-    was interrupted, completes it."""
+    """Returns the fleet's secret. Generates it at the first start, and writes it to a file before
+    creating the fleet. If an earlier start was interrupted in between, creates the fleet with the
+    secret in the file."""
     path = data / SECRET_FILE
     secret = _read_secret(path) or _write_secret(path, new_key())
     async with plane.central.transaction() as tx:

@@ -218,8 +218,8 @@ def _prompts(context: JobContext, pool: Database, before: datetime) -> Step:
 
 
 def _replaced(context: JobContext, pool: Database, before: datetime) -> Step:
-    """Builds a step that deletes uploads that were overwritten. Only a job that already has them
-    can still use them."""
+    """Builds a step that deletes overwritten uploads, unless a media item, an active job or an open
+    run still needs them."""
 
     async def step(limit: int) -> int:
         async with pool.transaction() as tx:

@@ -29,8 +29,8 @@ class Sweep:
     seconds: float  # maximum time between the end of a pass and the next one
     # False means every control plane runs it, regardless of the others.
     in_turn: bool = True
-    # Checks whether a pass would find anything. It runs before the turn is taken, which costs two
-    # statements.
+    # Checks whether a pass would find anything. Runs before the sweep takes its turn, because
+    # taking a turn costs two statements.
     is_due: Callable[[], Awaitable[bool]] | None = None
     # Receives a function to call when there is something to do immediately.
     woken_by: Callable[[Callable[[], None]], None] | None = None
@@ -65,7 +65,8 @@ class SweepRunner:
             event.set()
 
     async def run(self) -> None:
-        """Runs until `stop`. Cancelling is safe, because an interrupted pass is repeated later."""
+        """Runs until `stop` is called. Cancelling is safe, because an interrupted pass is repeated
+        later."""
         await asyncio.gather(*map(self._repeat, self._sweeps.values()))
 
     async def pass_once(self, sweep: Sweep) -> bool:
@@ -77,11 +78,11 @@ class SweepRunner:
                 self._note_cut_short(sweep, error)
                 outcome, has_more = FAILED, False
             except Exception as error:  # noqa: BLE001 — logged, and the sweep runs again
-                log_failure(logger, error, "the sweep %s failed; it will be retried", sweep.name)
+                log_failure(logger, error, "the %s sweep failed and will be retried", sweep.name)
                 outcome, has_more = FAILED, False
             if outcome != FAILED and sweep.name in self._cut_short:
                 self._cut_short.discard(sweep.name)
-                logger.warning("the sweep %s works again", sweep.name)
+                logger.warning("the %s sweep works again", sweep.name)
         self._meters.passes.labels(sweep.name, outcome).inc()
         if outcome == DONE:
             self._meters.last_pass.labels(sweep.name).set(self._clock().timestamp())
@@ -92,7 +93,7 @@ class SweepRunner:
         been logged."""
         is_new = sweep.name not in self._cut_short and not is_logged(error)
         level = logging.WARNING if is_new else logging.DEBUG
-        logger.log(level, "the sweep %s was interrupted: %s", sweep.name, error.message)
+        logger.log(level, "the %s sweep was interrupted: %s", sweep.name, error.message)
         if is_new:
             self._cut_short.add(sweep.name)
 
@@ -122,7 +123,7 @@ class SweepRunner:
 
     async def _pass(self, sweep: Sweep) -> tuple[str, bool]:
         """Runs a pass. A pass that leaves out a pool doesn't count as done, because alerts depend
-        on it."""
+        on the last complete pass."""
         with count_failed_pools() as failed:
             has_more = await sweep.run() is True
         return PARTIAL if failed else DONE, has_more

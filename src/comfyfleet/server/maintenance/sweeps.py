@@ -286,7 +286,8 @@ RESULTS, WAKES, SUBMITS, UPKEEP, RETENTION = (
     "pipeline_retention",
 )
 RETENTION_SECONDS = 3600.0
-WAKES_SECONDS = 3600.0  # Changes wake this sweep. Stuck runs are also checked without a change.
+# Changes wake this sweep earlier. Stuck runs are also checked at this interval without a change.
+WAKES_SECONDS = 3600.0
 PoolAction: TypeAlias = Callable[[JobContext, Database], Awaitable[object]]
 
 

@@ -424,7 +424,8 @@ async def attach_job(
 
 
 def end_job_update(job: CTE, details: ColumnElement[Any]) -> Update:
-    """Builds `end_job` for a completed job, as part of a larger statement."""
+    """Builds the update of `end_job` for a completed job, to be used as part of a larger
+    statement."""
     return (
         update(videos)
         .where(

@@ -58,8 +58,8 @@ class RegisteredWebhook:
 
     @property
     def is_for_jobs(self) -> bool:
-        """Checks whether it has no address of its own. Such a webhook signs deliveries to addresses
-        given by jobs."""
+        """Checks whether the webhook has no address of its own. Such a webhook only signs
+        deliveries to addresses given by jobs."""
         return not self.url
 
     def secret_with(self, key: str) -> str:

@@ -246,8 +246,8 @@ async def enable_webhook(
 
 
 async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
-    """Returns when the first failed delivery since the last success and the last enabling was
-    created."""
+    """Returns when the webhook's deliveries began to fail: the creation time of the first failed
+    delivery after its last success and after it was last enabled."""
     of_it = deliveries.c.webhook_id == webhook_id
     last_success = select(func.max(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.DELIVERED
@@ -385,8 +385,8 @@ async def newest_audit_entries(
 
 
 async def prune_audit_entries(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes the oldest entries from before the given time. Finds them by id, because ids are in
-    chronological order."""
+    """Deletes the oldest entries that were written before the given time. Finds them by id, because
+    ids are in chronological order."""
     first = select(audit_log.c.id, audit_log.c.at).order_by(audit_log.c.id).limit(limit).subquery()
     old = select(first.c.id).where(first.c.at < before)
     deleted = await tx.execute(delete(audit_log).where(audit_log.c.id.in_(old)))

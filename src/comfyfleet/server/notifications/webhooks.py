@@ -32,7 +32,8 @@ from comfyfleet.transport.ssrf import (
     parse_webhook_url,
 )
 
-# Longer than a delivery can take, so that no other process takes it in the meantime.
+# Seconds for which a process reserves a delivery. Sending never takes that long, so no other
+# process sends the same delivery in the meantime.
 TAKEN_SECONDS = 60
 LOG_PAGE_MAX = 200
 # Longer than a delivery is retried, so that a server that was down over a weekend is not disabled.
@@ -149,8 +150,8 @@ async def enqueue_all(
 
 
 async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
-    """Checks whether any delivery is due. The check is cheap, because it runs every few seconds and
-    usually finds nothing."""
+    """Checks whether any delivery is due. The check must be cheap, because it runs every few
+    seconds and usually finds nothing."""
     return await store.is_any_delivery_due(tx, now)
 
 

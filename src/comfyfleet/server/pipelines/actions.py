@@ -136,8 +136,8 @@ async def pipeline_warnings(context: JobContext, stored: StoredPipeline) -> tupl
 
 
 def _templates(pipeline: PipelineDefinition) -> list[Mapping[str, Any]]:
-    """Returns the properties of all steps and judges. Their total size determines how long their
-    templates take."""
+    """Returns the properties of all steps and judges. Their total size determines how long it takes
+    to fill in their templates."""
     return [work.properties for work in pipeline.works.values()]
 
 

@@ -241,8 +241,8 @@ def is_unjudged(pipeline: PipelineDefinition, candidate: PipelineCandidate) -> b
 def to_judge(
     pipeline: PipelineDefinition, tree: RunTree, in_flight: Iterable[JobInFlight]
 ) -> list[PipelineCandidate]:
-    """Returns the unscored candidates without a judge's job in flight, by deepest step, then oldest
-    first."""
+    """Returns the unscored candidates without a judge's job in flight. Those of the deepest step
+    come first, and within a step the oldest."""
     underway = {job.parent for job in in_flight if job.is_judge}
     unscored = [
         candidate
@@ -268,8 +268,8 @@ def judged_verdict(
 
 
 def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
-    """Returns the candidates that get children, by deepest step, then by best judgment, then
-    oldest first."""
+    """Returns the candidates that get children. Those of the deepest step come first, and within a
+    step those with the best judgment, then the oldest."""
     by_step: dict[int, list[PipelineCandidate]] = {}
     for candidate in tree.candidates.values():
         if candidate.step + 1 < len(pipeline.steps) and _may_have_children(

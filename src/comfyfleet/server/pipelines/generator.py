@@ -342,7 +342,7 @@ async def _prepare(
         facts = (await facts_by_work(tx, state.pipeline)).get(generation.work)
     if facts is None:
         what = f"the {step.work_field} {step.effect or step.workflow}"
-        raise Refused(f"step {step.name!r}: {what} is not offered now")
+        raise Refused(f"step {step.name!r}: {what} isn't currently offered")
     seed = step.seed if step.seed is not None else _random.randint(0, SEED_MAX)
     fill = partial(_filled_in, step, facts, state.run.variables, parent, seed)
     if size_of(step.properties, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):

@@ -1,4 +1,4 @@
-"""Judgements of candidates by people, and by the judge of a step. A judge never overrules a
+"""Judgments of candidates, by people and by the judge of a step. A judge never overrules a
 person."""
 
 from collections.abc import Mapping

@@ -627,8 +627,8 @@ class IncomingObject:
         self._folder.write(self._file, buffer)
 
     async def place(self, key: str, content_type: str) -> None:
-        """Stores the object under its key. A small object uses a single thread call, which costs
-        more than the write."""
+        """Stores the object under its key. A small object is stored in a single thread call,
+        because each thread call costs more than the write itself."""
         if self._file is None:
             await asyncio.to_thread(self._folder.put, key, self._buffer, content_type)
             return

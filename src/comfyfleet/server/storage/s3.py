@@ -248,7 +248,7 @@ class S3Store:
             Params=params,
             ExpiresIn=checked_seconds(seconds),
         )
-        # This runs in a thread, because a role's credentials may have to be renewed first. It
+        # This runs in a thread, because a role's credentials may have to be renewed first. Signing
         # doesn't show whether the bucket is available.
         with _translate_errors(self._bucket, key):
             return await self._run(sign)

@@ -83,8 +83,8 @@ async def pause_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> St
 async def _open_runs(
     graphs: GraphContext, scope: WorkOwner, *, is_running: bool = False
 ) -> list[WorkItem]:
-    """Returns pipeline runs and graph runs, at least one more than a single call stops if there are
-    more."""
+    """Returns open pipeline runs and graph runs. If there are more than a single call stops,
+    returns at least one more than that, so that the caller can tell."""
     async with graphs.context.tenant(scope.tenant_id) as tx:
         return [
             item
@@ -241,7 +241,7 @@ async def _cancel_jobs(
     user_id: UUID | None = None,
     run_id: UUID | None = None,
 ) -> int:
-    """Cancels and refunds the queued and running jobs of a user or a run; returns how many."""
+    """Cancels and refunds the queued and running jobs of a user or a run. Returns their number."""
     cancelled = 0
     while True:
         async with graphs.context.tenant(tenant_id) as tx:

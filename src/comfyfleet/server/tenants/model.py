@@ -48,12 +48,12 @@ class Tenant:
 
     @property
     def prompts(self) -> TenantPrompts:
-        """The fleets and node types that its prompts from ComfyUI clients may use."""
+        """The fleets and node types that the tenant's prompts from ComfyUI clients may use."""
         return TenantPrompts.model_validate(self.gateway or {})
 
     def sees_backends(self, usual: bool) -> bool:
-        """Checks whether its users see machine names, tracebacks and devices. `usual` is the
-        default."""
+        """Checks whether the tenant's users see machine names, tracebacks and devices. `usual` is
+        the default."""
         return usual if self.show_backends is None else self.show_backends
 
     def clamped(self, priority: int) -> int:
@@ -73,7 +73,7 @@ def check_tenant_name(name: str) -> str:
 def check_limits(*, min_priority: int, max_priority: int, max_queued: int | None) -> None:
     if not -PRIORITY_LIMIT <= min_priority <= max_priority <= PRIORITY_LIMIT:
         raise InvalidInput(
-            f"the priorities {min_priority} to {max_priority} aren't a valid range within ±{PRIORITY_LIMIT:,}",
+            f"the priorities must be a range within ±{PRIORITY_LIMIT:,}, not {min_priority} to {max_priority}",
             field="min_priority",
         )
     if max_queued is not None and max_queued < 0:

@@ -1,5 +1,5 @@
-"""Browser sessions. A key opens them, a secret identifies them, and they end with their key, at
-sign-out, or after their time."""
+"""Browser sessions. A sign-in with a key or an identity provider opens a session, and a secret in a
+cookie identifies it. The session ends when its key is revoked, at sign-out, or when it expires."""
 
 import hashlib
 import hmac
