@@ -6,7 +6,7 @@ export interface Entry<T = unknown> {
   readonly data: T | undefined
   readonly error: ApiError | null
   readonly isLoading: boolean
-  /** The time of the last read, from performance.now(); 0 means never. */
+  /** The time of the last read, from performance.now(). 0 means never. */
   readonly readAt: number
 }
 
@@ -86,7 +86,7 @@ export class Cache {
   }
 
   /** Marks all keys with the prefix as outdated. Keys with listeners are read again immediately,
-   * the others when they get a listener. */
+   * and the others as soon as they get a listener. */
   invalidate(prefix: string): void {
     for (const [key, slot] of this.slots) {
       if (!key.startsWith(prefix)) continue

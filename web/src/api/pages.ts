@@ -6,7 +6,7 @@ import { api, pathOf, type Query } from "./client"
 import { type QueryResult, useQuery } from "./query"
 
 export interface PageAnswer {
-  /** The value of `before` (or `after`) for the next page; null means that there are no more
+  /** The value of `before` (or `after`) for the next page. Null means that there are no more
    * pages. */
   next: string | number | null
 }

@@ -1,4 +1,4 @@
-/** Shown for an empty list: what will appear there, and the first thing to do. */
+/** Shown for an empty list. Explains what will appear there and what to do first. */
 
 import type { ReactNode } from "react"
 import { Pencil } from "./Icon"

@@ -1,5 +1,5 @@
-/** A button that opens a list of actions. Arrow keys move; Escape or a click outside closes the
- * list. */
+/** A button that opens a list of actions. Arrow keys move the focus. Escape or a click outside
+ * closes the list. */
 
 import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from "react"
 import { Link } from "wouter"

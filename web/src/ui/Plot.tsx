@@ -8,7 +8,7 @@ import { useTheme } from "@/app/theme"
 
 export interface Series {
   label: string
-  /** One value per moment; null means no value. */
+  /** One value per moment. Null means no value. */
   values: readonly (number | null)[]
   dashed?: boolean
   /** One of the four colors. The default depends on the position of the series. */

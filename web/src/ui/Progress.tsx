@@ -1,4 +1,4 @@
-/** A progress bar. `value` is between 0 and 1; null means unknown. */
+/** A progress bar. `value` is between 0 and 1. Null means unknown. */
 
 interface ProgressProps {
   label: string

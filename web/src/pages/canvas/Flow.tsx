@@ -1,4 +1,4 @@
-/** Draws the canvas. The page owns the graph; this component shows it and reports changes. */
+/** Draws the canvas. The page owns the graph. This component shows it and reports changes. */
 
 import {
   applyNodeChanges,

@@ -229,14 +229,14 @@ function useStoredDraft(place: string, draft: Draft, isSent: { current: boolean 
       const session = cache.entry<Session>("/api/session").data
       return isSent.current || !session?.kinds.includes("customer")
     }
-    // The form's address changes when it is submitted, so there may be several places.
+    // All places under which drafts were stored. A form's place changes when it is submitted.
     const places = new Set<string>()
     const note = () => {
       if (isOver()) return
       places.add(latest.current.place)
       storeDraft(latest.current.place, latest.current.draft)
     }
-    // A reload fires pagehide; a phone that discards the page fires only visibilitychange.
+    // A reload fires pagehide. A phone that discards the page fires only visibilitychange.
     window.addEventListener("pagehide", note)
     document.addEventListener("visibilitychange", note)
     return () => {

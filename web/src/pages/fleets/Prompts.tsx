@@ -1,5 +1,5 @@
-/** Sets whether a fleet runs prompts from ComfyUI clients, with which price and limits, and which
- * fleets a tenant may use. */
+/** Settings for prompts from ComfyUI clients: whether a fleet runs them, their price and limits, and
+ * which fleets a tenant may use. */
 
 import { type FormEvent, type ReactNode, useState } from "react"
 import { api, cache, useAct, useQuery, useRoleReason } from "@/api"

@@ -61,7 +61,7 @@ export default function FleetsPage() {
 
 interface OneFleetProps {
   fleet: FleetAnswer
-  /** The number of online workers; undefined until it is known. */
+  /** The number of online workers, or undefined until it is known. */
   online: number | undefined
   pending: number
   matrix: Matrix | undefined

@@ -11,7 +11,7 @@ interface QuestionProps {
   runId: string
   question: QuestionSeen
   picture: string | null
-  /** The pictures to pick from; undefined marks one that can't be shown. */
+  /** The pictures to pick from. Undefined stands for a picture that can't be shown. */
   pictures: readonly (string | undefined)[]
   open: boolean
   onLater: () => void

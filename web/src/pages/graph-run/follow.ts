@@ -99,8 +99,8 @@ function shownNow(node: NodeSeen, finished: readonly string[], previews: Preview
   return preview ? [...finished.slice(0, PICTURES_SHOWN_MAX - 1), preview] : finished
 }
 
-/** Returns the pictures that a question is about, in the order in which they can be picked;
- * undefined marks a picture that can't be shown. */
+/** Returns the pictures that a question is about, in the order in which they can be picked.
+ * Undefined stands for a picture that can't be shown. */
 export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
   const execution = run.executions.find(
     (other) => other.node === question.node && other.index.join() === question.index.join(),

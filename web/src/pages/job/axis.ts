@@ -60,7 +60,7 @@ export function isRefunded(status: string): boolean {
   return status === "failed" || status === "cancelled"
 }
 
-/** Returns the new job's id if the job was retried. A job is retried only once; another request
+/** Returns the new job's id if the job was retried. A job is retried only once. Another request
  * returns the same new job. */
 export function retryOf({ audit }: Pick<JobDetails, "audit">): string | null {
   const entry = audit.findLast((entry) => entry.action === "retry" && entry.details.new_job)

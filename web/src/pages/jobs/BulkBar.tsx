@@ -40,7 +40,7 @@ export function notifyFailed(thrown: unknown): void {
 
 interface BulkBarProps {
   chosen: Chosen
-  /** The number of selected jobs; null means all matching jobs. */
+  /** The number of selected jobs. Null means all matching jobs. */
   count: number | null
   dialog: OpenDialog
   onDialog: (dialog: OpenDialog) => void

@@ -68,8 +68,8 @@ function meaningOf(key: FilterKey, text: string, tenants: ReadonlyMap<string, st
   return text
 }
 
-/** Adds chips. Several statuses may be selected; for any other key the last chip replaces
- * earlier ones. */
+/** Adds chips. Several statuses may be selected. For any other key, the last chip
+ * replaces earlier ones. */
 export function withChips(chips: readonly Chip[], added: readonly Chip[]): Chip[] {
   let result = [...chips]
   for (const chip of added) {

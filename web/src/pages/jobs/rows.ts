@@ -40,7 +40,7 @@ export function withPage(rows: readonly JobListed[], page: readonly JobListed[])
   return [...rows, ...page.filter((job) => !ids.has(job.id))]
 }
 
-/** Applies a new read of the first page. It replaces the rows in its range; older rows stay as
+/** Applies a new read of the first page. It replaces the rows in its range. Older rows stay as
  * they were. */
 export function withNewest(
   rows: readonly JobListed[],

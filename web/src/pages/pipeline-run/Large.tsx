@@ -1,5 +1,5 @@
-/** Shows a picture that fills the window. Arrow keys switch to the other picture; Space and Escape
- * close it. */
+/** Shows a picture that fills the window. Arrow keys switch to the other picture. Space and Escape
+ * close the view. */
 
 import { useLayoutEffect, useRef } from "react"
 import { Button } from "@/ui"

@@ -34,7 +34,7 @@ const PICTURE_MS_MAX = 2_000
 const SKIPPED_MAX = 20
 const USUAL_RATIO = 0.8
 /** A ratio of width to height. On a phone, narrower pictures are shown side by side, where users
- * swipe between them; wider ones are stacked. */
+ * swipe between them, and wider pictures are stacked. */
 const TALL_RATIO = 0.85
 const STACKED = { left: "upper", right: "lower" } as const
 const NARROW = window.matchMedia("(max-width: 700px)")

@@ -31,8 +31,8 @@ export interface Layout {
   height: number
 }
 
-/** Returns the ids of the candidates to show: all of small steps, the best of large steps, the
- * candidate `always`, and the ancestors of these. */
+/** Returns the ids of the candidates to show: all candidates of small steps, the best of large
+ * steps, the candidate `always`, and the ancestors of all of them. */
 export function shownIds(
   all: readonly Candidate[],
   whole: ReadonlySet<number>,

@@ -159,8 +159,8 @@ function useFiles() {
   return { chosen, take, idOf }
 }
 
-/** Hashes a request's body for its idempotency key: a second click with the same values doesn't
- * start another run. */
+/** Hashes a request's body for its idempotency key, so that a second click with the same values
+ * doesn't start another run. */
 function digest(body: unknown): string {
   let sum = 7
   for (const letter of JSON.stringify(body)) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 2_147_483_647

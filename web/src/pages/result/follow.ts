@@ -5,7 +5,8 @@ import { cache, useEvents, useQuery } from "@/api"
 import type { FollowedJob } from "@/api/schema"
 
 export const ACCOUNT_EVENTS = "/api/account/events?previews=true"
-/** Events report every change; polling is only for browsers without a working stream. */
+/** Milliseconds between reads of the job. Events report every change, so these reads only matter
+ * in browsers without a working event stream. */
 const REREAD_MS = 15_000
 const TICK_MS = 250
 

@@ -189,7 +189,7 @@ function Row({ row, width, isExposed, onInput }: RowProps) {
   )
 }
 
-/** Dragging moves the view; the wheel and the buttons zoom. */
+/** Dragging moves the view. The wheel and the buttons zoom. */
 function useView(all: Area, wheel: boolean, focus: Box | null) {
   const svg = useRef<SVGSVGElement>(null)
   const [view, setView] = useState(all)

@@ -29,7 +29,7 @@ export interface Base {
 
 interface EditorProps {
   opened: Opened
-  /** The workflow that gets the new version; null means that the user may choose any. */
+  /** The workflow that gets the new version. Null means that the user may choose any. */
   base: Base | null
   onDiscard: () => void
   onRegistered?: () => void

@@ -13,7 +13,7 @@ export interface Draft {
 
 const drafts = new Map<string, Draft>()
 
-/** Returns the draft of a workflow's next version; an empty name means a new workflow. */
+/** Returns the draft of a workflow's next version. An empty name means a new workflow. */
 export function draftOf(base: string): Draft | null {
   return drafts.get(base) ?? null
 }

@@ -112,7 +112,7 @@ export const words = {
   notLoaded: {
     offline: "You're offline",
     title: "This page can't be loaded right now",
-    text: "It loads automatically as soon as the service can be reached.",
+    text: "The page loads automatically as soon as the service can be reached.",
   },
   notYours: {
     customer: "This page is for customers. Sign in with a customer key.",
