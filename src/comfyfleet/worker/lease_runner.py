@@ -157,7 +157,7 @@ class ActiveLease:
         self.delivers_since = -math.inf  # monotonic time
         self.record = record_of(entry.job, self.folder)
         self.delivery: OutputDelivery | None = None  # set when the worker starts to follow the run
-        self.keeping: asyncio.Task[None] | None = None  # writes the run's start to the journal
+        self.keeping: asyncio.Task[None] | None = None  # the task that journals the run's start
         self.input_names: list[str] = []  # files of the input cache that the lease uses
         self._on_phase = on_phase
 
