@@ -322,7 +322,7 @@ class Follower:
     def _tap_missed_end(self, location: InHistory) -> None:
         """Passes the server's own message about a failure or an interruption from the history to
         the tap if the socket didn't deliver it. Messages about a success are left out, because the
-        messages with its results may be missing, too."""
+        messages with its results may be missing as well."""
         is_missed = self._state.end is None and not isinstance(location.end, Succeeded)
         if is_missed and location.end_message is not None and self._inbox.tap is not None:
             kind, data = location.end_message
