@@ -104,7 +104,7 @@ def test_a_wait_right_after_the_problem_was_solved_goes_on(shop: Shop) -> None:
     shop.admin("workflows", "withdraw", "again")
     done = comfyfleet("pipeline", "run", pipeline.out.strip(), "--wait", environ=customer)
     assert done.code == 3, done.err
-    assert "currently offered" in done.err
+    assert "isn't currently offered" in done.err
     run = done.out.strip()
     shop.admin("workflows", "offer", "again", "--price", "0")
     followed = comfyfleet("pipeline", "status", run, "--follow", environ=customer)

@@ -189,7 +189,7 @@ def engine(
     data: Annotated[
         Path | None,
         Parameter(
-            help="Folder for input, output and temp files. Without it they are deleted on exit."
+            help="Folder for input, output and temp files. Without it, the files are deleted on exit."
         ),
     ] = None,
     no_pace: Annotated[

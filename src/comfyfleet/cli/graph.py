@@ -165,7 +165,7 @@ def run_summary(run: GraphRun) -> str:
 
 
 def _shown_status(run: GraphRun) -> str:
-    """Returns the displayed status. The API reports a paused run as running, for example."""
+    """Returns the status to display, because the API reports a paused run as running."""
     return PAUSED if run.paused_at and not run.has_ended else str(run.status)
 
 
@@ -363,7 +363,7 @@ def run(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Run a graph and print the run's id. A file is stored with its first run."""
+    """Run a graph and print the run's id. A graph from a file is stored at its first run."""
     with _public(options, context) as plane:
         inputs = graph_inputs(plane, graph, input)
         with person_needed_if_refused(waits=watch or output is not None):

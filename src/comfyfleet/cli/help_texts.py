@@ -66,7 +66,7 @@ number of control planes can share PostgreSQL and S3. Upgrade the databases firs
 `comfyfleet db upgrade`. `COMFYFLEET_ADMIN_KEY` is the admin key. Without it, a key is generated at the first start
 and printed once.
 
-One process uses one core. `--processes N` runs N of them behind the same port, and requires PostgreSQL. A process that dies is
+One process uses one core. `--processes N` runs N processes behind the same port, and requires PostgreSQL. A process that dies is
 restarted, SIGHUP replaces the processes one by one without downtime, and SIGTERM stops all of them cleanly.
 
 ```
@@ -78,18 +78,18 @@ comfyfleet serve --host 0.0.0.0 --processes 4
 
 WORKER = """Run jobs of a fleet on a ComfyUI, or on Comfy Cloud.
 
-It connects to the control plane, the file storage and its ComfyUI, and needs no incoming connections. The fleet's
+The worker connects to the control plane, the file storage and its ComfyUI, and needs no incoming connections. The fleet's
 secret is read from `COMFYFLEET_FLEET_SECRET`. `COMFYFLEET_MAX_CONCURRENCY` (1) is the number of concurrent
 prompts, and `COMFYFLEET_HEARTBEAT_SECONDS` (30) is the time between heartbeats.
 
 While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. After
-a crash and restart, it resumes active runs. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
-can end in the remaining time, and requeues the rest. If an operator revokes it, it stops its run and exits with 77.
+a crash and restart, the worker resumes active runs. On SIGTERM, Ctrl-C or a spot notice, it finishes jobs that
+can end in the remaining time, and requeues the rest. If an operator revokes the worker, it stops its run and exits with code 77.
 
 A single ComfyUI leaves a large GPU mostly idle. With `--comfyui-command`, the worker starts ComfyUI itself,
 and with `--per-gpu` it starts several on each GPU. Each one has the next port, its own folder and its own name (`gpu-1`, `gpu-2`),
 and is one worker of the fleet. `auto` adds a server while jobs are waiting and the GPU has free memory, keeps it if more jobs
-per minute are finished, and removes one when there is too little work or the memory ran out.
+per minute are finished, and removes one when there is too little work or the memory has run out.
 
 ```
 export COMFYFLEET_FLEET_SECRET=…     # printed by `comfyfleet admin fleets create gpus`

@@ -343,7 +343,7 @@ def _made_count(run: PipelineRun) -> int:
 
 
 def _print_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
-    """On a terminal, prints instructions for judging. Elsewhere, prints a new problem, which would
+    """Prints instructions for judging on a terminal. Elsewhere, prints a new problem, which would
     otherwise appear only at the end."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
@@ -613,7 +613,7 @@ def candidates(
         Parameter(help="Only candidates with this status: approved, winner, active or rejected."),
     ] = None,
     sort: Annotated[
-        CandidateSort, Parameter(help="By age, by judgment, or by the score of the judge.")
+        CandidateSort, Parameter(help="Sort by age, by judgment, or by the judge's score.")
     ] = CandidateSort.OLDEST,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,

@@ -538,7 +538,7 @@ class ModeOptions:
         str | None,
         Parameter(
             metavar="CSV",
-            help="Run once per row. Column names are the names used to set values: prompt, seed, 3.steps, image. "
+            help="Run once per row. Each column is named after the value it sets, such as prompt, seed, 3.steps or image. "
             "A number sets the batch size, as in `convert`.",
         ),
     ] = None

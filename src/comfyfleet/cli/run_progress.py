@@ -48,7 +48,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """The state of a run at the time `now`, in seconds of any clock."""
+    """The state of a run at the time `now`, which is in seconds and may come from any clock."""
 
     plan: NodePlan
     began: float

@@ -91,8 +91,8 @@ def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
 
 
 def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
-    """Uploads a file through a route that announces files, and returns its id. The key isn't sent
-    to the storage server."""
+    """Announces a file at a route of the API, uploads it, and returns its id. The key isn't sent to
+    the storage server."""
     from comfyfleet.client.files import upload_source, upload_to
 
     calls = plane.client.calls

@@ -145,7 +145,7 @@ class PackOptions:
             group=GPUS,
             metavar="N|auto",
             help="Number of ComfyUI servers per GPU, each with its own worker in the fleet. `auto` starts "
-            "with one, and adds and removes them by throughput.",
+            "with one, and adds or removes servers depending on the throughput.",
         ),
     ] = "1"
     gpus: Annotated[

@@ -219,8 +219,8 @@ class JobHandle:
 
 
 def free_path(folder: Path, filename: str) -> Path:
-    """Returns an unused path in the folder. The filename comes from others, so it can't become a
-    path or a hidden file."""
+    """Returns an unused path in the folder. The filename comes from other people and must not
+    become a path or a hidden file."""
     name = PurePosixPath(filename.replace("\\", "/").replace("\0", "")).name.lstrip(".")
     base = Path(name[-NAME_CHARACTERS_MAX:] or "output")
     path, number = folder / base, 1

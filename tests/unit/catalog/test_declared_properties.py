@@ -68,7 +68,7 @@ def test_files_and_placeholders_without_a_default_are_required() -> None:
 REFUSED: list[tuple[Property, str, str | None]] = [
     (Property("x", "text", binding="77.text"), 'no node has the id, title or class "77"', "77"),
     (Property("x", "text", binding="4.txt"), "no input 'txt'.*text", "4"),
-    (Property("x", "text", binding="4"), "is not <node id>.<input>", None),
+    (Property("x", "text", binding="4"), "must have the form <node id>.<input>", None),
     (Property("x", "text", binding="4."), "no node", "4"),
     (Property("x", "image", binding="5.latent_image"), "accepts IMAGE from another node", "5"),
     (

@@ -78,7 +78,7 @@ OutputOption = Annotated[
 AiMarkOption = Annotated[
     Literal["auto", "generated", "edited", "none"] | None,
     Parameter(
-        help="How result files are marked as AI-generated; auto decides based on the prompt."
+        help="How result files are marked as AI-generated. auto decides based on the prompt."
     ),
 ]
 
@@ -448,7 +448,7 @@ class EffectFields:
         bool | None,
         Parameter(
             negative="--no-reuse",
-            help="Reuse an equal result that the customer already has, free of charge, or always run the job.",
+            help="Return an identical result that the customer already has, free of charge, or always run the job.",
         ),
     ] = None
 
@@ -541,7 +541,8 @@ def change(
     """Change only the given fields. --set replaces all existing values."""
     if fields == NO_FIELDS:
         raise InvalidInput(
-            "specify at least one field to change", hint="comfyfleet admin effects change --help"
+            "specify at least one field to change",
+            hint="List the fields with: comfyfleet admin effects change --help",
         )
     with connect(options, context) as plane:
         workflow = plane.get("effects", slug)["workflow_slug"]

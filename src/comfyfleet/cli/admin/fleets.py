@@ -94,7 +94,7 @@ def add(
     role: Annotated[
         Literal["viewer", "operator", "owner"],
         Parameter(
-            help="viewer reads; operator also changes; owner also manages operators and money."
+            help="A viewer can read, an operator can also make changes, and an owner can also manage operators and money."
         ),
     ] = "operator",
     options: ApiOptions = API_DEFAULTS,
@@ -187,7 +187,9 @@ def create(
     ] = None,
     approval: Annotated[
         Literal["auto", "manual"],
-        Parameter(help="manual: a new worker gets no job before `admin workers approve`."),
+        Parameter(
+            help="With manual, new workers get no jobs until `admin workers approve` approves them."
+        ),
     ] = "auto",
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -536,8 +538,8 @@ def rotate_key(
 
 
 def _counted(value: Any) -> Any:
-    """Returns the number of entries of a list or object, such as the node types or model files.
-    Other values are returned unchanged. --json shows the full lists."""
+    """Replaces a list or object, such as node types or model files, with its number of entries.
+    --json shows the full lists."""
     return len(value) if isinstance(value, list | dict) else value
 
 

@@ -248,7 +248,9 @@ def submit(
     ] = (),
     file: Annotated[
         tuple[str, ...],
-        Parameter(metavar="NAME=PATH", help="A file for an image, video or audio. Repeatable."),
+        Parameter(
+            metavar="NAME=PATH", help="A file for an image, video or audio property. Repeatable."
+        ),
     ] = (),
     count: Annotated[
         int, Parameter(help="Number of jobs. Each one gets new random seeds, unless they are set.")
@@ -378,7 +380,7 @@ def _check(jobs: Sequence[Mapping[str, Any]]) -> None:
     reason = first.get("error") or first["status"]
     raise RunFailed(
         f"{len(bad)} of {counted(len(jobs), 'job', 'jobs')} did not complete; job {first['id']}: {reason}",
-        hint=f"comfyfleet admin jobs show {first['id']}",
+        hint=f"Show it with: comfyfleet admin jobs show {first['id']}",
     )
 
 
@@ -394,7 +396,7 @@ def resolve_user(plane: ApiSession, tenant: str, user: str | None) -> str:
     if len(users) != 1:
         raise InvalidInput(
             f"tenant {tenant} has {'several users' if users else 'no user'}; specify one with --user",
-            hint=f"comfyfleet admin tenants show {tenant}",
+            hint=f"List the users with: comfyfleet admin tenants show {tenant}",
         )
     user_id: str = users[0]["id"]
     return user_id
@@ -431,7 +433,8 @@ def create_key(
     expires: Annotated[
         str | None,
         Parameter(
-            metavar="TIME", help="When it expires, such as 2027-01-31T12:00:00Z. Default: never."
+            metavar="TIME",
+            help="When the key expires, such as 2027-01-31T12:00:00Z. Default: never.",
         ),
     ] = None,
     user: UserId = None,
@@ -550,8 +553,8 @@ def limits(
     tenant: TenantId,
     /,
     *,
-    min_priority: Annotated[int, Parameter(help="The lowest priority of its jobs.")] = -10,
-    max_priority: Annotated[int, Parameter(help="The highest priority of its jobs.")] = 10,
+    min_priority: Annotated[int, Parameter(help="The lowest priority of the tenant's jobs.")] = -10,
+    max_priority: Annotated[int, Parameter(help="The highest priority of the tenant's jobs.")] = 10,
     max_queued: Annotated[
         int | None, Parameter(help="Maximum number of queued jobs. Default: the global limit.")
     ] = None,

@@ -226,7 +226,9 @@ def _bound_place(
     if place is None:
         node = binding.partition(".")[0]
         if "." not in binding or not node:
-            raise property_error(prop, f"the binding {shown(binding)} is not <node id>.<input>")
+            raise property_error(
+                prop, f"the binding {shown(binding)} must have the form <node id>.<input>"
+            )
         raise property_error(
             prop, f"the prompt has no node {shown(node)} (binding {binding})", node=node
         )

@@ -728,7 +728,7 @@ def _check_texts(settings: EffectSettings) -> None:
         ("preview_url", settings.preview_url or "", PREVIEW_URL_CHARACTERS_MAX),
     ):
         if len(text) > most or not is_storable(text):
-            raise InvalidInput(f"{name} must have at most {most:,} characters", field=name)
+            raise InvalidInput(f"{name} can have at most {most:,} characters", field=name)
     if settings.preview_url and not settings.preview_url.startswith(("https://", "http://")):
         raise InvalidInput("preview_url must be an http or https URL", field="preview_url")
 

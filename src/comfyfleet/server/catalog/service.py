@@ -695,7 +695,8 @@ async def set_example(
     examples = list(effect.examples)
     if not 0 <= position <= min(len(examples), EXAMPLES_MAX - 1):
         raise InvalidInput(
-            f"the position must be between 0 and {EXAMPLES_MAX - 1}, without gaps", field="position"
+            f"use the position of an existing example or the next free one, at most {EXAMPLES_MAX - 1}",
+            field="position",
         )
     before = examples[position] if position < len(examples) else EffectExample()
     examples[position : position + 1] = [before.with_side(side, file)]

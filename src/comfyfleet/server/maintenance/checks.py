@@ -86,8 +86,8 @@ async def check_files(context: JobContext, pool: Database) -> int:
             looked_at = await asyncio.gather(*(_check_file(context, pool, file) for file in some))
             checked += [result for result in looked_at if result]
     finally:
-        # Also store the results of files before one whose check failed, so that it can't block them
-        # forever.
+        # If a check fails, store the results of the earlier files anyway, so that the failing file
+        # can't block them forever.
         if checked:
             async with pool.transaction() as tx:
                 await store.note_checked(tx, checked)
@@ -101,7 +101,7 @@ async def _check_file(context: JobContext, pool: Database, file: File) -> Checke
         await _give_up(context, pool, file)
         return None
     try:
-        # An announced file that gets here is an operator's upload that no job uses yet.
+        # An announced file that reaches this point is an operator's upload that no job uses yet.
         file = await confirm_upload(context, pool, file)
     except REFUSALS:
         await _give_up(context, pool, file)
@@ -474,7 +474,7 @@ async def _removed_workers(tx: Tx, workers: Iterable[FleetWorker], now: datetime
 
 def _waiting_lanes(figures: SystemFigures) -> list[LaneFigures]:
     """Returns the lanes that have waited longest. Leaves out lanes whose workflow was deleted,
-    because nothing can be said about them."""
+    because they can't be explained."""
     waiting = [
         lane
         for lane in figures.lanes

@@ -65,8 +65,8 @@ async def open_embedded_fleet(plane: ControlPlane) -> None:
 
 
 async def local_user_key(plane: ControlPlane, data: Path) -> str:
-    """Returns the key of the user for prompts that come from this machine without a key. It never
-    leaves this machine."""
+    """Returns the key of the local user, who owns the prompts that come from this machine without a
+    key. The key never leaves this machine."""
     path, now = data / LOCAL_KEY_FILE, plane.clock()
     key = _read_text(path)
     if key is not None:

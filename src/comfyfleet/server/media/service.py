@@ -348,8 +348,8 @@ async def end_job(
     processed_file_id: UUID | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> MediaItem | None:
-    """Records the end of a media item's job, in the same transaction. Returns None if the job isn't
-    its latest."""
+    """Records the end of a media item's job, in the transaction that ends the job. Returns None if
+    the item has a later job."""
     values: dict[str, Any] = {"processed_file_id": processed_file_id}
     if details is not None:
         values["processing_details"] = dict(details)

@@ -91,7 +91,7 @@ async def pause_if_full(
     used = await store_candidates.bytes_of(tx, stored.id)
     if used < most:
         return False
-    log.warning("pipeline run %s paused: its files take %s bytes", stored.id, used)
+    log.warning("pipeline run %s was paused, because its files take %s bytes", stored.id, used)
     payload = {"pipeline_run_id": str(stored.id), "bytes": used, "limit": most}
     payload["reason"] = STORAGE_LIMIT
     changes = {"status": PipelineRunStatus.PAUSED, "pause_reason": STORAGE_LIMIT}

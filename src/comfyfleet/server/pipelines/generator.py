@@ -260,7 +260,7 @@ async def _record_trouble(
     immediately."""
     is_passing = isinstance(error, Unavailable | QueueFull)
     seconds = context.settings.comfyui_submit_interval if is_passing else RETRY_SECONDS
-    log.warning("pipeline run %s can't submit jobs, will be retried: %s", seen.id, error.message)
+    log.warning("pipeline run %s can't submit jobs and will be retried: %s", seen.id, error.message)
     later = context.clock() + timedelta(seconds=seconds)
     async with pool.transaction() as tx:
         now = await store.get_run(tx, seen.tenant_id, seen.id, is_locked=True)

@@ -154,7 +154,7 @@ class PipelineJob:
     run_id: UUID
     step: int
     parent: UUID | None
-    number: int  # counts the jobs with the same step and parent
+    number: int  # position among the jobs with the same step and parent
     seed: int | None
     state: JobState
     tokens: int

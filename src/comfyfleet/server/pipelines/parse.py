@@ -446,7 +446,7 @@ def variable_problems(
 def media_variables(
     pipeline: PipelineDefinition, facts: Mapping[WorkKey, WorkflowFacts]
 ) -> frozenset[str]:
-    """Returns the variables that must be a file, because a media property uses them."""
+    """Returns the variables whose value must be a file, because a media property uses them."""
     names: set[str] = set()
     for key, work in pipeline.works.items():
         for name, template in work.properties.items():

@@ -375,7 +375,7 @@ class Reserved(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The settlement of a job. It is either new, or was done before."""
+    """The settlement of a job. `is_new` is False if the job had already been settled."""
 
     type: TransactionType
     user_id: UUID
