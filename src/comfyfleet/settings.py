@@ -142,30 +142,30 @@ class Settings:
     """The settings. Each field is read from its variable (see `variable_of`). The settings
     reference is generated from the comments."""
 
-    admin_key: str = ""  # the operators' key; default: created at the first start and printed once
+    admin_key: str = ""  # the first owner's key; default: generated and printed at the first start
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
-    central_database_direct_url: str = ""  # PostgreSQL itself, if the URL above is a pooler
+    central_database_direct_url: str = ""  # PostgreSQL's own address, if the URL above is a pooler
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3
-    tenant_database_direct_urls: str = ""  # name=url,…; PostgreSQL itself, as above
+    tenant_database_direct_urls: str = ""  # name=url,…; PostgreSQL's own addresses, as above
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?region=…; default: the data folder
-    public_url: str = "http://127.0.0.1:8000"  # public URL; default: the listening address
+    public_url: str = "http://127.0.0.1:8000"  # URL for clients; default: the listening address
     cors_origins: str = ""  # origins of front ends that may call the API, comma-separated
     webhook_private_hosts: str = ""  # private host:port,… that webhooks may call
     web: bool = True  # whether the web pages are served
-    public_catalogue: bool = False  # show effects without a sign-in; up: only on its machine
+    public_catalogue: bool = False  # show effects without a sign-in; up: only on its own machine
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
     heartbeat_seconds: int = 30  # seconds between heartbeats of a worker
-    max_attempts: int = 3  # runs of a job; returned attempts don't count
+    max_attempts: int = 3  # maximum attempts of a job; returned attempts don't count
     max_requeues: int = 20  # a job that is requeued more often is set aside as poisoned
-    max_fleet_workers: int = 50  # workers of a fleet without its own limit
-    max_queued_per_tenant: int = 100_000  # queued jobs of a tenant without its own limit
-    max_queued_total: int = 2_000_000  # queued jobs of all tenants
-    max_active_jobs_per_user: int = 5  # queued and running jobs of a user, of all kinds
-    max_active_jobs_per_tenant: int = 1000  # approximate limit for all users of a tenant
+    max_fleet_workers: int = 50  # maximum workers of a fleet without its own limit
+    max_queued_per_tenant: int = 100_000  # maximum queued jobs of a tenant without its own limit
+    max_queued_total: int = 2_000_000  # maximum queued jobs of all tenants
+    max_active_jobs_per_user: int = 5  # maximum queued and running jobs of a user, of all kinds
+    max_active_jobs_per_tenant: int = 1000  # approximate maximum for all users of a tenant
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, including announced uploads
-    max_graphs_per_user: int = 10_000  # stored graphs of a user, without deleted ones
-    max_queued_per_graph_run: int = 5  # queued jobs of a graph run; more are held
-    max_executions_per_graph_run: int = 100_000  # nodes of a run, per item and round
+    max_graphs_per_user: int = 10_000  # maximum stored graphs of a user, without deleted ones
+    max_queued_per_graph_run: int = 5  # maximum queued jobs of a graph run; further jobs are held
+    max_executions_per_graph_run: int = 100_000  # maximum executions, per node, item and round
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # retention of job events, to resume streams; 0 means forever
     delivery_keep_days: int = 30  # retention of webhook deliveries; 0 means forever
@@ -175,33 +175,33 @@ class Settings:
     retention_days: int = 0  # retention of media and files, unless set per tenant; 0 means forever
     run_limit_seconds: int = 3600  # maximum duration of a run; a workflow may have its own limit
     url_seconds: int = 900  # validity of a signed URL; a held lease gets new ones
-    max_output_bytes: int = 4 * 1024**3  # size of an output file
-    max_upload_bytes: int = 2 * 1024**3  # size of an upload; an effect may have a lower limit
+    max_output_bytes: int = 4 * 1024**3  # maximum size of an output file
+    max_upload_bytes: int = 2 * 1024**3  # maximum size of an upload; effects may have lower limits
     max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not deduplicated by content
-    max_picture_pixels: int = 64_000_000  # pixels of an image, in the engine as well
+    max_picture_pixels: int = 64_000_000  # maximum pixels of a picture, in the engine as well
     fetch_seconds: int = 120  # timeout for fetching a file from a customer's URL
-    calls_per_second: float = 20.0  # API calls of a user with all keys, on average
-    calls_at_once: int = 100  # burst of API calls of a user
-    tenant_calls_per_second: float = 200.0  # API calls of a tenant's users, on average
-    tenant_calls_at_once: int = 1000  # burst of API calls of a tenant
-    gateway_calls_per_second: float = 100.0  # calls of a user to ComfyUI's API, on average
-    gateway_calls_at_once: int = 1000  # a user's burst of calls to ComfyUI's API
-    gateway_tenant_calls_per_second: float = 1000.0  # the same for all of a tenant's users
-    gateway_tenant_calls_at_once: int = 5000  # a tenant's burst of calls to ComfyUI's API
+    calls_per_second: float = 20.0  # average API calls of a user, over all keys
+    calls_at_once: int = 100  # maximum burst of API calls of a user
+    tenant_calls_per_second: float = 200.0  # average API calls of a tenant, over all users
+    tenant_calls_at_once: int = 1000  # maximum burst of API calls of a tenant
+    gateway_calls_per_second: float = 100.0  # average calls of a user to ComfyUI's API
+    gateway_calls_at_once: int = 1000  # maximum burst of a user's calls to ComfyUI's API
+    gateway_tenant_calls_per_second: float = 1000.0  # average calls of a tenant to ComfyUI's API
+    gateway_tenant_calls_at_once: int = 5000  # maximum burst of a tenant's ComfyUI API calls
     session_hours: int = 168  # how long a browser stays signed in as a customer
     operator_session_hours: int = 12  # how long a browser stays signed in as an operator
     oidc_issuer: str = ""  # identity provider for browser sign-ins, if any
-    oidc_client_id: str = ""  # our client id at the identity provider
-    oidc_client_secret: str = ""  # our client secret; empty for a public client
+    oidc_client_id: str = ""  # comfyfleet's client id at the identity provider
+    oidc_client_secret: str = ""  # comfyfleet's client secret; empty for a public client
     oidc_name: str = "single sign-on"  # name of the identity provider on the sign-in page
     oidc_scopes: str = "openid email profile"  # scopes requested from the identity provider
     oidc_tenants: str = ""  # claim:value=tenant id,… for users, or *=ID for all
     oidc_roles: str = ""  # claim:value=role,… for operators, such as groups:ops=viewer
-    max_sockets_per_user: int = 100  # open websockets of a user's ComfyUI clients
-    max_streams_per_key: int = 50  # open event streams of an API key
-    max_streams_per_user: int = 100  # open event streams of a user, over all keys
-    max_body_bytes: int = 8 * 1024**2  # size of a customer's request body; files are sent by URL
-    max_connections: int = 20_000  # open connections; each worker and each stream uses one
+    max_sockets_per_user: int = 100  # maximum open WebSockets of a user's ComfyUI clients
+    max_streams_per_key: int = 50  # maximum open event streams of an API key
+    max_streams_per_user: int = 100  # maximum open event streams of a user, over all keys
+    max_body_bytes: int = 8 * 1024**2  # maximum size of a customer's request body without files
+    max_connections: int = 20_000  # maximum open connections; each worker and each stream uses one
     affinity_max_wait_seconds: int = 60  # how long jobs for loaded models may delay other jobs
     prefetch_after_seconds: float = 0.1  # how long a new job is reserved for idle workers
     avoid_worker_seconds: int = 60  # how long a job avoids a worker whose backend failed it
@@ -214,7 +214,7 @@ class Settings:
     outage_seconds: int = 60  # if the sweeps pause for longer, all leases are extended first
     sweep_seconds: float = 5.0  # seconds between passes of the queue sweeps
     reading_keep_hours: int = 24  # retention of machine metrics of workers; 0 means forever
-    validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
+    validate_asg_instance: bool = False  # workers named i-… must belong to an auto-scaling group
     metrics_key: str = ""  # bearer key for /metrics; if empty, /metrics is open
     cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics, if any
     cloudwatch_seconds: int = 60  # seconds between CloudWatch updates
@@ -222,8 +222,8 @@ class Settings:
     comfyui_timeout: float = 300.0  # seconds for a job of a pipeline step without a timeout
     comfyui_submit_interval: float = 10.0  # seconds between checks of pipeline runs
     comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of pipeline runs
-    abandoned_job_hours: int = 24  # a run's job without a report for this long fails
-    pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without its own limit
+    abandoned_job_hours: int = 24  # a run's job fails after this time without a report
+    pipeline_concurrent_jobs: int = 1  # maximum jobs in flight of a run without its own limit
     pipeline_max_bytes: int = 50 * 1024**3  # total size of files at which a run is paused
     pipeline_alert_failures: int = 5  # number of failed jobs of a run that raises an alert
     pipeline_alert_seconds: int = 600  # period in which these failures are counted
