@@ -26,6 +26,9 @@ TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_re
 PREVIEWS = "comfyfleet_previews"
 START, CACHED = "execution_start", "execution_cached"
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
+# The exception type of ComfyUI's `execution_error` about a blocked node. The run continues with
+# other nodes.
+BLOCKED_TYPE = "ExecutionBlocked"
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 FAILED_TYPE = "comfyfleet.JobFailed"
 
@@ -320,7 +323,7 @@ def record_from(
             node_id = str(data.get("node"))
             outputs[node_id] = data["output"]
             meta[node_id] = _meta(node_id, data)
-        elif kind.startswith("execution_"):
+        elif kind.startswith("execution_") and data.get("exception_type") != BLOCKED_TYPE:
             messages.append([kind, data])
     status = "success" if is_success else "error"
     return {
@@ -381,7 +384,15 @@ def without_results(events: Iterable[Event]) -> list[Event]:
 
 
 def is_ended(events: Iterable[Event]) -> bool:
-    return any(kind in ENDS for kind, _ in events)
+    return any(is_end(event) for event in events)
+
+
+def is_end(event: Event) -> bool:
+    """Checks whether an event ends its run. The message about a blocked node doesn't, although it
+    has the type of an error.
+    """
+    kind, data = event
+    return kind in ENDS and data.get("exception_type") != BLOCKED_TYPE
 
 
 def starts(events: Iterable[Event]) -> bool:
@@ -411,15 +422,17 @@ def without_ends(events: Iterable[Event]) -> list[Event]:
     """Removes events that end the run. Only its final report may contain one, because until then
     another worker may run the job again.
     """
-    return [(kind, data) for kind, data in events if kind not in ENDS]
+    return [event for event in events if not is_end(event)]
 
 
 def with_one_end(events: Iterable[Event]) -> list[Event]:
     """Removes repeated ends: only the first event that ends the run remains."""
     remaining: list[Event] = []
-    for kind, data in events:
-        if kind not in ENDS or not is_ended(remaining):
-            remaining.append((kind, data))
+    has_end = False
+    for event in events:
+        if not is_end(event) or not has_end:
+            remaining.append(event)
+        has_end = has_end or is_end(event)
     return remaining
 
 
