@@ -119,7 +119,7 @@ class Limits(NamedTuple):
     nodes_max: int = 200_000  # after expansion of all subgraphs
     links_max: int = 1_000_000
     subgraph_depth_max: int = 100
-    group_nodes_max: int = 1_000  # group nodes take more time per node the more there are
+    group_nodes_max: int = 1_000  # limited because the time per group node grows with their number
     value_depth_max: int = 100
     dynamic_rows_max: int = 1_000
     # Characters of a whole prompt. Instances of a subgraph repeat the strings inside it.
@@ -141,7 +141,7 @@ class CharacterBudget:
         """Takes characters from the budget. Raises LimitExceeded if it is exhausted."""
         self._left -= characters
         if self._left < 0:
-            raise LimitExceeded(f"{self._what} have at most {self._max:,} characters")
+            raise LimitExceeded(f"{self._what} can have at most {self._max:,} characters")
 
     def take_value(self, value: Any) -> None:
         """Takes the lengths of all strings and names in a JSON value, and one character for each

@@ -143,7 +143,8 @@ VALUE_CLASSES = frozenset(
 # A class whose first widget chooses among option widgets. The editor adds an option whenever the
 # last one is filled.
 CUSTOM_COMBO = "CustomCombo"
-# Sampler names used to be saved with this prefix. The editor removes it when it opens a file.
+# Classes whose sampler names used to be saved with this prefix. The editor removes the prefix when
+# it opens a file.
 SAMPLER_CLASSES = ("KSampler", "KSamplerAdvanced")
 OLD_SAMPLER_PREFIX = "sample_"
 

@@ -37,7 +37,7 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
     if not isinstance(document, dict):
         raise InvalidWorkflow(f"a workflow must be a JSON object, not {shape_of(document)}")
     if document.get("nodes") is None:
-        raise InvalidWorkflow("not a workflow: it has no list `nodes`")
+        raise InvalidWorkflow("not a workflow: it has no `nodes` list")
     try:
         extra = _mapping(document, "extra")
         return Workflow(

@@ -122,7 +122,7 @@ async def test_a_job_whose_patterns_produce_more_is_refused(server: GatewayInPro
     """On earlier versions this body of 1 MB became a prompt of 400 MB."""
     answer = await submitted(server, with_patterns("x" * 1_000_000, 400))
     assert answer.status == 422
-    assert "%Node.widget% patterns have at most 1,000,000" in answer.json()["error"]["message"]
+    assert "%Node.widget% patterns can have at most 1,000,000" in answer.json()["error"]["message"]
 
 
 def primitive_of(value: str, targets: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_what_primitives_and_subgraphs_repeat_has_a_limit() -> None:
         assert size == 100_000
         exact = Limits(text_characters_max=size + names)
         assert convert(repeated(text, 10), OBJECT_INFO, limits=exact) == fitting
-        with pytest.raises(LimitExceeded, match="prompts have at most"):
+        with pytest.raises(LimitExceeded, match="prompts can have at most"):
             convert(
                 repeated(text, 10), OBJECT_INFO, limits=Limits(text_characters_max=size + names - 1)
             )
@@ -154,7 +154,7 @@ def test_what_primitives_and_subgraphs_repeat_has_a_limit() -> None:
 def test_lists_are_counted_before_they_are_copied() -> None:
     values = [[0] * 10_000]
     graph = instances(1_000, [node(1, "Unknown", values)])
-    with pytest.raises(LimitExceeded, match="prompts have at most"):
+    with pytest.raises(LimitExceeded, match="prompts can have at most"):
         convert(graph, OBJECT_INFO, unknown="keep", limits=Limits(text_characters_max=1_000_000))
 
 

@@ -256,7 +256,7 @@ class _Truncation:
         if now is not None:
             self.moves[end] = now
         elif not self.behind[source.node_id] and source.node_id in self.owners:
-            self.staying.add(source.node_id)  # a loader, which doesn't depend on its segment
+            self.staying.add(source.node_id)  # a loader that doesn't depend on its segment
         else:
             self.lost.append(end)
 

@@ -44,7 +44,7 @@ class GraphLevel(NamedTuple):
 
     nodes: Mapping[str, WiredNode]
     sources: Mapping[End, InputSource]
-    # the link that ends at the input, even if it comes from a virtual node
+    # the id of the link that ends at each input, even if the link comes from a virtual node
     links: Mapping[End, int]
     consumers: Mapping[str, tuple[End, ...]]
     order: tuple[str, ...]
@@ -72,7 +72,8 @@ def read_level(
         graph = graph._replace(nodes=tuple(node._replace(mode=Mode.ALWAYS) for node in graph.nodes))
     wired = settle_types(wire(graph, types, workflow.definitions))
     nodes = {**wired.nodes, **_ends(wired.graph)}
-    # Without its definition, an instance is a node like any other, so links end there.
+    # Instances are treated like other nodes, so links end there. Their definitions are left out
+    # here.
     scope = GraphScope(
         WiredGraph(graph, {key: node._replace(definition=None) for key, node in nodes.items()})
     )
@@ -158,7 +159,7 @@ NUMBERS_PER_TITLE_MAX = 4
 # Limits per graph and family. Real workflows have a few families with a few dozen segments.
 FAMILIES_MAX = 100
 SEGMENTS_MAX = 1_000
-NODES_EXAMINED_MAX = 2_000_000  # all nodes of the graph, counted once per family
+NODES_EXAMINED_MAX = 2_000_000  # the graph's nodes, multiplied by the number of families
 
 
 class Family(NamedTuple):
@@ -289,8 +290,8 @@ def owners_of(level: GraphLevel, segments: Sequence[Collection[str]]) -> dict[st
 
 
 def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """Returns for each node a bit mask of the segments whose output reaches it through nodes of the
-    rest only."""
+    """Returns for each node a bit mask of the segments whose output reaches it through nodes
+    outside the segments only."""
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -301,8 +302,8 @@ def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """Returns for each node a bit mask of the segments that it reaches through nodes of the rest
-    only."""
+    """Returns for each node a bit mask of the segments that it reaches through nodes outside the
+    segments only."""
     masks: dict[str, int] = {}
     for node in reversed(level.order):
         mask = 0
@@ -313,8 +314,8 @@ def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def mask_of(node: str, owners: Owners, masks: Mapping[str, int]) -> int:
-    """Returns the segment of a node as a bit mask. For a node of the rest, returns its entry in
-    `masks`."""
+    """Returns the segment of a node as a bit mask. For a node outside the segments, returns its
+    entry in `masks`."""
     owner = owners.get(node)
     return masks.get(node, 0) if owner is None else 1 << owner
 
@@ -334,8 +335,8 @@ def behind(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def leading_out(level: GraphLevel, owners: Owners) -> set[str]:
-    """Returns the nodes of the rest that lead to something other than segments, such as a saver or
-    a node that merges segments.
+    """Returns the nodes outside the segments that lead to something other than segments, such as a
+    saver or a node that merges segments.
 
     Other nodes of the rest only pass data from one segment to the next.
     """
@@ -347,7 +348,7 @@ def leading_out(level: GraphLevel, owners: Owners) -> set[str]:
     return leading
 
 
-ROUNDS = 4  # maximum distance between a node and the nodes that are compared
+ROUNDS = 4  # maximum distance of the neighbors that are included when two nodes are compared
 Looks = Mapping[str, Hashable]
 
 
@@ -437,8 +438,8 @@ def _feeding(level: GraphLevel, nodes: Collection[str]) -> set[str]:
 
 
 def _purpose(level: GraphLevel, node: str) -> Hashable:
-    """Returns the classes of the nodes that feed a node without outputs, because a saver may belong
-    to a segment or to the whole workflow. Returns None for other nodes."""
+    """Returns the classes of the nodes that feed a node without outputs, or None for other nodes.
+    They show whether a saver belongs to a segment or to the whole workflow."""
     if level.nodes[node].outputs:
         return None
     return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))
@@ -583,8 +584,8 @@ def _is_direct(
 def _is_gathered(
     segments: Sequence[Sequence[str]], before: Mapping[str, int], level: GraphLevel
 ) -> bool:
-    """Checks whether each segment contains more than loaders, and some node merges each pair of
-    adjacent segments."""
+    """Checks whether each segment contains more than loaders, and whether each pair of adjacent
+    segments is merged by some node."""
     if not all(any(_is_fed(node, level) for node in nodes) for nodes in segments):
         return False
     masks = {mask for node, mask in before.items() if node != SUBGRAPH_OUTPUT_ID}
@@ -639,8 +640,8 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Checks whether a segment has an active node with linked inputs. If no node has any, checks
-    whether any node is active."""
+    """Checks whether any node with linked inputs is active. If no node of the segment has linked
+    inputs, checks whether any node is active."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

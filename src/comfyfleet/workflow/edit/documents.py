@@ -19,7 +19,7 @@ Path = tuple[int, ...]
 
 
 def graph_paths(document: JsonObject) -> dict[str, Path]:
-    """Returns the paths of the root graph (under the empty id) and of all definitions.
+    """Returns the path of each definition by its id, and that of the root graph under the empty id.
 
     If two definitions have the same id, the first one counts, as everywhere else.
     """
@@ -81,8 +81,8 @@ def _with_subgraphs(owner: JsonObject, entries: list[JsonObject]) -> JsonObject:
 
 
 def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[JsonObject, str]:
-    """Gives the instance at `index` its own copy of its definition if it shares it with other
-    instances. Returns the document and the definition's id."""
+    """Gives the instance at `index` its own copy of its definition if other instances share the
+    definition. Returns the document and the definition's id."""
     paths = graph_paths(document)
     instance = nodes_of(graph_at(document, paths[graph]))[index]
     shared: str = instance["type"]
@@ -139,7 +139,7 @@ def _free_id(shared: str, instance: str, used_ids: dict[str, Path]) -> str:
     document, so that results are reproducible."""
     candidates = (
         str(uuid5(NAMESPACE_OID, f"{shared} {instance} {number}"))
-        for number in range(len(used_ids) + 1)  # one candidate more than used ids
+        for number in range(len(used_ids) + 1)  # one more candidate than there are used ids
     )
     return next(own for own in candidates if own not in used_ids)
 

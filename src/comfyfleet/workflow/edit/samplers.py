@@ -101,8 +101,9 @@ def places_in(flow: Flow, entry: PromptEntry, role: SamplerRole) -> list[Place]:
 
 
 def role_of_samplers(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the places of a role in samplers and their parts. If these have none, returns all
-    inputs with a name of the role."""
+    """Returns the inputs with a role in samplers and their parts. If these have none, returns all
+    inputs whose names match the role.
+    """
     places = [
         place
         for sampler in samplers(flow)
@@ -407,7 +408,7 @@ def _service_texts(flow: Flow, side: str) -> list[Place]:
         ]
         makers = [pair for pair in candidates if {*pair[0].outputs} - {"STRING"}] or candidates
         if len(candidates) > 1 and all("CONDITIONING" in entry.outputs for entry, _ in makers):
-            return []  # unconnected encoders, so their side is unknown
+            return []  # no link shows which encoder is for the positive prompt
         if makers:
             return unique([own for _, place in makers for own in text_sources(flow, place)])
     return []

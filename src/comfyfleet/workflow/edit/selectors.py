@@ -51,7 +51,7 @@ class Canvas:
         first, end = (bisect_left(self._by_x, (edge,)) for edge in (x, x + width))
         self._budget -= max(0, end - first)
         if self._budget < 0:
-            raise LimitExceeded("the workflow has too many groups and nodes to find those inside")
+            raise LimitExceeded("the workflow has too many groups and nodes to search")
         within = self._by_x[first:end]
         return sorted(index for _, y, index in within if top <= y < top + height)
 
@@ -105,7 +105,7 @@ class SelectorKind(IntEnum):
 
 # A range such as `Extend 6-8`. People and editors use different dashes.
 RANGE = re.compile(r"(.*\D)(\d{1,6})\s*[-\u2013\u2014]\s*(\d{1,6})\s*")
-PARTS_MAX = 1_000  # limit for one range
+PARTS_MAX = 1_000  # maximum number of parts in a range
 PREFIXES = {"id": SelectorKind.ID, "title": SelectorKind.TITLE, "group": SelectorKind.GROUP}
 
 
@@ -244,7 +244,8 @@ class SelectorIndex:
 def _numbered(stem: str, first: int, last: int, selector: str) -> list[str]:
     if not first <= last < first + PARTS_MAX:
         raise InvalidInput(
-            f"{selector}: a range must end with a higher number and have at most {PARTS_MAX} parts"
+            f"{selector}: a range must end with a higher number and can't have more than "
+            f"{PARTS_MAX} parts"
         )
     return [f"{stem}{number}" for number in range(first, last + 1)]
 
@@ -294,7 +295,7 @@ def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
 def _named(
     names: Mapping[str, Sequence[T]], requested: str, *, fold: Callable[[str], str] = str
 ) -> list[T]:
-    """Returns all items whose name equals `requested` after folding both."""
+    """Returns all items whose name equals `requested` after `fold` was applied to both."""
     requested = fold(requested)
     return [item for name, items in names.items() if fold(name) == requested for item in items]
 

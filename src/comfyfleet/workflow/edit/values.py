@@ -354,7 +354,7 @@ def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
     except InvalidValue:
         if check or not isinstance(value, str):
             raise
-        return read_value(["STRING"], value)  # without checks, an invalid string stays a string
+        return read_value(["STRING"], value)  # without checks, an invalid string is kept
 
 
 def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:

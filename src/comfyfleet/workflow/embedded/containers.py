@@ -114,8 +114,9 @@ def _locations(iloc: Span, budget: Budget) -> Iterator[tuple[int, bool, int, int
                 yield item, from_idat, base + offset, length
 
 
-# Early QuickTime files don't begin with `ftyp`. A zero, which starts any plausible size, then
-# distinguishes them from text files that happen to contain one of these words.
+# Early QuickTime files begin with one of these boxes instead of `ftyp`. Their first byte is zero,
+# because it begins the box's size, which distinguishes them from text files with one of these
+# words.
 OLD_FIRST_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 UTF16_TYPE = 2
 
@@ -425,8 +426,8 @@ FLAC_SIGNATURE = b"fLaC"
 FLAC_COMMENT_BLOCK = 4
 OGG_SIGNATURE = b"OggS"
 OGG_PAGE_HEADER_BYTES = 27
-# How the second packet of a stream begins, and how many bytes precede the comments: Vorbis, Opus,
-# Theora, FLAC in Ogg (a block header).
+# The beginning of a stream's second packet, and the number of bytes before the comments: Vorbis,
+# Opus, Theora, FLAC in Ogg (a block header).
 OGG_COMMENT_PREFIXES = (
     (b"\x03vorbis", 7),
     (b"OpusTags", 8),

@@ -27,8 +27,9 @@ CHUNKS_MAX = 200_000
 TEXTS_MAX = 10_000
 # Far below Python's recursion limit, so that callers can walk the result recursively.
 JSON_DEPTH_MAX = 200
-# Counts brackets and commas. Parsing "[],[],…" takes twenty times its size in memory, so limiting
-# the size is not enough. The node definitions of a server with many custom nodes have 200,000.
+# The limit for brackets and commas. Parsing "[],[],…" takes twenty times its size in memory, so
+# limiting the size is not enough. The node definitions of a server with many custom nodes have
+# 200,000.
 JSON_VALUES_MAX = 2_000_000
 
 
@@ -98,7 +99,7 @@ class Span:
             available = max(0, len(self) - offset)
             raise Damaged(
                 f"damaged or truncated at byte {self.start + offset:,}, "
-                f"where {available:,} of {max(0, length):,} bytes follow"
+                f"where only {available:,} of {max(0, length):,} bytes follow"
             )
         return Span(self.view, self.start + offset, self.start + offset + length)
 

@@ -109,7 +109,7 @@ def _has_suffix(value: Any, suffixes: tuple[str, ...]) -> bool:
 UPLOAD_FLAGS = (
     "image_upload", "video_upload", "audio_upload", "animated_image_upload", "file_upload",
 )  # fmt: skip
-# Widgets that only display something or perform an action, so that users don't set their values.
+# Widgets that only display something or perform an action. Users don't set their values.
 NOT_SET_BY_PEOPLE = frozenset(("view", "button", "comparer", "viewport", "index", "control"))
 TEXT_WORDS = frozenset(("text", "prompt", "positive", "negative", "lyrics", "tags"))
 NUMBER_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
@@ -239,7 +239,8 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# Some packs store a list of models, or a model with its strength, in one value.
+# Maximum depth at which a value is searched for models. Some packs store a list of models, or a
+# model with its strength, in one value.
 VALUE_DEPTH_MAX = 4
 _Key = tuple[str, str]  # kind and name
 # The choices of loaders that load nothing.
