@@ -11,8 +11,8 @@ from comfyfleet.api.values import OPEN_ENUM, Page, Response
 
 
 class Scope(StrEnum):
-    READ = "read"  # effects, media, jobs, wallet
-    WRITE = "write"  # upload, submit, cancel, retry
+    READ = "read"  # read effects, media, jobs and the wallet
+    WRITE = "write"  # upload media; submit, cancel and retry jobs
     KEYS = "keys"  # create and revoke keys
 
 
@@ -44,11 +44,15 @@ class WalletAnswer(Response):
 class WalletSummaryAnswer(WalletAnswer):
     """The balance, the tokens reserved for jobs, and recent changes."""
 
-    reserved_tokens: int = Field(default=0, description="Reserved for jobs that have not ended.")
+    reserved_tokens: int = Field(
+        default=0, description="Tokens that are reserved for jobs that have not ended."
+    )
     days: int = Field(default=30, description="The number of days that the totals below cover.")
     added_tokens: int = 0
-    spent_tokens: int = Field(default=0, description="Spent on jobs that completed.")
-    refunded_tokens: int = Field(default=0, description="Refunded for jobs that did not complete.")
+    spent_tokens: int = Field(default=0, description="Tokens spent on completed jobs.")
+    refunded_tokens: int = Field(
+        default=0, description="Tokens refunded for jobs that did not complete."
+    )
     top_up_url: str | None = Field(
         default=None, description="Where to buy tokens, if the operator has configured it."
     )
@@ -69,8 +73,12 @@ class TransactionAnswer(Response):
     amount: int = Field(description="The change of the balance.", examples=[-5])
     job_id: UUID | None = None
     provider_transaction_id: str | None = Field(default=None, description="The payment's id.")
-    effect_id: UUID | None = Field(default=None, description="The effect that its job applied.")
-    video_id: UUID | None = Field(default=None, description="The media of its job.")
+    effect_id: UUID | None = Field(
+        default=None, description="The effect that the transaction's job applied."
+    )
+    video_id: UUID | None = Field(
+        default=None, description="The media item of the transaction's job."
+    )
     created_at: datetime
 
 
@@ -100,7 +108,8 @@ class WebhookAnswer(Response):
     is_active: bool = Field(
         default=True,
         description=(
-            "false if it was disabled after days of failed deliveries. Use …/activate to enable it."
+            "false if the webhook was disabled after days of failed deliveries. Use …/activate to "
+            "enable it."
         ),
     )
     created_at: datetime
@@ -118,7 +127,8 @@ class WebhookTest(Response):
 
 class MadeWebhook(WebhookAnswer):
     secret: str = Field(
-        description="Shown only here and by …/secret. Every delivery is signed with it (HMAC-SHA256).",
+        description="Shown only here and by …/secret. Every delivery is signed with it "
+        "(HMAC-SHA256).",
         examples=["whsec_5f…"],
     )
 

@@ -42,11 +42,11 @@ class Role(StrEnum):
 
 
 class Fault(StrEnum):
-    BALANCE = "balance"  # differs from the sum of the wallet's transactions
+    BALANCE = "balance"  # the balance differs from the sum of the wallet's transactions
     NEGATIVE = "negative"
     NO_WALLET = "no_wallet"
     SETTLED_TWICE = "settled_twice"
-    NOT_RESERVED = "not_reserved"  # settled, or marked as reserved, without a reservation
+    NOT_RESERVED = "not_reserved"  # settled or marked as reserved, but has no reservation
     AMOUNT = "amount"  # refunded or consumed amount differs from the reserved one
     NOT_SETTLED = "not_settled"  # the job has ended, but its reservation is still open
     SETTLED_EARLY = "settled_early"  # settled although the job has not ended
@@ -94,11 +94,9 @@ class WorkflowAnswer(Message):
     required_capabilities: list[str]
     run_limit_seconds: int
     price_tokens: int | None = Field(
-        description=(
-            "The price of a job in customers' graphs and pipelines. null if it isn't offered there."
-        )
+        description="The price of a job in customers' graphs and pipelines. null if not offered there."
     )
-    fleets: list[str] = Field(description="The fleets that it is assigned to, as SLUG/STAGE.")
+    fleets: list[str] = Field(description="The fleets of the workflow, as SLUG/STAGE.")
     created_at: datetime
     output: OutputRule = Field(
         default="required", description="Whether a job may complete without a file and a value."
@@ -118,7 +116,7 @@ class Model(Message):
 
 
 class WorkflowDetail(WorkflowAnswer):
-    kind: str = Field(description="The type of its document: workflow or prompt.")
+    kind: str = Field(description="The type of the document: workflow or prompt.")
     document_hash: str
     output_node_id: str | None
     properties: list[PropertyAnswer]
@@ -132,7 +130,9 @@ class AbleWorker(Message):
     worker_id: str
     fleet: str
     can_run: bool
-    missing: dict[str, list[str]] = Field(description="node_types, models and capabilities.")
+    missing: dict[str, list[str]] = Field(
+        description="The node_types, models and capabilities that the worker lacks."
+    )
 
 
 class AbleWorkers(Message):
@@ -176,15 +176,15 @@ class AdminEffects(Message):
 
 class WorkerAnswer(Message):
     worker_id: str
-    fleet: str = Field(description="SLUG/STAGE")
+    fleet: str = Field(description="The worker's fleet, as SLUG/STAGE.")
     state: str = Field(description="online, faulty, offline, draining, pending or revoked")
     problem: str | None = Field(default=None, description="Why a faulty worker can't run jobs.")
     is_approved: bool
     is_draining: bool
     current_load: int = Field(
         description=(
-            "Number of jobs that it currently holds. This can exceed `max_concurrency` by one: "
-            "that job is waiting on the worker for its turn."
+            "Number of jobs that the worker currently holds. This can exceed "
+            "`max_concurrency` by one job, which waits on the worker until another one ends."
         )
     )
     max_concurrency: int
@@ -196,7 +196,7 @@ class WorkerAnswer(Message):
     last_seen_at: datetime
     silent_since: datetime | None = Field(
         default=None,
-        description="When it last contacted the control plane, if it is overdue. It may be offline.",
+        description="When the worker last made contact, if it is overdue and may be offline.",
     )
     created_at: datetime
 
@@ -209,7 +209,7 @@ class WorkerJob(Message):
     tenant_id: UUID
     workflow: str
     attempt: int
-    started_at: datetime | None = Field(description="null while it is being prepared.")
+    started_at: datetime | None = Field(description="null while the job is being prepared.")
     percent: float | None
     node: str | None = Field(description="The node that is running.")
 
@@ -219,9 +219,9 @@ class WorkerSeen(WorkerAnswer):
     backend_version: str | None
     gpu: str | None
     gpu_memory_bytes: int | None
-    reading: Reading | None = Field(description="The last metrics of its machine.")
+    reading: Reading | None = Field(description="The latest metrics of the worker's machine.")
     read_at: datetime | None = Field(description="When the metrics were reported.")
-    jobs: list[WorkerJob] = Field(description="The jobs that it currently holds.")
+    jobs: list[WorkerJob] = Field(description="The jobs that the worker currently holds.")
 
 
 class Workers(Page):
@@ -233,12 +233,12 @@ class Workers(Page):
 
 class WorkerDetail(WorkerAnswer):
     workflows: list[str] = Field(
-        description="The workflows that it may run according to its fleet's assignments."
+        description="The workflows that the worker may run according to the fleet's assignments."
     )
     backend: BackendFacts | None = Field(
         description="The backend's version, node types and models."
     )
-    reading: Reading | None = Field(description="The last metrics of its machine.")
+    reading: Reading | None = Field(description="The latest metrics of the worker's machine.")
 
 
 class ReadingAnswer(Message):
@@ -252,7 +252,7 @@ class Readings(Message):
 
 class Revoked(WorkerAnswer):
     requeued: int = Field(description="Number of requeued jobs.")
-    hint: str = Field(description="Further steps that may be needed to keep it out.")
+    hint: str = Field(description="Further steps that may be needed to keep the worker out.")
 
 
 class NewKey(Message):
@@ -276,21 +276,21 @@ class FleetAnswer(Message):
     max_workers: int | None
     approval: str
     starts_within_seconds: int | None = Field(
-        default=None, description="How long its machines take to start on demand."
+        default=None, description="How long the fleet's machines take to start on demand."
     )
     workers: int = Field(description="Number of workers that have joined.")
-    workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
+    workflows: list[str] = Field(description="Slugs of the workflows assigned to the fleet.")
     object_info_hash: str | None = Field(
-        description="Hash of the object_info that its backends last reported."
+        description="Hash of the object_info that the fleet's backends last reported."
     )
     created_at: datetime
 
 
 class SwitchAnswer(Message):
     model: str = Field(description="A checkpoint or diffusion model.")
-    seconds: float = Field(description="Maximum cost of a switch to it, in seconds.")
-    run_seconds: float = Field(description="Duration of its runs without a switch.")
-    runs: int = Field(description="Number of compared runs of each kind.")
+    seconds: float = Field(description="Maximum cost of a switch to this model, in seconds.")
+    run_seconds: float = Field(description="Seconds of this model's runs without a switch.")
+    runs: int = Field(description="Minimum number of compared runs with and without a switch.")
     is_free: bool = Field(
         description="Whether a switch is so fast that jobs run in the order of arrival."
     )
@@ -300,7 +300,7 @@ class FleetDetails(FleetAnswer):
     join: str = Field(
         default="", description="The commands for joining a worker, without the secret."
     )
-    model_switches: list[SwitchAnswer] = Field(description="Learned from finished runs.")
+    model_switches: list[SwitchAnswer] = Field(description="Measured costs of model switches.")
 
 
 class Fleets(Message):
@@ -319,9 +319,9 @@ class AssignmentAnswer(Message):
 class MadeTenant(Message):
     id: UUID
     name: str
-    pool: str = Field(description="The tenant database where it is stored.")
-    key: str = Field(description="The key of its first user, shown only once.")
-    user_id: UUID = Field(description="Its first user.")
+    pool: str = Field(description="The tenant database where the tenant is stored.")
+    key: str = Field(description="The key of the tenant's first user, shown only once.")
+    user_id: UUID = Field(description="The tenant's first user.")
 
 
 class Storage(Message):
@@ -352,7 +352,7 @@ class TenantAnswer(Message):
     )
     show_backends: bool | None = Field(description="null means COMFYFLEET_SHOW_BACKENDS.")
     erasing_at: datetime | None = Field(
-        description="When the deletion of its private data started."
+        description="When the deletion of the tenant's private data started."
     )
     erased_at: datetime | None = Field(
         description="When all data except the ledger had been deleted."
@@ -480,7 +480,7 @@ class DispatchSeen(Message):
 
 class DispatchPage(Page):
     dispatches: list[DispatchSeen]
-    next: int | None = Field(description="For older ones, repeat the call with this as `before`.")
+    next: int | None = Field(description="Pass this as `before` to get older dispatches.")
 
 
 class Attempt(Message):
@@ -539,13 +539,13 @@ class AdminJobFacts(Message):
     started_at: datetime | None
     completed_at: datetime | None
     dispatch: DispatchSeen | None
-    why: str | None = Field(description="Why it isn't running.")
+    why: str | None = Field(description="Why the job isn't running.")
     person_needed_after: float | None = Field(
         default=None,
         description="Seconds after which only a person can help. null if the job needs no help.",
     )
     required_action: str | None = Field(
-        default=None, description="What that person must do. null if the job needs no help."
+        default=None, description="What a person must do. null if the job needs no help."
     )
 
 
@@ -558,13 +558,13 @@ class JobListed(Message):
     tenant_id: UUID
     user_id: UUID | None
     workflow: str
-    effect: str | None = Field(description="The slug of its effect.")
+    effect: str | None = Field(description="The slug of the job's effect.")
     status: JobStatus
     priority: int
     attempt: int
     worker_id: str | None = Field(description="The worker that has the job, or had it last.")
     percent: float | None = Field(
-        description="Progress of a running job, if its backend reports it."
+        description="Progress of a running job, if the backend reports it."
     )
     dispatch_id: int | None
     reserved_tokens: int
@@ -682,7 +682,7 @@ FleetName: TypeAlias = Annotated[
 class FleetPrompts(Message):
     """The conditions under which a fleet runs prompts without a registered workflow."""
 
-    is_open: bool = Field(default=True, description="Whether it accepts such prompts.")
+    is_open: bool = Field(default=True, description="Whether the fleet accepts prompts of clients.")
     price_tokens: int = Field(
         default=0, ge=0, le=PROMPT_PRICE_MAX, description="The price of each prompt in tokens."
     )
@@ -702,8 +702,8 @@ class FleetPrompts(Message):
     allows_unknown: bool = Field(
         default=False,
         description=(
-            "Whether node types that are not ComfyUI's own may run. Node types with a path, a "
-            "URL, code or a command as input are not included."
+            "Whether node types that are not ComfyUI's own may run. This excludes node types with "
+            "a path, a URL, code or a command as input."
         ),
     )
     nodes_max: int = Field(
@@ -726,7 +726,7 @@ class FleetPrompts(Message):
     )
     passthrough: RoutePrefixes = Field(
         default=(),
-        description="Prefixes of routes that are forwarded to a worker's backend, such as /api/etn.",
+        description="Prefixes of routes that are passed to a worker's backend, such as /api/etn.",
     )
     in_order: bool = Field(
         default=True,
@@ -740,7 +740,7 @@ class FleetPrompts(Message):
     @model_validator(mode="after")
     def _require_one_price(self) -> Self:
         if self.price_tokens and self.price_per_second is not None:
-            raise ValueError("a price is fixed (price_tokens) or per second, not both")
+            raise ValueError("set either price_tokens or price_per_second, not both")
         return self
 
 
@@ -759,13 +759,13 @@ class TenantPrompts(Message):
     fleets: Annotated[tuple[FleetName, ...], Field(max_length=FLEETS_MAX)] | None = Field(
         default=None,
         description=(
-            "The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts."
+            "The fleets that the tenant may use, as SLUG/STAGE. null means all open fleets."
         ),
     )
     allow: TypePatterns = Field(
-        default=(), description="Node types that its prompts may use on any of its fleets."
+        default=(), description="Node types that prompts may use on all fleets of the tenant."
     )
-    deny: TypePatterns = Field(default=(), description="Node types that its prompts may not use.")
+    deny: TypePatterns = Field(default=(), description="Node types that the prompts may not use.")
 
 
 class WorkKind(StrEnum):
@@ -795,5 +795,5 @@ class StoppedWork(Message):
     pipeline_runs: int = 0
     triggers: int = Field(default=0, description="Number of paused triggers.")
     has_more: bool = Field(
-        default=False, description="Whether there is more. If so, repeat the call."
+        default=False, description="Whether there is more work to stop. If so, repeat the call."
     )

@@ -12,10 +12,11 @@ class BackendSeen(Response):
         description="The value for `backend_affinity` of a graph's node.",
         examples=["worker:gpu-7", "fleet:gpus/production"],
     )
-    fleet: str = Field(description="SLUG/STAGE")
-    is_online: bool = Field(description="Whether it accepts jobs now.")
+    fleet: str = Field(description="The backend's fleet, as SLUG/STAGE.")
+    is_online: bool = Field(description="Whether the backend accepts jobs now.")
     queue_depth: int = Field(
-        description="Jobs that are running on it, and queued jobs that only it may run."
+        description="Number of jobs that are running on the backend, plus queued jobs that only "
+        "this backend may run."
     )
     device: str | None = Field(default=None, description="The GPU's name; only for machines.")
     memory_total_bytes: int | None = Field(

@@ -75,7 +75,8 @@ class AttemptLine(Message):
     started_at: datetime | None = Field(description="When the prompt was sent to the backend.")
     ended_at: datetime | None
     outcome: str | None = Field(
-        description="completed, failed, requeued, expired or cancelled. null if the lease is active."
+        description="completed, failed, requeued, expired or cancelled. null if the lease is "
+        "active."
     )
     message: str | None
     prompt: dict[str, Any] | None = Field(
@@ -94,7 +95,7 @@ class JobActs(Message):
 
 class JobDetails(AdminJobFacts):
     user_id: UUID | None
-    effect: str | None = Field(description="The slug of its effect.")
+    effect: str | None = Field(description="The slug of the job's effect.")
     stage: str
     provider: str
     priority: int
@@ -102,14 +103,14 @@ class JobDetails(AdminJobFacts):
     reserved_tokens: int
     retry_of: UUID | None
     reused_from: UUID | None = Field(
-        default=None, description="The job whose result it reused instead of running."
+        default=None, description="The job whose result was reused instead of running this job."
     )
     media_id: UUID | None
     batch_id: UUID | None
-    run_kind: str | None = Field(description="`graph` or `pipeline`, if it is part of a run.")
+    run_kind: str | None = Field(description="`graph` or `pipeline`, if the job is part of a run.")
     run_id: UUID | None
     is_held: bool = Field(
-        description="Whether it waits outside the queue for other jobs of its user."
+        description="Whether the job waits outside the queue for other jobs of its user."
     )
     prompt: dict[str, Any] | None = Field(
         description="The prompt that workers receive. null if it was deleted."
@@ -175,7 +176,7 @@ class OverviewTotals(Message):
 class OverviewNow(Message):
     queued: int
     running: int = Field(description="Jobs that have started on a worker.")
-    held: int = Field(description="Jobs that workers have, but that have not started.")
+    held: int = Field(description="Jobs that workers hold but have not started.")
     oldest_seconds: float = Field(description="How long the first job in the queue has waited.")
     slots: int = Field(
         description="Number of jobs that the online workers can run at the same time."
@@ -185,7 +186,8 @@ class OverviewNow(Message):
     )
     maintenance: bool
     waiting: dict[str, int] = Field(
-        description="Number of queued jobs by fleet, as SLUG/STAGE. A job may count for several fleets."
+        description="Number of queued jobs by fleet, as SLUG/STAGE. A job may count for several "
+        "fleets."
     )
 
 
@@ -205,7 +207,7 @@ class WorkflowFigures(Message):
     )
     queued: int = Field(description="Currently queued jobs.")
     running: int = Field(description="Currently running jobs.")
-    held: int = Field(description="Jobs that workers currently have, but that have not started.")
+    held: int = Field(description="Jobs that workers currently hold but have not started.")
 
 
 class AlertKind(StrEnum):
@@ -223,7 +225,7 @@ class Alert(Message):
     kind: AlertKind
     severity: Literal["warning", "error"]
     message: str = Field(description="The problem, as one sentence.")
-    todo: str = Field(description="What to do about it.")
+    todo: str = Field(description="The action that solves the problem.")
     subject: str | None = Field(description="For example, workflow:upscale or worker:gpu-7.")
     count: int = Field(description="Number of affected jobs or workers.")
 
@@ -246,23 +248,25 @@ class MatrixWorker(Message):
     worker_id: str
     fleet: str
     state: str
-    can_run: list[str] = Field(description="Slugs of workflows.")
+    can_run: list[str] = Field(description="Slugs of the workflows that the worker can run.")
     missing: dict[str, dict[str, list[str]]] = Field(
-        description="The node_types, models and capabilities that it lacks, by workflow."
+        description="The node_types, models and capabilities that the worker lacks, by workflow."
     )
     unknown: list[str] = Field(
         description=(
-            "Workflows for which this is unknown, because the worker hasn't reported its "
-            "backend's contents."
+            "Workflows that the worker may or may not be able to run, because the worker hasn't "
+            "reported its backend's contents."
         )
     )
 
 
 class MatrixWorkflow(Message):
     workflow: str
-    fleets: list[str] = Field(description="The fleets that it is assigned to, as SLUG/STAGE.")
-    able: int = Field(description="Number of online workers that can run it.")
-    online: int = Field(description="Number of online workers in its fleets.")
+    fleets: list[str] = Field(
+        description="The fleets that the workflow is assigned to, as SLUG/STAGE."
+    )
+    able: int = Field(description="Number of online workers that can run the workflow.")
+    online: int = Field(description="Number of online workers in the workflow's fleets.")
 
 
 class Matrix(Message):
@@ -281,9 +285,9 @@ class FoundKind(StrEnum):
 
 class FoundThing(Message):
     kind: FoundKind
-    id: str = Field(description="The id or slug for its page.")
+    id: str = Field(description="The id or slug in the URL of the page for this result.")
     name: str
-    detail: str = Field(description="Its status, fleet or pool.")
+    detail: str = Field(description="The status, fleet or pool of this result.")
 
 
 class FoundThings(Message):
@@ -307,7 +311,7 @@ class SettingsAnswer(Message):
 
 class DrawnSlot(Message):
     name: str
-    type: str = Field(description="Empty if unknown.")
+    type: str = Field(description="The slot's type. Empty if unknown.")
 
 
 class DrawnNode(Message):
@@ -357,7 +361,7 @@ class SuggestedProperty(Message):
     path: list[str] = Field(description="Titles of the enclosing subgraphs, outermost first.")
     input: str
     value: Any = Field(description="The saved value.")
-    default: Any = Field(description="null for media and seeds.")
+    default: Any = Field(description="The suggested default. null for media and seeds.")
     minimum: float | None
     maximum: float | None
     step: float | None
@@ -383,12 +387,14 @@ class MissingInFile(Message):
 class WorkflowInspection(Message):
     file_kind: str = Field(description="json, png, webp, mp4 …")
     form: Literal["workflow", "prompt"]
-    document: dict[str, Any] = Field(description="The document for registering it.")
+    document: dict[str, Any] = Field(
+        description="The document to send when the workflow is registered."
+    )
     drawing: Drawing
     properties: list[SuggestedProperty] = Field(description="Most important first.")
     outputs: list[WorkflowOutput]
     node_types: list[str]
-    files: list[str] = Field(description="Models and other files that it refers to.")
+    files: list[str] = Field(description="Models and other files that the workflow refers to.")
     missing: MissingInFile | None = Field(
         description=(
             "The requirements that the best fleet doesn't meet. null if no fleet has reported its "
@@ -416,7 +422,7 @@ class WorkflowDiff(Message):
     nodes_removed: list[NamedNode]
     links_added: int
     links_removed: int
-    values_changed: list[ChangedValue] = Field(description="At most 500.")
+    values_changed: list[ChangedValue] = Field(description="The changed values, at most 500.")
     files_added: list[str]
     files_removed: list[str]
     properties_added: list[str]

@@ -21,7 +21,7 @@ from comfyfleet.api.values import problem_with_text
 from comfyfleet.errors import InvalidInput, LimitExceeded
 
 JSON_CHARACTERS_MAX = 1_000_000
-YAML_CHARACTERS_MAX = 32_000  # the YAML parser is slow; longer documents can be sent as JSON
+YAML_CHARACTERS_MAX = 32_000  # the YAML parser is slow, so longer documents must be sent as JSON
 DEPTH_MAX = 50
 VALUES_MAX = 100_000  # counted after all aliases are resolved
 

@@ -286,7 +286,7 @@ class RankNode:
 
 
 CompositeNode: TypeAlias = MapNode | LoopNode | SubgraphNode | ScoreNode
-# A merge of some kind, over the items of a node that opens a scope.
+# A node that combines the items of a node that opens a scope.
 ClosingNode: TypeAlias = MergeNode | LoopEndNode | ResultsNode | RankNode
 Node: TypeAlias = (
     InputNode
@@ -367,10 +367,10 @@ class GraphDefinition:
     priority: int = 0  # default for its nodes
     at_once: int | None = None  # concurrent jobs of a run; None means the control plane's limit
     deadline_seconds: int | None = None  # counted from the start of a run, or of its last retry
-    # Only in a graph whose maps, loops and nested graphs were expanded: by node, the node for
-    # whose items it runs
+    # Only set after maps, loops and nested graphs were expanded: for each node, the node for whose
+    # items it runs.
     openers: Mapping[str, str] = field(default_factory=dict)
-    lanes: Mapping[str, int] = field(default_factory=dict)  # concurrent jobs by prefix of nodes
+    lanes: Mapping[str, int] = field(default_factory=dict)  # concurrent jobs by node id prefix
 
 
 class DocumentProblem(NamedTuple):

@@ -46,25 +46,27 @@ class NodeTimeline(Response):
 
     id: str
     type: str
-    name: str | None = Field(default=None, description="Its workflow or effect, if any.")
+    name: str | None = Field(default=None, description="The node's workflow or effect, if any.")
     status: Annotated[ExecutionStatus, OPEN_ENUM]
     executions: int = Field(
         default=0, description="Number of executions that have started to wait or run."
     )
     expected: int = 0
     after: str | None = Field(
-        default=None, description="The node that it is waiting for, or that it waited for longest."
+        default=None, description="The node that this node is waiting for, or waited for longest."
     )
     ready: float | None = Field(
-        default=None, description="When all its inputs were decided for the first time."
+        default=None, description="When all inputs of the node were decided for the first time."
     )
-    ended: float | None = Field(default=None, description="When its last execution ended.")
+    ended: float | None = Field(default=None, description="When the node's last execution ended.")
     spans: tuple[TimelineSpan, ...] = ()
     seconds: KindSeconds = KindSeconds()
     longest: tuple[int, ...] | None = Field(
         default=None, description="The index of the execution that took longest."
     )
-    is_critical: bool = Field(default=False, description="Whether it is on the critical path.")
+    is_critical: bool = Field(
+        default=False, description="Whether the node is on the critical path."
+    )
 
 
 class CriticalStep(Response):
@@ -85,7 +87,7 @@ class RunTimeline(Response):
     status: Annotated[GraphRunStatus, OPEN_ENUM]
     started_at: datetime
     seconds: float = Field(description="Seconds until the end of the run, or until now.")
-    nodes: tuple[NodeTimeline, ...] = Field(description="In the order of the graph.")
+    nodes: tuple[NodeTimeline, ...] = Field(description="The nodes, in the order of the graph.")
     critical_path: tuple[CriticalStep, ...] = Field(
         default=(),
         description=(
@@ -114,7 +116,8 @@ class ComparedValue(Response):
     section: Annotated[CompareSection, OPEN_ENUM]
     name: str = Field(examples=["draw.properties.width"])
     a: str | None = Field(
-        description="As text, truncated if it is long. null if the run has no such value."
+        description="The value in the first run, as text. Long values are truncated. null if "
+        "the run has no such value."
     )
     b: str | None
     is_same: bool
@@ -128,7 +131,8 @@ class ComparedRun(Response):
     status: Annotated[GraphRunStatus, OPEN_ENUM]
     created_at: datetime
     is_expired: bool = Field(
-        default=False, description="Whether its inputs, outputs and records have been deleted."
+        default=False,
+        description="Whether the run's inputs, outputs and records have been deleted.",
     )
 
 

@@ -37,7 +37,8 @@ AFFINITY = "backend_affinity"
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 DEPTH_MAX = 50
 CONNECTIONS, ENDS = "connections", ("from", "to")
-# The port of nodes that have only one port, or the port for the user's media.
+# The default ports of connections that name only a node, by node type. The default input of a
+# workflow takes the user's media.
 SOURCES = {"input": "value", "workflow": "output", "merge": "output"}
 TARGETS = {
     "workflow": "input",

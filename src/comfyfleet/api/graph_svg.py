@@ -345,7 +345,7 @@ def _progress(box: Box, part: float) -> Iterator[str]:
 def _shape(node: Node, box: Box, body: _Picture | None) -> str:
     x, y, w, h = box
     match node:
-        case ConditionNode() | SwitchNode():  # six corners, as a diamond that holds text
+        case ConditionNode() | SwitchNode():  # a hexagon, which fits more text than a diamond
             points = [(x + 12, y), (x + w - 12, y), (x + w, y + h / 2), (x + w - 12, y + h)]
             points += [(x + 12, y + h), (x, y + h / 2)]
         case FanOutNode():  # opens to the right

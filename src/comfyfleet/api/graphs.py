@@ -87,13 +87,15 @@ class OfferedProperty(Response):
     maximum: float | None = None
     step: float | None = None
     choices: tuple[Any, ...] | None = None
-    required: bool = Field(default=False, description="Whether it must be set or connected.")
+    required: bool = Field(
+        default=False, description="Whether the property must be set or connected."
+    )
     description: str = ""
 
 
 class WorkflowOffer(Response):
     kind: Literal["effect", "workflow"] = Field(
-        description="The field for its name in a graph's node."
+        description="The field of a graph's node in which the name is set."
     )
     name: str
     version: int = Field(description="The version that a node gets if it doesn't specify one.")
@@ -107,7 +109,7 @@ class WorkflowOffers(Response):
 
 
 class ProblemSeen(Response):
-    code: str = Field(description="A stable code.", examples=["unknown_workflow"])
+    code: str = Field(description="A stable code for programs.", examples=["unknown_workflow"])
     message: str
     node: str = ""
     port: str = ""
@@ -169,7 +171,9 @@ class GraphAnswer(Response):
 class GraphPort(Response):
     name: str
     type: str = Field(description="For example `image`, `text[]`, `result` or `any`.")
-    required: bool = Field(default=False, description="Only for inputs.")
+    required: bool = Field(
+        default=False, description="Whether a value is required. Only set for inputs."
+    )
 
 
 class GraphPorts(Response):
@@ -181,7 +185,7 @@ class GraphPorts(Response):
 
 class GraphSummary(Response):
     id: UUID
-    user_id: UUID = Field(description="Its creator. Only this user can change it.")
+    user_id: UUID = Field(description="The graph's creator. Only this user can change the graph.")
     name: str
     version: int = Field(description="The newest version.")
     created_at: datetime
@@ -212,14 +216,15 @@ class RunningNodeSeen(Response):
     node_id: str
     index: tuple[int, ...] = ()
     backend_id: Bound = None
-    progress: float = Field(default=0.0, description="0 to 1.")
+    progress: float = Field(default=0.0, description="Progress from 0 to 1.")
     current_step: str | None = None
 
 
 class ProgressSeen(Response):
     overall_percent: float = 0.0
     weighted_percent: float = Field(
-        default=0.0, description="Weighted by the typical duration of each node."
+        default=0.0,
+        description="Progress in percent, weighted by the typical duration of each node.",
     )
     completed_nodes: int = 0
     total_nodes: int = 0
@@ -235,11 +240,12 @@ class QuestionSeen(Response):
     index: tuple[int, ...] = ()
     message: str = Field(examples=["Backend worker:gpu-7 is offline"])
     backends: tuple[str, ...] = Field(
-        default=(), description="Backends that could replace it, best first."
+        default=(), description="Backends that could replace the offline one, best first."
     )
     choices: tuple[Choice, ...] = ()
     deadline: datetime | None = Field(
-        default=None, description="When it is answered automatically, according to the graph."
+        default=None,
+        description="When the question is answered automatically, according to the graph.",
     )
     pick_from: int | None = Field(
         default=None, description="Number of items to pick from. null if there is nothing to pick."
@@ -270,8 +276,8 @@ class ErrorSeen(Response):
 class NodeSeen(Response):
     id: str
     type: str
-    workflow: str | None = Field(default=None, description="For a node that names a workflow.")
-    effect: str | None = Field(default=None, description="For a node that names an effect.")
+    workflow: str | None = Field(default=None, description="The node's workflow, if it runs one.")
+    effect: str | None = Field(default=None, description="The node's effect, if it runs one.")
     status: Annotated[ExecutionStatus, OPEN_ENUM]
     expected: int = Field(default=0, description="Number of executions, as far as it is known.")
     done: int = 0
@@ -296,9 +302,9 @@ class ExecutionSeen(Response):
     index: tuple[int, ...] = ()
     status: Annotated[ExecutionStatus, OPEN_ENUM]
     attempts: int = 0
-    job_id: UUID | None = Field(default=None, description="The job of its last attempt.")
+    job_id: UUID | None = Field(default=None, description="The job of the last attempt.")
     why: str | None = Field(
-        default=None, description="Why it is waiting, if no worker can run it now."
+        default=None, description="Why the execution is waiting, if no worker can run it now."
     )
     backend: Bound = None
     progress: float = 0.0
@@ -307,7 +313,8 @@ class ExecutionSeen(Response):
     outputs: dict[str, Any] | None = None
     has_values: bool = Field(
         default=True,
-        description="false if inputs and outputs were omitted because the response would be too large.",
+        description="false if inputs and outputs were omitted because the response would be too "
+        "large.",
     )
     error: str | None = None
     traceback: str | None = Field(
@@ -316,7 +323,8 @@ class ExecutionSeen(Response):
     notes: tuple[str, ...] = ()
     reused_from: ReusedFrom | None = Field(
         default=None,
-        description="Set if an existing result was reused. In this case, it has no job and cost nothing.",
+        description="Set if an existing result was reused. In this case, the execution has no job "
+        "and cost nothing.",
     )
     queued_at: datetime | None = None
     started_at: datetime | None = None
@@ -344,19 +352,24 @@ class GraphRunSummary(Response):
     id: UUID
     graph_id: UUID
     graph_version: int
-    name: str = Field(default="", description="The current name of its graph.")
+    name: str = Field(default="", description="The current name of the run's graph.")
     status: GraphRunStatus
     tokens: int = Field(default=0, description="Tokens of jobs that are in flight or done.")
     max_tokens: int | None = None
-    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
+    error: str | None = Field(
+        default=None, description="Why the run failed, as a message for users."
+    )
     created_at: datetime
     ended_at: datetime | None = None
-    rerun_of: UUID | None = Field(default=None, description="The run whose results it reused.")
+    rerun_of: UUID | None = Field(
+        default=None,
+        description="The earlier run whose results were reused, if this run is a rerun.",
+    )
     paused_at: datetime | None = Field(
         default=None,
         description=(
-            "Since when it is paused. It starts no jobs until it is resumed. null if it isn't "
-            "paused."
+            "When the run was paused. A paused run starts no jobs until it is resumed. "
+            "null if the run isn't paused."
         ),
     )
 
@@ -390,14 +403,15 @@ class GraphRunAnswer(Response):
     max_tokens: int | None = None
     inputs: dict[str, Any] = Field(default_factory=dict)
     outputs: dict[str, Any] | None = Field(
-        default=None, description="By output node. Files have new URLs."
+        default=None,
+        description="The results by output node. Each response contains new URLs for the files.",
     )
     error: ErrorSeen | None = None
     paused_at: datetime | None = Field(
         default=None,
         description=(
-            "Since when it is paused. It starts no jobs until it is resumed. null if it isn't "
-            "paused."
+            "When the run was paused. A paused run starts no jobs until it is resumed. "
+            "null if the run isn't paused."
         ),
     )
     questions: tuple[QuestionSeen, ...] = ()
@@ -413,12 +427,13 @@ class GraphRunAnswer(Response):
     is_expired: bool = Field(
         default=False,
         description=(
-            "Whether its retention period is over, so that inputs, outputs and records were "
+            "Whether the run's retention period is over, so that inputs, outputs and records were "
             "deleted."
         ),
     )
     rerun_of: RerunOf | None = Field(
-        default=None, description="The run whose results it reused, if it is a rerun."
+        default=None,
+        description="The earlier run whose results were reused, if this run is a rerun.",
     )
 
     @property
@@ -487,7 +502,9 @@ class TriggerAnswer(Response):
     graph_id: UUID | None = None
     version: int | None = Field(default=None, description="null means the newest version.")
     pipeline_id: UUID | None = None
-    base_candidates: int | None = Field(default=None, description="For runs of a pipeline.")
+    base_candidates: int | None = Field(
+        default=None, description="Number of base candidates in each run of a pipeline."
+    )
     inputs: dict[str, Any] = Field(default_factory=dict)
     cron: str | None = Field(default=None, examples=["30 7 * * MON-FRI"])
     timezone: str = Field(default="UTC", examples=["Europe/Berlin"])
@@ -496,14 +513,18 @@ class TriggerAnswer(Response):
     max_tokens: int | None = Field(default=None, description="Maximum tokens of one run.")
     used_tokens: int = Field(
         default=0,
-        description="Tokens used today in its time zone. Open runs count with their maximum.",
+        description="Tokens used today, in the trigger's time zone. Open runs count with their "
+        "maximum.",
     )
     is_paused: bool = False
     is_spent: bool = Field(
         default=False,
-        description="Whether its daily tokens are used up. If so, it starts no runs until the next day.",
+        description="Whether the trigger's daily tokens are used up. If so, it starts no runs "
+        "until the next day.",
     )
-    next_at: datetime | None = Field(default=None, description="For a schedule that is not paused.")
+    next_at: datetime | None = Field(
+        default=None, description="The next scheduled time, for a schedule that is not paused."
+    )
     missed: int = Field(
         default=0, description="Number of scheduled times at which no control plane was running."
     )
@@ -541,7 +562,9 @@ class FiringAnswer(Response):
     trigger_id: UUID
     cause: Annotated[FiringCause, OPEN_ENUM]
     status: Annotated[FiringStatus, OPEN_ENUM]
-    planned_at: datetime | None = Field(default=None, description="For a schedule.")
+    planned_at: datetime | None = Field(
+        default=None, description="The scheduled time, for a schedule."
+    )
     run_id: UUID | None = None
     run_status: str | None = Field(default=None, description="The status of the run.")
     max_tokens: int = Field(default=0, description="Maximum tokens of the run.")

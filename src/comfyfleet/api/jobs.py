@@ -42,11 +42,12 @@ class Takes(Response):
 
 class ExampleMedia(Response):
     url: str = Field(
-        description="Served by the control plane without a key. It never changes, so it can be cached."
+        description="Served by the control plane without a key. It never changes, so it can be "
+        "cached."
     )
     content_type: str = Field(examples=["image/webp"])
-    size: int = Field(description="In bytes.")
-    width: int | None = Field(default=None, description="Of an image, in pixels.")
+    size: int = Field(description="The size in bytes.")
+    width: int | None = Field(default=None, description="The width in pixels, for an image.")
     height: int | None = None
 
 
@@ -66,7 +67,7 @@ class EffectAnswer(Response):
     description: str = ""
     preview_url: str | None = None
     price_tokens: int = Field(
-        description="Reserved at submission, and charged on success.", examples=[5]
+        description="Tokens that are reserved at submission and charged on success.", examples=[5]
     )
     typical_seconds: float | None = Field(
         default=None,
@@ -79,7 +80,7 @@ class EffectAnswer(Response):
         examples=[12.5],
     )
     takes: Takes | None = Field(
-        default=None, description="null if it needs no media, and therefore no `video_id`."
+        default=None, description="null if the effect needs no media, and therefore no `video_id`."
     )
     properties: dict[str, Any] = Field(
         default_factory=dict,
@@ -155,8 +156,11 @@ class Output(Response):
         examples=["cat-soften.png"],
     )
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
-    size: int | None = Field(default=None, description="In bytes.", examples=[512_000])
-    url: str = Field(description="Valid for 15 minutes. Repeat the call for a new one.")
+    size: int | None = Field(default=None, description="The size in bytes.", examples=[512_000])
+    url: str = Field(
+        description="The download URL, which is valid for 15 minutes. Repeat the call for a new "
+        "one."
+    )
     small_url: str | None = SMALL_URL
 
 
@@ -173,15 +177,20 @@ class JobSummary(Response):
     )
     price_tokens: int = Field(
         default=0,
-        description="Reserved at submission. Consumed on success, otherwise refunded.",
+        description="Tokens that were reserved at submission. They are consumed on success and "
+        "otherwise refunded.",
         examples=[5],
     )
-    progress: float | None = Field(default=None, description="In percent. null if unknown.")
-    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
+    progress: float | None = Field(
+        default=None, description="Progress in percent. null if unknown."
+    )
+    error: str | None = Field(
+        default=None, description="Why the job failed, as a message for users."
+    )
     submitted_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = Field(
-        default=None, description="When it ended, regardless of the result."
+        default=None, description="When the job ended, regardless of the result."
     )
 
     @property
@@ -194,7 +203,8 @@ class JobAnswer(JobSummary):
 
     idempotency_key: str | None = None
     properties: dict[str, Any] = Field(
-        default_factory=dict, description="Including default values, such as a random seed."
+        default_factory=dict,
+        description="The job's properties, including default values such as a random seed.",
     )
     estimated_seconds_left: float | None = Field(
         default=None,
@@ -213,7 +223,8 @@ class JobAnswer(JobSummary):
     text: str | None = TEXT
     warnings: tuple[str, ...] = Field(
         default=(),
-        description="At submission: a warning that the job will wait, because no worker can run it now.",
+        description="At submission: a warning that the job will wait, because no worker can run it "
+        "now.",
     )
 
 
@@ -223,7 +234,7 @@ class AgainAnswer(Response):
     effect_id: UUID | None = None
     effect_slug: str | None = None
     video_id: UUID | None = Field(
-        default=None, description="null if the job had no media, or it has expired."
+        default=None, description="null if the job had no media or if the media item has expired."
     )
     properties: dict[str, Any] = Field(
         default_factory=dict,
@@ -282,8 +293,8 @@ class JobStage(Response):
     seconds: float | None = Field(
         default=None,
         description=(
-            "How long it took in seconds. Until it is done, how long it usually takes. null if "
-            "unknown."
+            "How long the stage took in seconds. Before the stage is done, how long it "
+            "usually takes. null if unknown."
         ),
     )
 
@@ -297,7 +308,9 @@ class FollowedJob(Response):
     effect_slug: str | None = None
     effect_title: str | None = None
     video_id: UUID | None = None
-    stage: StageName | None = Field(default=None, description="null if it has ended.")
+    stage: StageName | None = Field(
+        default=None, description="The current stage. null if the job has ended."
+    )
     stages: tuple[JobStage, ...] = Field(
         default=(), description="Always the same four stages, in order."
     )
@@ -308,7 +321,7 @@ class FollowedJob(Response):
     )
     progress: float | None = Field(
         default=None,
-        description="In percent, as measured by its worker. null until the first report.",
+        description="Progress in percent, as measured by the worker. null until the first report.",
     )
     expected_progress: float | None = Field(
         default=None,
@@ -328,9 +341,13 @@ class FollowedJob(Response):
     node_title: str | None = Field(default=None, examples=["Sampler"])
     step: int | None = Field(default=None, description="The step of the node that is running now.")
     steps: int | None = None
-    error: str | None = Field(default=None, description="Why it failed, as a message for users.")
+    error: str | None = Field(
+        default=None, description="Why the job failed, as a message for users."
+    )
     price_tokens: int = 0
-    refunded_tokens: int = Field(default=0, description="Refunded tokens, if it did not succeed.")
+    refunded_tokens: int = Field(
+        default=0, description="Refunded tokens, if the job did not succeed."
+    )
     submitted_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = None
@@ -364,7 +381,7 @@ class BatchAnswer(Response):
     created_at: datetime
     cancelled_at: datetime | None = None
     jobs: tuple[JobSummary, ...] = Field(
-        default=(), description="A page of its jobs, in the order of the items."
+        default=(), description="A page of the batch's jobs, in the order of the items."
     )
     next: int | None = Field(
         default=None,

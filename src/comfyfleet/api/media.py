@@ -35,9 +35,12 @@ class UploadSlot(Response):
 
 
 class UploadPart(Response):
-    number: int = Field(description="Counted from 1.")
-    start: int = Field(description="The position of its first byte in the file.")
-    size: int = Field(description="In bytes. The body of its PUT must have exactly this size.")
+    number: int = Field(description="The number of the part, counted from 1.")
+    start: int = Field(description="The position of the part's first byte in the file.")
+    size: int = Field(
+        description="The size of the part in bytes. The body of the PUT request must have "
+        "exactly this size."
+    )
     upload: UploadSlot | None = Field(
         default=None, description="null if the part has already been uploaded."
     )
@@ -85,24 +88,31 @@ class Upload(Response):
 class VideoSummary(Response):
     id: UUID
     kind: Annotated[MediaKind, OPEN_ENUM]
-    status: MediaStatus = Field(description="The status of its latest job.")
-    progress: float | None = Field(default=None, description="In percent. null if unknown.")
-    error: str | None = Field(default=None, description="Why its latest job failed.")
-    job_id: UUID | None = Field(default=None, description="Its latest job.")
-    effect_id: UUID | None = Field(default=None, description="The effect of its latest job.")
+    status: MediaStatus = Field(description="The status of the media item's latest job.")
+    progress: float | None = Field(
+        default=None,
+        description="Progress of the media item's latest job in percent. null if unknown.",
+    )
+    error: str | None = Field(default=None, description="Why the media item's latest job failed.")
+    job_id: UUID | None = Field(default=None, description="The media item's latest job.")
+    effect_id: UUID | None = Field(
+        default=None, description="The effect of the media item's latest job."
+    )
     filename: str | None = Field(
         default=None,
         description="The name of the uploaded file. null once it has expired.",
         examples=["cat.png"],
     )
     original_file_url: str | None = Field(
-        default=None, description="Valid for 15 minutes. In a list only with urls=true."
+        default=None,
+        description="The URL of the uploaded file, valid for 15 minutes. Lists contain it only "
+        "with urls=true.",
     )
     processed_file_url: str | None = Field(
         default=None,
         description=(
-            "The latest job's result, if any. Valid for 15 minutes; repeat the call for a new "
-            "one. In a list only with urls=true."
+            "The URL of the latest job's result, if any. It is valid for 15 minutes; "
+            "repeat the call for a new one. Lists contain it only with urls=true."
         ),
     )
     original_small_url: str | None = SMALL_URL
@@ -118,7 +128,9 @@ class MediaResult(Response):
     job_id: UUID
     effect_id: UUID | None = None
     status: JobStatus
-    url: str | None = Field(default=None, description="The first output. Valid for 15 minutes.")
+    url: str | None = Field(
+        default=None, description="The URL of the first output, valid for 15 minutes."
+    )
     small_url: str | None = SMALL_URL
     content_type: str | None = Field(default=None, examples=["image/png"])
     submitted_at: datetime
@@ -137,7 +149,8 @@ class Video(VideoSummary):
     )
     results: tuple[MediaResult, ...] = Field(
         default=(),
-        description=f"All its jobs, including unfinished ones; newest first, at most {RESULTS_MAX}.",
+        description=f"The media item's jobs, including unfinished ones, newest first. At most "
+        f"{RESULTS_MAX}.",
     )
     values: tuple[Value, ...] = VALUES
     text: str | None = TEXT
@@ -159,7 +172,7 @@ class ShareAnswer(Response):
     video_id: UUID | None = None
     has_original: bool = Field(
         default=False,
-        description="Whether it also shows the original, for a before/after comparison.",
+        description="Whether the link also shows the original, for a before/after comparison.",
     )
     created_at: datetime
     expires_at: datetime
@@ -190,7 +203,7 @@ class Shares(Page):
 
 class SharedState(StrEnum):
     READY = "ready"
-    EXPIRED = "expired"  # the link itself, or its contents
+    EXPIRED = "expired"  # the link or its contents have expired
 
 
 class SharedFile(Response):

@@ -10,7 +10,7 @@ from pydantic import Field, PlainSerializer
 from comfyfleet.api.jobs import SMALL_URL
 from comfyfleet.api.values import Message, Page, Response
 
-# Reasons that don't change over time without an action.
+# Reasons that remain until a user acts.
 _RESTING = frozenset(
     {
         *("complete", "failed", "waiting_for_judgement", "candidates_limit", "tokens_limit"),
@@ -39,7 +39,7 @@ class CandidateSort(StrEnum):
     """The order of a list of candidates."""
 
     OLDEST = "oldest"
-    BEST = "best"  # winners first, then approved ones, later steps, high ratings
+    BEST = "best"  # winners first, then approved candidates, later steps and higher ratings
     SCORE = "score"  # the judge's score, highest first; candidates without a score come last
 
 
@@ -58,7 +58,8 @@ class PipelineAnswer(Response):
     created_at: datetime
     warnings: tuple[str, ...] = Field(
         default=(),
-        description="Only when it is created: steps whose candidates would all be equal.",
+        description="Steps whose candidates would all be equal. Only set when the pipeline is "
+        "created.",
     )
 
 
@@ -79,26 +80,29 @@ class PipelineLimits(Response):
     until: Annotated[datetime, PlainSerializer(datetime.isoformat)] | None = None
     bytes: int | None = Field(
         default=None,
-        description="Maximum size of its files in bytes. The run is paused when it is reached.",
+        description="Maximum total size of the run's files in bytes. When it is reached, the "
+        "run is paused.",
     )
 
 
 class StepJudgeAnswer(Response):
     """The judge of a step, and its thresholds."""
 
-    name: str = Field(description="Its measure, effect or workflow.")
+    name: str = Field(description="The measure, effect or workflow that judges the candidates.")
     approve_above: float | None = Field(
         default=None,
-        description="Approves candidates with at least this score. null if it approves none.",
+        description="Candidates with at least this score are approved. null if the judge "
+        "approves none.",
     )
     reject_below: float | None = Field(
-        default=None, description="Rejects candidates with a lower score. null if it rejects none."
+        default=None,
+        description="Candidates with a lower score are rejected. null if the judge rejects none.",
     )
 
 
 class StepAnswer(Response):
     name: str
-    wanted: int = Field(description="Target number for the existing parents.")
+    wanted: int = Field(description="Target number of candidates for the existing parents.")
     made: int
     approved: int
     rejected: int
@@ -110,7 +114,9 @@ class StepAnswer(Response):
         description="Candidates that a person must judge. 0 if no approval is required.",
     )
     judge: StepJudgeAnswer | None = None
-    judging: int = Field(default=0, description="Jobs of the judge, out of the jobs in flight.")
+    judging: int = Field(
+        default=0, description="How many of the jobs in flight belong to the judge."
+    )
     unjudged: int = Field(default=0, description="Candidates that the judge hasn't judged yet.")
 
 
@@ -122,7 +128,8 @@ class PipelineRunSummary(Response):
     pause_reason: str | None = None
     reason: str | None = Field(
         default=None,
-        description="Why nothing was submitted at the last check. null while the next check is due.",
+        description="Why nothing was submitted at the last check. null while the next check is "
+        "due.",
     )
     trouble: str | None = Field(default=None, description="The problem that prevents the next job.")
     trouble_seconds: int | None = Field(
@@ -152,10 +159,10 @@ class PipelineRunAnswer(PipelineRunSummary):
         default=None,
         description="Share of successful jobs among those that ended. null if none has ended.",
     )
-    bytes: int = Field(default=0, description="Size of its files in bytes.")
+    bytes: int = Field(default=0, description="Total size of the run's files in bytes.")
     seconds_left: float | None = Field(
         default=None,
-        description="Estimated from the duration of the last jobs.",
+        description="Estimated seconds left, based on the duration of the last jobs.",
     )
     last_event_id: int = Field(
         default=0, description="Use `events?after=…` with this id to receive subsequent events."
@@ -204,11 +211,12 @@ class CandidateAnswer(Response):
     parent: UUID | None = None
     status: CandidateStatus
     judged_by: JudgedBy | None = Field(
-        default=None, description="Who decided the status. null if it hasn't been judged yet."
+        default=None,
+        description="Who decided the status. null if the candidate hasn't been judged yet.",
     )
-    score: float = Field(description="Its rating by votes.")
+    score: float = Field(description="The candidate's rating by votes.")
     judge_score: float | None = Field(
-        default=None, description="The score of its step's judge. null if there is none."
+        default=None, description="The score from the step's judge. null if there is none."
     )
     judge_error: str | None = Field(
         default=None, description="Why the judge gave no score, so that a person must judge it."
@@ -220,24 +228,26 @@ class CandidateAnswer(Response):
         description="The seed as a string, because seeds are too large for JavaScript's numbers.",
     )
     properties: dict[str, Any] = Field(
-        default_factory=dict, description="The properties that were used to create it."
+        default_factory=dict, description="The properties that were used to create the candidate."
     )
     job_id: UUID | None = None
     provider_job_id: str | None = Field(
         default=None, description="The backend's id of the run, which is ComfyUI's `prompt_id`."
     )
     output_index: int = 0
-    path: str = Field(default="", description="Its name in listings and exports.")
+    path: str = Field(default="", description="The candidate's name in listings and exports.")
     content_type: str = ""
     size: int = 0
     url: str | None = Field(
         default=None,
-        description="Valid for 15 minutes. null for a text, and after the file was deleted.",
+        description="The URL of the file, valid for 15 minutes. null for a text, and after the "
+        "file was deleted.",
     )
     small_url: str | None = SMALL_URL
     text: str | None = Field(
         default=None,
-        description="The text that its job showed, together with or instead of an image.",
+        description="The text that the candidate's job showed, together with or instead of an "
+        "image.",
     )
     created_at: datetime
 
@@ -282,11 +292,12 @@ class PairAnswer(Response):
         default=(),
         description="Two candidates of the same step. Empty if there aren't two to compare.",
     )
-    votes: int = Field(default=0, description="Number of votes in their step.")
+    votes: int = Field(default=0, description="Number of votes in the candidates' step.")
     votes_enough: int = Field(
         default=0,
         description=(
-            "Number of votes after which each candidate was compared with five others, or with all."
+            "Number of votes after which each candidate has been compared with five "
+            "others, or with all others if there are fewer."
         ),
     )
 

@@ -46,7 +46,8 @@ class SessionAnswer(Response):
     signed_in: bool
     kind: Annotated[SessionKind, OPEN_ENUM] | None = Field(
         default=None,
-        description="`operator` for a person who is both. null if nobody is signed in.",
+        description="The kind of user: `operator` for a person who is both. null if nobody is "
+        "signed in.",
     )
     kinds: tuple[Annotated[SessionKind, OPEN_ENUM], ...] = ()
     tenant: SessionTenant | None = None

@@ -24,7 +24,7 @@ RowId: TypeAlias = Annotated[int, Field(ge=0, le=ROW_ID_MAX)]
 WANTED_MAX = 500
 # A name in workers' reports: a node type, an input, a model file or a workflow.
 Name: TypeAlias = Annotated[str, Field(max_length=1_000)]
-PATH_CHARACTERS_MAX = 4_096  # a path on a worker's machine
+PATH_CHARACTERS_MAX = 4_096  # maximum length of a path on a worker's machine
 
 
 class Message(BaseModel):
@@ -227,7 +227,8 @@ def fitting(values: Iterable[ShownValue]) -> Iterator[ShownValue]:
 def _cut(shown: ShownValue) -> ShownValue:
     if not isinstance(shown.value, str) or size_of(shown.value) <= VALUE_BYTES_MAX:
         return shown
-    # A character takes up to 12 bytes of JSON. Finds the longest part that fits by bisection.
+    # Finds the longest part that fits by bisection, because a character takes 1 to 12 bytes of
+    # JSON.
     fits, long = 0, len(shown.value)
     while long - fits > 1:
         middle = (fits + long) // 2
@@ -239,7 +240,7 @@ def _cut(shown: ShownValue) -> ShownValue:
 
 
 def text_of(values: Sequence[ShownValue]) -> str | None:
-    """Joins the strings that the first node with any showed, one per line."""
+    """Joins the strings that were shown by the first node with any strings, one per line."""
     texts = [value for value in values if isinstance(value.value, str)]
     if not texts:
         return None

@@ -522,7 +522,7 @@ def _poll_or_none(value: Any, parsed: ValidatorFunctionWrapHandler) -> Poll | No
 
 
 def _too_many_values() -> ValueError:
-    return ValueError(f"the values are more than {VALUES_BYTES_MAX:,} bytes of JSON")
+    return ValueError(f"the values have more than {VALUES_BYTES_MAX:,} bytes as JSON")
 
 
 class Complete(Message):
@@ -548,7 +548,7 @@ class Complete(Message):
     unheard: UnheardReport | None = None  # added to the run log first, unless already received
     history: dict[str, Any] | None = None
     told_outputs: bool = False  # some of the outputs were reported in heartbeats, or may have been
-    # The worker's next poll, whose `held` has the leases after this one ends.
+    # The worker's next poll. Its `held` lists the leases that remain after this one.
     poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
     @field_validator("values", mode="before")
@@ -594,7 +594,7 @@ class Fail(Message):
         validation_alias=AliasChoices("error", "error_message", "exception_message", "message"),
     )
     provider_job_id: Name | None = None
-    interrupted: bool = False  # as ordered by the control plane
+    interrupted: bool = False  # stopped by an order of the control plane
     # as in Complete, if the run started
     execution_seconds: float | None = Field(default=None, ge=0)
     filled_in: FilledIn | None = None  # if it was not sent in a heartbeat

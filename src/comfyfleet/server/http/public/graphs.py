@@ -353,7 +353,7 @@ class RunBody(Body):
         description="Values by input node. A file is given by its id or the id of its media item.",
         examples=[{"width": 640}],
     )
-    version: VersionNumber | None = Field(default=None, description="The default is the newest.")
+    version: VersionNumber | None = Field(default=None, description="The newest one by default.")
     max_tokens: Tokens | None = Field(
         default=None,
         ge=0,
