@@ -209,7 +209,8 @@ class Simulation:
         return busy
 
     def _seconds(self, lease: DispatchLease, change: ModelChange) -> float:
-        """Returns the duration of a job, which only varies by the time for a switch."""
+        """Returns the duration of a job. It is the same both times the job runs, except for the
+        time for a switch."""
         factor = random.Random(lease.job_id.int >> 1).uniform(1 - NOISE, 1 + NOISE)
         switch = 0.0 if change is ModelChange.SAME else self.scenario.switch_seconds
         return self.scenario.run_seconds * factor + switch

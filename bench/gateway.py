@@ -8,8 +8,8 @@ with one worker for each engine.
   the gateway. The time is from POST /prompt to its last message on the websocket.
 - Throughput: all prompts are in progress at the same time. This program alternately distributes
   them over the engines and sends them to the gateway. Longer prompts are measured as well. Each
-  result includes the CPU time of each part. If the machine has fewer cores than that requires, the
-  CPU is the limit instead of the queue.
+  result includes the CPU time of each part. If the parts need more cores than the machine
+  has, the CPU is the limit instead of the queue.
 - Polls: the CPU time of a poll with different numbers of prompts in the history, for the engine
   itself and for the gateway.
 

@@ -237,8 +237,8 @@ def by_items(items: int, milliseconds: int, first_color: int) -> Program:
 
 
 def is_over(message: str | bytes, prompt_id: str) -> bool:
-    """Checks whether this is the message after the success, because only then is the run in the
-    history."""
+    """Checks whether this is the message that follows the success message. Only then is the run in
+    the history."""
     if not isinstance(message, str) or prompt_id not in message:
         return False
     event = json.loads(message)
@@ -394,7 +394,7 @@ def compare_layers(opened: Bench, milliseconds: int) -> bool:
 
 
 def fanout() -> bool:
-    """Runs each fan-out in its own process, because the peak of memory is measured per process."""
+    """Runs each fan-out in its own process, because the peak memory is measured per process."""
     figures = {items: fan_out_of(items) for items in FANOUTS}
     small, large = figures[FANOUTS[0]], figures[FANOUTS[-1]]
     growth = (large["total"] / large["jobs"]) / (small["total"] / small["jobs"])

@@ -68,8 +68,8 @@ class Plan:
 
 
 async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, StatementMeter]:
-    """Returns the statements of each version, counted by a relay. Sweeps are turned off, because
-    they would count as well."""
+    """Counts the statements of each version with a relay. Sweeps are turned off, because their
+    statements would count as well."""
     meters = {}
     for side, tree in plan.trees.items():
         place = folder / f"relay-{side}"

@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def spent(arguments: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]:
-    """Returns the seconds, and the seconds of CPU time, that a process with these arguments
-    takes."""
+    """Returns the elapsed time and the CPU time, both in seconds, of a process with these
+    arguments."""
     begin = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environ)
     _, status, usage = os.wait4(process.pid, 0)

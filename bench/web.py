@@ -335,7 +335,7 @@ def _median(loads: Sequence[Load]) -> Load:
 
 
 def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]:
-    """Scrolls the table as fast as a user. The number of drawn rows must remain small."""
+    """Scrolls the table as fast as a user. The number of rendered rows must remain small."""
     with signed_in(browser, server) as context:
         page = context.new_page()
         page.goto(f"{server.url}/console/jobs", wait_until="commit")

@@ -119,7 +119,7 @@ async def _set_up(client: httpx.AsyncClient) -> WarmJob:
 
 
 async def traced(call: Callable[[], Awaitable[Any]]) -> tuple[Any, list[str]]:
-    """Returns the result of a call, and the source files that it uses in order of first use."""
+    """Returns the result of a call, and the source files that it uses, in order of first use."""
     files: dict[str, None] = {}
     prefix = f"{ROOT}/"
 
@@ -147,7 +147,8 @@ async def files_passed() -> dict[str, list[str]]:
             _, files["complete"] = await traced(partial(warm.complete, job))
             _, files["read"] = await traced(partial(warm.read, submitted["id"]))
             runs.append(files)
-        # On a busy machine, some runs include expired caches and background tasks.
+        # The shortest list counts, because on a busy machine some runs also renew expired caches or
+        # run background tasks.
         return {call: min((files[call] for files in runs), key=len) for call in runs[0]}
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RERUNS_MAX = 5
-SOME_FAILED = 1  # pytest's exit status; any value except 0 and this one means an aborted run
+SOME_FAILED = 1  # pytest's status if tests failed; any other value except 0 means an aborted run
 NEVER_RERUN = (
     "tests/unit/",
     "tests/contract/queue/",

@@ -180,8 +180,8 @@ _OVERWRITTEN: Mapping[str, Callable[[BinaryIO, int], None]] = {
 # Names in ComfyUI's prompts and workflows that rarely occur in other files.
 _GRAPH_WORDS = in_both_encodings(b"class_type", b"widgets_values", b"last_node_id")
 # For these formats, only parts that decoding needs are preserved. The result is searched anyway,
-# because a damaged length can make other parts look like pixels. One name is enough for this, and
-# videos larger than the limit aren't searched.
+# because a damaged length can make other parts look like pixels. This search uses only one name,
+# and skips videos that are larger than the limit.
 _KNOWN_PARTS = frozenset(
     {*PICTURE_FORMATS, *_ISO_TYPES, "image/gif", "video/webm", "video/x-matroska"}
 )

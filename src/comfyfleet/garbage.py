@@ -12,8 +12,8 @@ exempted objects are freed once an hour.
 import asyncio
 import gc
 
-# New objects before the youngest generation is collected, and the number of such collections before
-# the next generation is collected.
+# The number of new objects after which the youngest generation is collected, and the number of such
+# collections after which the next generation is collected.
 YOUNG, MIDDLE = 2_000, 10
 NEVER = 1_000_000
 COLLECT_SECONDS = 10.0

@@ -1,4 +1,5 @@
-"""Ids that are bound to the current task. Every log entry in the meantime contains them."""
+"""Ids that are bound to the current task. Every log entry that is written while they are bound
+contains them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -37,8 +37,8 @@ def give_free_memory_back() -> None:
 
 
 async def keep_giving_back() -> None:
-    """Returns free memory regularly, until cancelled. Uses a thread, because this takes
-    milliseconds, and doesn't hold the interpreter lock."""
+    """Returns free memory regularly, until cancelled. Each time takes some milliseconds and doesn't
+    hold the interpreter lock, so it is done in a thread."""
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
         await asyncio.to_thread(give_free_memory_back)

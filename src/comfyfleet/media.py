@@ -110,7 +110,8 @@ def _sound(first: bytes) -> str | None:
 
 
 def _is_mpeg_frame(first: bytes) -> bool:
-    """Checks for a frame header without reserved values. AAC has a different layer."""
+    """Checks whether these bytes are a frame header without reserved values. AAC files have a
+    different layer value."""
     if len(first) < 4 or first[0] != 0xFF or first[1] & 0xE0 != 0xE0:
         return False
     version, layer = first[1] >> 3 & 3, first[1] >> 1 & 3

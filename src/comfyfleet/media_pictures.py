@@ -1,5 +1,5 @@
-"""Splits PNG, JPEG and WebP files into parts, as well as GIF and SVG. Distinguishes the parts
-needed for decoding, color and animation from those to remove.
+"""Splits PNG, JPEG, WebP, GIF and SVG files into parts. Distinguishes the parts needed for
+decoding, color and animation from those to remove.
 
 Only parts of known kinds are preserved. All others count as notes: unknown kinds, fill bytes, and
 data after the end. Damaged files raise ValueError, IndexError or struct.error.
@@ -217,14 +217,15 @@ def _jpeg_role(data: bytes, start: int, end: int) -> PartRole:
     marker = data[start + 1]
     if marker == _JPEG_APP1 and data.startswith(_JPEG_XMP, start + 4):
         return PartRole.XMP
-    # A segment of a JUMBF box. Each of the segments repeats the header of the box.
+    # This is a segment of a JUMBF box. Each of its segments repeats the header of the box.
     if (
         marker == _JPEG_APP11
         and data[start + 4 : start + 6] == b"JP"
         and data[start + 16 : start + 20] == b"jumb"
     ):
         return PartRole.MANIFEST
-    # Segments with the density but no thumbnail, and with the color space of the components.
+    # A JFIF segment contains the density (this one has no thumbnail). An Adobe segment contains the
+    # color space of the components.
     is_plain = (marker == _JPEG_APP0 and data.startswith(b"\0\x10JFIF\0", start + 2)) or (
         marker == _JPEG_APP14 and data.startswith(b"\0\x0eAdobe", start + 2)
     )
@@ -357,7 +358,7 @@ PICTURE_FORMATS: Mapping[str | None, PictureFormat] = {
 
 # GIF
 
-# The blocks with the number of repetitions, with their maximum size, and the color profile.
+# The names of the blocks with the number of repetitions, and the maximum size of such a block.
 _GIF_LOOPS, GIF_LOOP_BYTES_MAX = (b"NETSCAPE2.0", b"ANIMEXTS1.0"), 24
 _GIF_PROFILE = b"ICCRGBG1012"
 _GIF_CONTROL, _GIF_APPLICATION = 0xF9, 0xFF

@@ -256,7 +256,7 @@ OIL_PORTRAIT = prompt(
     node("PreviewAny", "Model", source=["1", 0]),
 )
 
-# Only offered to pipelines and graphs. The seed determines its color.
+# Only offered to pipelines and graphs. The seed determines the color.
 TINT_PROPERTIES = (PHOTO, number("seed", "5.value", "Seed", 1, 0, 2**31 - 1, 1), number("strength", "4.blend_factor", "Strength", 0.8, 0.0, 1.0))  # fmt: skip
 TINT_PROMPT = prompt(
     load(),
