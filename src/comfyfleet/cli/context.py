@@ -418,8 +418,8 @@ class CliContext:
         # Write buffered log lines first, because they precede this line.
         for handler in logging.getLogger().handlers:
             handler.flush()
-        # Print one line per message, regardless of its length: other programs read them, and
-        # terminals wrap lines.
+        # Print one line per message, regardless of its length, because other programs read the
+        # lines and terminals wrap them.
         self.err.print(Text.assemble((label, style), printable(text)), soft_wrap=True)
 
 

@@ -285,7 +285,7 @@ class ApiSession:
 
 
 def explain_refusal(error: FleetError, response: httpx.Response) -> FleetError:
-    """Returns the same error, with a hint if there is one."""
+    """Returns the error, with a hint if one is known for it."""
     if error_fields(response) is None:
         return _no_control_plane(response)
     hint = error.details.get("hint") or _hint(response)
@@ -320,6 +320,6 @@ def _no_control_plane(response: httpx.Response) -> UnexpectedAnswer:
     where = _KEY_IN_PATH.sub(KEY_PATH + "…", where)
     beginning = response.text[:BEGINNING_CHARACTERS]
     return UnexpectedAnswer(
-        f"{where} isn't a control plane: it responded {response.status_code} with {beginning!r}",
+        f"{where} isn't a control plane: it responded with {response.status_code} and {beginning!r}",
         hint=f"{URL} must be the address that comfyfleet serve or up has printed.",
     )

@@ -297,7 +297,7 @@ def wait_for_job(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Wait until a job has ended. Exits with 3 if a person must help."""
+    """Wait until a job has ended. Exits with code 3 if a person must help."""
     with control(options, context) as plane:
         _finish(plane, plane.run(plane.client.job(job)), output, context)
 

@@ -1,6 +1,6 @@
-"""Commands that require an extra, as `comfyfleet.cli.extras:serve`. If the extra is missing, a
-placeholder command explains what to install. Help, completion and all other commands work without
-the extra."""
+"""Commands that require an extra. They are registered with names in this module, such as
+`comfyfleet.cli.extras:serve`. If the extra is missing, a placeholder command explains what to
+install. Help, completion and all other commands work without the extra."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_without_engine(argument: str) -> bool:
-    """Checks whether this option of `up` makes it start without the built-in engine."""
+    """Checks whether this option makes `up` start without the built-in engine."""
     return argument.partition("=")[0] in ("--backend", "--no-worker")
 
 

@@ -122,7 +122,7 @@ comfyfleet admin dispatches why 12
 
 UP = """Run everything in one process: the control plane, a worker, and a backend.
 
-This needs no other services and no settings. It uses SQLite and files in one folder, and the
+No other services and no settings are needed. This command uses SQLite and files in one folder, and the
 built-in CPU engine unless you specify a ComfyUI. Each registered workflow that the backends can run
 is assigned automatically. If you start it again with the same folder, it continues where it stopped.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INDEX, SHEET = "index.json", "contact-sheet.png"
 CELL_PIXELS, GAP_PIXELS, LABEL_PIXELS = 192, 8, 14
 COLUMNS_MAX = 8
-PICTURES_MAX = 2000  # limit for one sheet
+PICTURES_MAX = 2000  # maximum number of images on a contact sheet
 PAPER, INK = (24, 24, 27), (228, 228, 231)
 
 

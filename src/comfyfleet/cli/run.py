@@ -338,7 +338,7 @@ def with_seeds(
     context: CliContext,
 ) -> tuple[BatchRow, ...]:
     """Repeats each row `count` times with different seeds, because a server would otherwise return
-    cached results. Doesn't change a seed that is set by node or by the row."""
+    cached results. Seeds that are set by node or by the row don't change."""
     if len(rows) * count > ROWS_MAX:
         raise LimitExceeded(
             f"this would start {len(rows) * count:,} runs, more than the limit of {ROWS_MAX:,}"

@@ -249,7 +249,7 @@ def find_inputs(
 def with_uploaded_names(
     prompt: Prompt, object_info: Mapping[str, Any], names: Iterable[tuple[FileUpload, str]]
 ) -> Prompt:
-    """Returns the prompt with the backend's names of the files."""
+    """Returns the prompt with the names that the files have on the backend."""
     assignments = [
         Assignment(_address(place), name) for upload, name in names for place in upload.places
     ]
@@ -526,7 +526,7 @@ FINAL_ERRORS = (RunFailed, PromptRefused, RunLost)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A prompt and the data it needs. `workflow` is embedded in the images, like in the editor."""
+    """A prompt and the data it needs. `workflow` is embedded in the images, as in the editor."""
 
     prompt: Prompt
     uploads: tuple[FileUpload, ...]

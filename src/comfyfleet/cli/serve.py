@@ -233,8 +233,7 @@ async def serve_plane(
 
 
 def settings_for_listener(listener: socket.socket, host: str, context: CliContext) -> Settings:
-    """Returns the settings. Without a public URL, file URLs use the address on which the server
-    listens."""
+    """Returns the settings. If no public URL is set, uses the listener's address for file URLs."""
     settings = read_settings(context.environ)
     if "COMFYFLEET_PUBLIC_URL" in context.environ:
         return settings

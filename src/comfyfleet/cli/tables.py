@@ -461,7 +461,7 @@ def _range(item: InspectedInput) -> str:
 
 
 def _shorten_inspected(value: Any) -> str:
-    """Formats a value on a single line as JSON, which is also the format to set it."""
+    """Formats a value on a single line as JSON, which is also the format for setting it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

@@ -85,7 +85,7 @@ def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
     available = ", ".join(known) or "none"
     return InvalidInput(
         f"workflow {slug} has no property {name}; available properties: {available}",
-        hint=f"comfyfleet admin workflows show {slug}",
+        hint=f"Show the properties with: comfyfleet admin workflows show {slug}",
         field=name,
     )
 

@@ -34,7 +34,8 @@ def list_webhooks(*, options: ApiOptions = API_DEFAULTS, context: InjectedContex
 def send_test(
     webhook: WebhookId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Send a signed test message to a webhook. Exits with 1 if it was not accepted."""
+    """Send a signed test message to a webhook. Exits with code 1 if the message was not
+    accepted."""
     with control(options, context) as plane:
         answer = plane.run(plane.client.webhooks.test(webhook))
     if options.as_json:

@@ -87,8 +87,8 @@ PRODUCTION = "production"
 
 
 class AdminApi:
-    """Calls the admin API. Requires an operator's key. Keyword arguments that a method passes on
-    are fields of the API."""
+    """Calls the admin API. Requires an operator's key. Methods send additional keyword arguments as
+    fields of the request."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
@@ -283,18 +283,18 @@ class AdminApi:
         return await self._get(TenantAnswer, "tenants", tenant_id)
 
     async def set_limits(self, tenant_id: UUID, **fields: Any) -> TenantAnswer:
-        """Sets `min_priority`, `max_priority` and `max_queued`. Omitted fields use the defaults of
-        the settings."""
+        """Sets `min_priority`, `max_priority` and `max_queued`. Omitted fields use the defaults
+        from the settings."""
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "limits", body=fields)
 
     async def set_retention(self, tenant_id: UUID, days: int | None) -> TenantAnswer:
-        """Sets after how many days media and files are deleted. None means the default of the
+        """Sets after how many days media and files are deleted. None means the default from the
         settings."""
         body = {"retention_days": days}
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "retention", body=body)
 
     async def set_quota(self, tenant_id: UUID, max_storage_bytes: int | None) -> TenantAnswer:
-        """Sets the storage limit. None means the default of the settings."""
+        """Sets the storage limit. None means the default from the settings."""
         body = {"max_storage_bytes": max_storage_bytes}
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "quota", body=body)
 

@@ -319,7 +319,7 @@ class Client:
         fields = {} if effect is None else {"effect_id": str(await self._effect_id(effect))}
         send = upload_in_parts if file.size > IN_PARTS_BYTES else upload_to
         file_id = await send(self.calls, "/api/videos/uploads", file, progress, **fields)
-        # A file has only one media item, even if this request is repeated.
+        # A file can have only one media item, so repeating this request creates no second one.
         body = {"file_id": str(file_id)}
         call = Call("POST", "/api/videos", body, is_repeatable=True)
         return parse_answer(Media, await self.calls.ask(call))

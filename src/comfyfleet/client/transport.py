@@ -112,8 +112,8 @@ async def fetch_pages(
     *,
     by: str = "before",
 ) -> AsyncIterator[Pages]:
-    """Yields all pages of a list. Each page contains the start of the next one; the last contains
-    None."""
+    """Yields all pages of a list. Each page contains the position of the next one, or None if it is
+    the last."""
     begin = None
     while True:
         page = parse_answer(kind, await calls.ask(Call("GET", path, params={**query, by: begin})))
@@ -125,7 +125,7 @@ async def fetch_pages(
 
 # Maximum seconds between messages of a stream. Servers send keep-alive messages more often.
 SILENCE_SECONDS_MAX = 45.0
-# After this many consecutive streams without an event, the client uses another method.
+# After this many consecutive streams without an event, the client stops using streams.
 EMPTY_STREAMS_MAX = 3
 NO_STREAM = frozenset({404, 405, 406, 501})
 ParsedEvent = TypeVar("ParsedEvent")

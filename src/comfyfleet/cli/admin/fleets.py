@@ -529,7 +529,7 @@ def rotate_key(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a new key for a worker. It receives the key automatically, and then the old one
+    """Create a new key for a worker. The worker receives it automatically, and then the old key
     becomes invalid."""
     with connect(options, context) as plane:
         answer = plane.post("workers", worker, "rotate-token", now=now)
@@ -573,7 +573,7 @@ def list_dispatches(
     *,
     status: Annotated[
         Literal["queued", "leased", "completed", "failed", "cancelled"] | None,
-        Parameter(help="Only these."),
+        Parameter(help="Only dispatches with this status."),
     ] = None,
     workflow: Annotated[str | None, Parameter(help="Show only this workflow.")] = None,
     worker: Annotated[str | None, Parameter(help="Show only this worker.")] = None,
@@ -650,7 +650,9 @@ def cancel(
 @dispatches_app.command
 def reprioritise(
     dispatch: DispatchId,
-    priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)],
+    priority: Annotated[
+        int, Parameter(help="Jobs with a higher priority run first.", allow_leading_hyphen=True)
+    ],
     /,
     *,
     options: ApiOptions = API_DEFAULTS,

@@ -25,14 +25,14 @@ LEDGER_COLUMNS = ("fault", "tenant:tenant_id", "user:user_id", "job:job_id", "me
 @ledger_app.command
 def verify(
     *,
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only this tenant.")] = None,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Verify only this tenant.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Check balances against transactions, and transactions against jobs, without changing anything.
 
-    Exits with 1 if something does not add up, or if a pool can't be reached. The other pools are
-    still verified."""
+    Exits with code 1 if something does not add up, or if a pool can't be reached. The other pools
+    are still verified."""
     with connect(options, context) as plane:
         answer = plane.get("ledger", tenant_id=tenant)
     if options.as_json:
@@ -109,7 +109,7 @@ class JobFilterOptions:
 
     status: Annotated[
         Literal["queued", "processing", "completed", "failed", "cancelled"] | None,
-        Parameter(help="Only these."),
+        Parameter(help="Only jobs with this status."),
     ] = None
     tenant: Annotated[str | None, Parameter(metavar="ID", help="Show only this tenant.")] = None
     workflow: Annotated[str | None, Parameter(help="Show only this workflow.")] = None
@@ -196,7 +196,9 @@ class PlacementOptions:
     version: Annotated[
         int | None, Parameter(help="The workflow's version. Default: the active one.")
     ] = None
-    priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)] = 0
+    priority: Annotated[
+        int, Parameter(help="Jobs with a higher priority run first.", allow_leading_hyphen=True)
+    ] = 0
     stage: Annotated[str, Parameter(help="The stage of the fleets that may run it.")] = "production"
     provider: Annotated[Literal["self_hosted", "cloud"], Parameter(help="The kind of backend.")] = (
         "self_hosted"
@@ -253,7 +255,8 @@ def submit(
         ),
     ] = (),
     count: Annotated[
-        int, Parameter(help="Number of jobs. Each one gets new random seeds, unless they are set.")
+        int,
+        Parameter(help="Number of jobs. Each one gets new random seeds, unless you set the seeds."),
     ] = 1,
     placing: PlacementOptions = ANYWHERE,
     following: FollowOptions = NOT_FOLLOWED,
@@ -499,7 +502,9 @@ def create_tenant(
     name: Annotated[str, Parameter(help="A display name. Commands use the id.")],
     /,
     *,
-    email: Annotated[str | None, Parameter(help="The email address of its first user.")] = None,
+    email: Annotated[
+        str | None, Parameter(help="The email address of the tenant's first user.")
+    ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -721,7 +726,7 @@ def credit(
         str,
         Parameter(
             metavar="ID",
-            help="The payment provider's id of the payment. Repeating an id has no effect.",
+            help="The payment's id at the payment provider. Repeating an id has no effect.",
         ),
     ],
     reason: Annotated[str | None, Parameter(help="The reason, for the audit log.")] = None,
@@ -729,7 +734,7 @@ def credit(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Credit a payment to a user's wallet. The same payment counts only once."""
+    """Credit a payment to a user's wallet. Each payment is credited only once."""
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post(
@@ -771,7 +776,7 @@ def erase(
         if not yes:
             raise InvalidInput(
                 f"tenant {tenant} ({answer['name']}) would be erased, which can't be undone",
-                hint=f"comfyfleet admin tenants erase {tenant} --yes",
+                hint=f"Erase it with: comfyfleet admin tenants erase {tenant} --yes",
             )
         answer = plane.post("tenants", tenant, "erase")
         if wait:

@@ -120,7 +120,7 @@ class WorkflowTerms:
 
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
-    price_tokens: int | None = None  # the price at which customers can use it; 0 means free
+    price_tokens: int | None = None  # the price for customers; 0 means free
     is_withdrawn: bool | None = None  # True means the workflow is no longer offered
     output: OutputRule | None = None
     ai_mark: AiMark | None = None
@@ -543,7 +543,7 @@ class EffectSettings:
     stage: str = "production"
     provider: str = "self_hosted"
     is_published: bool = False
-    max_upload_bytes: int | None = None  # None means the limit of the settings
+    max_upload_bytes: int | None = None  # None means the limit from the settings
     media_types: tuple[str, ...] = ()  # empty means all types of its kind
     locked: tuple[str, ...] = ()  # properties that customers can neither see nor set
     keep_metadata: bool = False  # whether result files keep their embedded prompt and workflow

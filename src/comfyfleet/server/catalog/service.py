@@ -510,7 +510,7 @@ async def create_effect(
 async def update_effect(
     tx: Tx, effect: EffectDefinition, settings: EffectSettings
 ) -> EffectDefinition:
-    """Changes the settings. Submitted jobs keep their price and prompt."""
+    """Changes an effect's settings. Submitted jobs keep their price and prompt."""
     workflow = await get_workflow(tx, effect.workflow_id)
     version = await get_version(tx, workflow)
     check_effect_settings(settings, version.properties)

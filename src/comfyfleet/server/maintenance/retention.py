@@ -280,7 +280,7 @@ async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> 
     parts: dict[str | None, list[EndedDispatch]] = defaultdict(list)
     for row in page:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
-    may_go = [row.id for row in parts.pop(None, [])]  # their tenants no longer exist
+    may_go = [row.id for row in parts.pop(None, [])]  # dispatches whose tenant no longer exists
     for name, part in parts.items():
         with errors_logged(f"pool {name}: ended dispatches are kept for now"):
             async with context.pools[name or ""].read() as tx:

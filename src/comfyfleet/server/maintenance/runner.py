@@ -27,7 +27,7 @@ class Sweep:
     # Runs one pass. Only the result True is used; it means that there is more to do immediately.
     run: Callable[[], Awaitable[object]]
     seconds: float  # maximum time between the end of a pass and the next one
-    # False means every control plane runs it, regardless of the others.
+    # False means every control plane runs the sweep, regardless of the others.
     in_turn: bool = True
     # Checks whether a pass would find anything. Runs before the sweep takes its turn, because
     # taking a turn costs two statements.

@@ -78,7 +78,7 @@ PRIVATE: Mapping[str, Table] = {
 GO_ALONG = frozenset(
     {"graph_executions", "graph_versions", "job_attempts", "trigger_delivery_keys"}
 )
-# These are kept when a tenant is erased: the ledger, and rows that contain no private data.
+# Tables whose rows are kept when a tenant is erased: the ledger, and rows without private data.
 KEPT = frozenset(
     {"ai_jobs", "users", "outbox", "storage_use", "token_wallets", "token_transactions"}
 )

@@ -313,7 +313,7 @@ def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def advance_pipelines(context: JobContext, pool: Database) -> bool:
-    """Collects ended jobs of pipeline runs, then submits jobs that there is room for."""
+    """Collects ended jobs of pipeline runs, and then submits new jobs within their limits."""
     has_more = await collect_ended(context, pool)
     return await submit_due(context, pool) or has_more
 

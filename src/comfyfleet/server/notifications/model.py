@@ -73,7 +73,7 @@ class RegisteredWebhook:
 class EndOfJob(NamedTuple):
     """An event for webhooks. `url` is an address given by the job itself."""
 
-    job_id: UUID  # or a substitute id; there is one delivery for each id and event
+    job_id: UUID  # or a substitute id; each webhook gets one delivery per id and event
     event: WebhookEvent
     payload: Mapping[str, Any]
     url: str | None = None
@@ -145,7 +145,8 @@ def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | N
     return now + timedelta(seconds=seconds * (1 + JITTER * chance))
 
 
-# Readers of the audit log must not see any secrets.
+# Names of fields whose values are left out of the audit log, because its readers must not see any
+# secrets.
 SECRET_NAMES = ("secret", "password", "authorization", "token", "lease_token", "key", "api_key")
 SECRET_ENDINGS = ("_secret", "_password", "_key_hash", "_secret_hash")
 LEFT_OUT = "(left out)"

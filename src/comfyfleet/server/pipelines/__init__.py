@@ -1,4 +1,4 @@
-"""Pipelines: steps generate candidates, people judge them, the best get children.
+"""Pipelines: steps generate candidates, people judge them, and the best ones get children.
 
 Internal: may change without notice.
 """

@@ -57,8 +57,8 @@ PAGE_MAX = 200
 SAME_NAME_MAX = 50  # maximum number of pipelines of the same name to compare with a new one
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
-# Limit for one run. Choosing a pair reads all votes of the run. A person gives a few hundred votes
-# an hour.
+# Limit for one run, because choosing a pair reads all votes of the run. A person gives a few
+# hundred votes an hour.
 VOTES_MAX = 50_000
 PROBLEMS_SHOWN_MAX = 50
 

@@ -469,7 +469,8 @@ async def _remove_files(context: JobContext, pool: Database, stored: StoredRun) 
 async def _remove_file(
     context: JobContext, pool: Database, stored: StoredRun, candidate_id: UUID, file_id: UUID
 ) -> None:
-    """Deletes the object before its row, so that the next pass can repair a crash in between."""
+    """Deletes the object before its row, so that the next pass can finish the deletion after a
+    crash in between."""
     try:
         async with pool.read() as tx:
             file = await media.get_file(tx, stored.tenant_id, file_id)

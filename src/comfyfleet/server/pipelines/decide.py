@@ -231,8 +231,8 @@ def _awaits_judgement(
 
 
 def is_unjudged(pipeline: PipelineDefinition, candidate: PipelineCandidate) -> bool:
-    """Checks whether a candidate still needs its step's judge. Candidates that a person has judged,
-    or that the judge could not score, are left for people."""
+    """Checks whether a candidate still needs its step's judge. Returns False for candidates that a
+    person has judged, or that the judge could not score."""
     is_open = candidate.status == CandidateStatus.ACTIVE and candidate.judged_by is None
     is_new = candidate.judge_score is None and candidate.judge_error is None
     return pipeline.steps[candidate.step].judge is not None and is_open and is_new
@@ -343,7 +343,7 @@ class StepProgress(NamedTuple):
     in_flight: int
     failed: int
     needs_approval: bool
-    waiting: int  # for a person's judgment, if the step needs approval
+    waiting: int  # candidates without a person's judgment, if the step needs approval
     judging: int  # judges' jobs among those in flight
     unjudged: int  # candidates that the judge still has to score
 

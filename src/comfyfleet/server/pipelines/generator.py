@@ -72,11 +72,12 @@ from comfyfleet.server.pipelines.run_state import (
 log = logging.getLogger(__name__)
 RUNS_PER_PASS_MAX = 200
 JOBS_PER_PASS_MAX = 200
-WORKS_MAX = 100  # kinds of jobs: 50 steps and their judges
+WORKS_MAX = 100  # maximum number of job kinds in a run: 50 steps and their judges
 # Seconds until a retry after an error that a user or operator must fix, such as a price, a workflow
 # or a variable.
 RETRY_SECONDS = 60
-# For these reasons, the run is checked again after an interval. The end of a job also makes it due.
+# If one of these is the reason, the run is checked again after an interval, or when one of its jobs
+# ends.
 _UNTIL_A_JOB_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
 _random = SystemRandom()
 
@@ -313,8 +314,8 @@ async def submit_generation(
 
 
 class JobAncestors(NamedTuple):
-    """The candidates that a job starts from. A judge's job has the candidate, and the parent it was
-    made from."""
+    """The candidates that a job starts from. For a judge's job, they are the candidate to judge and
+    that candidate's parent."""
 
     judged: PipelineCandidate | None
     parent: PipelineCandidate | None

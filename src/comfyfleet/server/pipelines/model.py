@@ -28,13 +28,13 @@ class Step:
     workflow: str = ""  # empty if the step uses an effect
     effect: str | None = None
     version: int | None = None  # version of the workflow; None means the latest
-    properties: Mapping[str, Any] = field(default_factory=dict)  # templates, see `templates`
+    properties: Mapping[str, Any] = field(default_factory=dict)  # may contain templates
     children_per_parent: int = 1  # candidates that this step makes from each parent
     keep: int | None = None  # only this many of the best candidates get children; None means all
     needs_approval: bool = False  # only approved candidates and winners get children
     images_per_job: int = 1  # each becomes a candidate
     seed: int | None = None  # None means a new random seed for each job
-    timeout_seconds: int | None = None  # None means the default of the settings
+    timeout_seconds: int | None = None  # None means the default from the settings
     judge: "StepJudge | None" = None
 
     @property
@@ -281,7 +281,8 @@ NAME_BYTES_MAX = 240  # limit for one folder name; most file systems allow 255
 _NOT_IN_A_NAME = re.compile(r"[\W_]+")
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _FORBIDDEN = re.compile(r"[\\:*?\"<>|\x00-\x1f\x7f]")
-# Device names on Windows. It can't open a file or folder with such a name, even with an extension.
+# Device names on Windows, which can't open a file or folder with such a name, even with an
+# extension.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(?= *(\.|$))", re.I)
 
 

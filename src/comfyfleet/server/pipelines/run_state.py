@@ -176,7 +176,7 @@ class RunTransaction:
         return len(unneeded)
 
     async def flush_cancelled(self, pool: Database) -> None:
-        """Removes the cancelled jobs from the queue, after the transaction."""
+        """Removes the cancelled jobs from the queue. Must be called after the transaction."""
         self.context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(self.ended))
         if self.outbox_ids:
             await flush(self.context, pool, self.ended, self.outbox_ids)

@@ -264,7 +264,7 @@ class ObjectFolder:
             prefix = f"{prefix}{os.sep}{part}"
             try:
                 if stat.S_ISLNK(os.lstat(prefix).st_mode):
-                    raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
+                    raise InvalidInput(f"{key!r} leads out of the folder through a link", key=key)
             except (FileNotFoundError, NotADirectoryError):
                 break
         return path
@@ -455,7 +455,9 @@ class LocalStore:
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
-            raise LimitExceeded(f"{key}: use a URL for more than {MEMORY_BYTES_MAX} bytes", key=key)
+            raise LimitExceeded(
+                f"{key}: use a URL to store more than {MEMORY_BYTES_MAX} bytes", key=key
+            )
         async with self.receiving(key, content_type) as incoming:
             await incoming.write(data)
 

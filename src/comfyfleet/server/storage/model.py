@@ -139,7 +139,8 @@ NAMELESS = "file"
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]+"  # noqa: S105
 _PARAMETER = rf'; ?{_TOKEN}=(?:{_TOKEN}|"[ !#-\[\]-~]*")'
 _CONTENT_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(?:{_PARAMETER})*")
-# Control characters, and the backslash, which some systems treat as a separator.
+# Characters that keys can't contain: control characters, and the backslash, which some systems
+# treat as a separator.
 _NEVER = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 

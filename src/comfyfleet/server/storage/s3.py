@@ -89,7 +89,9 @@ class S3Store:
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
-            raise LimitExceeded(f"{key}: use a URL for more than {MEMORY_BYTES_MAX} bytes", key=key)
+            raise LimitExceeded(
+                f"{key}: use a URL to store more than {MEMORY_BYTES_MAX} bytes", key=key
+            )
         place = self._place(key)
         checked_content_type(content_type)
         put = partial(self._client.put_object, **place, Body=data, ContentType=content_type)
@@ -319,7 +321,7 @@ def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
     )
 
 
-# Error codes of S3-compatible services. AWS itself has no storage limit.
+# Error codes of S3-compatible services whose storage is full. AWS itself has no storage limit.
 _FULL = frozenset(
     {
         "InsufficientStorage",

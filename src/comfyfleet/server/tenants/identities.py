@@ -91,7 +91,7 @@ class IdentityRules:
 
 
 def rules_from(settings: Settings) -> IdentityRules:
-    """Parses the rules of the settings. Raises InvalidInput for a rule that can never match."""
+    """Parses the rules in the settings. Raises InvalidInput for a rule that can never match."""
     tenants = parse_claim_rules(settings.oidc_tenants, "COMFYFLEET_OIDC_TENANTS")
     roles = parse_claim_rules(settings.oidc_roles, "COMFYFLEET_OIDC_ROLES")
     for name, kind, rules in (

@@ -33,14 +33,16 @@ class Tenant:
     pool: str
     min_priority: int
     max_priority: int
-    max_queued: int | None  # None means the default of the settings
+    max_queued: int | None  # None means the default from the settings
     created_at: datetime
-    retention_days: int | None = None  # None means the default of the settings
-    max_storage_bytes: int | None = None  # None means the default of the settings
+    retention_days: int | None = None  # None means the default from the settings
+    max_storage_bytes: int | None = None  # None means the default from the settings
     erasing_at: datetime | None = None
     erased_at: datetime | None = None
-    gateway: Mapping[str, Any] | None = None  # the fleets and node types that its prompts may use
-    show_backends: bool | None = None  # None means the default of the settings
+    gateway: Mapping[str, Any] | None = (
+        None  # the fleets and node types that the tenant's prompts may use
+    )
+    show_backends: bool | None = None  # None means the default from the settings
 
     @property
     def subject(self) -> str:
@@ -221,7 +223,8 @@ OPERATOR_KEY_PREFIX = "cfo_"
 OPERATOR_KEY_SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
 # A key's last use is recorded at most once a minute, so that most requests cause no write.
 OPERATOR_USE_NOTED_EVERY = timedelta(minutes=1)
-# The key from the environment, or the one generated at the first start.
+# The name of the operator with the admin key, which comes from the environment or is generated at
+# the first start.
 FIRST_OWNER = "admin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
@@ -355,7 +358,7 @@ class LedgerTransaction:
 
 
 class PaymentClaim(NamedTuple):
-    """The wallet that a payment is credited to, by the provider's payment id."""
+    """A payment, identified by the provider's payment id, and the wallet that it is credited to."""
 
     provider_transaction_id: str
     tenant_id: UUID

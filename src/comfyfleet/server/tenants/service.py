@@ -91,19 +91,20 @@ async def set_limits(
 
 
 async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
-    """Sets how many days media and files are kept. None means the default of the settings."""
+    """Sets how many days media and files are kept. None means the default from the settings."""
     values = {"retention_days": check_retention(days)}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> Tenant:
-    """Sets how many bytes the tenant may store. None means the default of the settings."""
+    """Sets how many bytes the tenant may store. None means the default from the settings."""
     values = {"max_storage_bytes": max_storage_bytes}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_show_backends(tx: Tx, tenant_id: UUID, show: bool | None) -> Tenant:
-    """Sets whether the tenant's users see machines. None means the default of the settings."""
+    """Sets whether the tenant's users see machine names, tracebacks and devices. None means the
+    default from the settings."""
     values = {"show_backends": show}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
