@@ -48,7 +48,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-# Public: these names, their codes and their positions in the tree. The functions are internal.
+# These names, their codes and their positions in the tree are public. The functions are internal.
 __all__ = [
     "AccessDenied",
     "CancelUnconfirmed",

@@ -28,7 +28,7 @@ class KeyAnswer(Response):
 
 
 class MadeKey(KeyAnswer):
-    key: str = Field(description="Shown only once, because only its hash is stored.")
+    key: str = Field(description="The key, shown only once because only its hash is stored.")
 
 
 class PublicKeys(Response):
@@ -127,8 +127,8 @@ class WebhookTest(Response):
 
 class MadeWebhook(WebhookAnswer):
     secret: str = Field(
-        description="Shown only here and by …/secret. Every delivery is signed with it "
-        "(HMAC-SHA256).",
+        description="The signing secret, shown only here and by …/secret. Every delivery is signed "
+        "with it (HMAC-SHA256).",
         examples=["whsec_5f…"],
     )
 

@@ -66,7 +66,7 @@ class PropertyAnswer(Message):
     required: bool
     description: str
     label: str | None = None
-    format: str | None = Field(default=None, description="multiline, colour or mask")
+    format: str | None = Field(default=None, description="Form field: multiline, colour or mask.")
 
 
 # Whether a job may complete without a file and without a value.

@@ -292,7 +292,7 @@ class FoundThing(Message):
 
 class FoundThings(Message):
     found: list[FoundThing]
-    pools_left_out: list[str] = Field(description="Pools that are down. Their jobs are not found.")
+    pools_left_out: list[str] = Field(description="Pools that are down. Their jobs can't be found.")
 
 
 class SettingAnswer(Message):
@@ -385,7 +385,7 @@ class MissingInFile(Message):
 
 
 class WorkflowInspection(Message):
-    file_kind: str = Field(description="json, png, webp, mp4 …")
+    file_kind: str = Field(description="The file format: json, png, webp, mp4 …")
     form: Literal["workflow", "prompt"]
     document: dict[str, Any] = Field(
         description="The document to send when the workflow is registered."

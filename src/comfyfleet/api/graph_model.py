@@ -392,7 +392,9 @@ NAMES_TOLD_MAX, NAME_CHARACTERS_TOLD_MAX = 20, 64
 
 
 def told_problems(problems: Collection[DocumentProblem]) -> tuple[DocumentProblem, ...]:
-    """Returns the first problems. If there are more, the last entry contains their number."""
+    """Returns the first problems. If there are more, the last entry contains the number of the
+    others.
+    """
     first = tuple(islice(problems, PROBLEMS_TOLD_MAX))
     if len(problems) == len(first):
         return first

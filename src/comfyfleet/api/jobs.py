@@ -31,7 +31,7 @@ ENDED = frozenset(status for status in JobStatus if not status.is_active)
 class Takes(Response):
     """The media that an effect is applied to."""
 
-    kind: str = Field(description="image, video or audio", examples=["image"])
+    kind: str = Field(description="The kind of media: image, video or audio.", examples=["image"])
     media_types: tuple[str, ...] = Field(
         default=(),
         description="Allowed media types. Empty if all types of the kind are allowed.",
@@ -71,12 +71,12 @@ class EffectAnswer(Response):
     )
     typical_seconds: float | None = Field(
         default=None,
-        description="The median of the latest runs. null before the first run.",
+        description="The median duration of the latest runs in seconds. null before the first run.",
         examples=[12.5],
     )
     last_processing_time_seconds: float | None = Field(
         default=None,
-        description="The duration of the latest run. null before the first run.",
+        description="The duration of the latest run in seconds. null before the first run.",
         examples=[12.5],
     )
     takes: Takes | None = Field(
@@ -209,8 +209,8 @@ class JobAnswer(JobSummary):
     estimated_seconds_left: float | None = Field(
         default=None,
         description=(
-            "Estimated from the effect's history, without the time in the queue. null if unknown, "
-            "or if the run takes longer than usual."
+            "Estimated seconds until the job ends, based on the effect's history and without the "
+            "time in the queue. null if unknown, or if the run takes longer than usual."
         ),
         examples=[8.5],
     )
@@ -223,8 +223,8 @@ class JobAnswer(JobSummary):
     text: str | None = TEXT
     warnings: tuple[str, ...] = Field(
         default=(),
-        description="At submission: a warning that the job will wait, because no worker can run it "
-        "now.",
+        description="Only set at submission. Warns that the job will wait, because no worker "
+        "can run it now.",
     )
 
 
@@ -333,8 +333,8 @@ class FollowedJob(Response):
     seconds_left: float | None = Field(
         default=None,
         description=(
-            "Estimated from the effect's history, without the time in the queue. null if unknown, "
-            "or if the run takes longer than usual."
+            "Estimated seconds until the job ends, based on the effect's history and without the "
+            "time in the queue. null if unknown, or if the run takes longer than usual."
         ),
     )
     node: str | None = Field(default=None, description="The node that is running now.")

@@ -72,7 +72,9 @@ class UploadedFile(Response):
 
 
 class Upload(Response):
-    file_id: UUID = Field(description="Link it with POST /api/videos after the upload.")
+    file_id: UUID = Field(
+        description="The id of the file. Link it with POST /api/videos after the upload."
+    )
     file: UploadedFile | None = None
     upload: UploadSlot = Field(description="For uploading the whole file at once.")
     parts: tuple[UploadPart, ...] = Field(
@@ -142,8 +144,8 @@ class Video(VideoSummary):
     estimated_seconds_left: float | None = Field(
         default=None,
         description=(
-            "Estimated from the effect's history, without the time in the queue. null if unknown, "
-            "or if the run takes longer than usual."
+            "Estimated seconds until the job ends, based on the effect's history and without the "
+            "time in the queue. null if unknown, or if the run takes longer than usual."
         ),
         examples=[8.5],
     )
@@ -182,7 +184,9 @@ class ShareAnswer(Response):
 class MadeShare(ShareAnswer):
     """A newly created link, with its secret."""
 
-    secret: str = Field(description="Shown only once, because only its hash is stored.")
+    secret: str = Field(
+        description="The link's secret, shown only once because only its hash is stored."
+    )
     url: str = Field(
         description=(
             "The page that shows the result. GET /api/shared/SECRET returns the same information "

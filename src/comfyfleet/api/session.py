@@ -31,12 +31,13 @@ class SessionUser(Response):
 class SignInWays(Response):
     """The available sign-in methods."""
 
-    key: bool = Field(description="`POST /api/session` with a key.")
+    key: bool = Field(description="Whether `POST /api/session` accepts a key.")
     one_click: bool = Field(
-        description="`POST /api/session/local`, with the URL that `comfyfleet up` printed."
+        description="Whether `POST /api/session/local` accepts the secret in the URL printed by "
+        "`comfyfleet up`."
     )
-    oidc: bool = Field(description="`/auth/oidc/start`, with the operator's identity provider.")
-    oidc_name: str | None = Field(default=None, description="The name of that provider.")
+    oidc: bool = Field(description="Whether `/auth/oidc/start` signs in with an identity provider.")
+    oidc_name: str | None = Field(default=None, description="The name of the identity provider.")
 
 
 class SessionAnswer(Response):

@@ -61,7 +61,7 @@ RunEvent: TypeAlias = tuple[str, dict[str, Any]]
 RunEvents: TypeAlias = Annotated[
     tuple[RunEvent, ...], Field(fail_fast=True), Field(max_length=RUN_EVENTS_MAX)
 ]
-# Different for each report of a lease. A repeated report has the same number.
+# Identifies a report of a lease. A repeated report has the same number.
 ReportNumber: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 FilledIn: TypeAlias = Annotated[
     dict[str, dict[str, Any]],
@@ -75,7 +75,7 @@ Providers: TypeAlias = Annotated[
 # Why a worker's backend can't take jobs: it doesn't respond, its prompt thread is stuck, its GPU is
 # in an error state, it refuses our account, or the worker's disk is full.
 BackendProblem: TypeAlias = Literal["down", "hung", "poisoned", "closed", "disk_full"]
-# Whether the previous run used the same heavy model, an earlier run used it, or no run since the
+# Which run last used the same heavy model: the previous run, an earlier run, or no run since the
 # backend started.
 ModelChange: TypeAlias = Literal["same", "switched", "first"]
 RequeueReason: TypeAlias = Literal[
@@ -477,8 +477,8 @@ class Heartbeat(Message):
     # How long the response may be delayed if there is no order, so that a prefetched job can be
     # recalled immediately.
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
-    # Values that the worker inserted into the prompt before sending it, by node and input. Sent
-    # only once.
+    # Values that the worker inserted into the prompt before it was sent, by node and input. They
+    # are sent only once.
     filled_in: FilledIn | None = None
     # For a job that `records_run`: the messages since the last heartbeat. With `live_outputs`, they
     # include messages that refer to files, which are in `outputs`. Otherwise, those come with the

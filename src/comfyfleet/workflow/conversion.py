@@ -41,8 +41,9 @@ class ShownAt(NamedTuple):
 
 
 def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[ExposedInput]:
-    """Yields one entry for each input of the prompt that an instance exposes, at each level that
-    exposes it."""
+    """Yields an entry for each input of the prompt, and for each level at which an instance exposes
+    it.
+    """
     for scope in scopes:
         if scope.instance is None:
             continue

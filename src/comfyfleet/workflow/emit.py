@@ -121,7 +121,7 @@ PACK_KEYS = frozenset(("cnr_id", "aux_id", "ver"))
 
 
 class Emission(NamedTuple):
-    """The parameters of emitting, except for the graph."""
+    """The parameters for emitting a graph, except for the graph itself."""
 
     resolver: Resolver
     patterns: Patterns

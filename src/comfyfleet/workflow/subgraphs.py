@@ -300,8 +300,8 @@ def expand(graphs: Mapping[str, WiredGraph], limits: Limits) -> list[GraphScope]
 
 def _refuse(scope: GraphScope, limits: Limits) -> None:
     raise LimitExceeded(
-        f"{graph_place(scope.wired.graph)}: more than {limits.nodes_max} nodes or "
-        f"{limits.subgraph_depth_max} levels of subgraphs when expanded"
+        f"{graph_place(scope.wired.graph) or 'the workflow'} has more than {limits.nodes_max} nodes "
+        f"or {limits.subgraph_depth_max} levels of subgraphs when expanded"
     )
 
 

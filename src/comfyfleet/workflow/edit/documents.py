@@ -108,7 +108,7 @@ def with_all_inside(
         around, at, depth = pending.pop()
         if depth > DEFAULT_LIMITS.subgraph_depth_max:
             raise LimitExceeded(
-                f"more than {DEFAULT_LIMITS.subgraph_depth_max} levels of subgraphs"
+                f"subgraphs are nested more than {DEFAULT_LIMITS.subgraph_depth_max} levels deep"
             )
         document, own_id = with_own_definition(document, around, at)
         path = graph_paths(document)[own_id]

@@ -87,7 +87,10 @@ def dead_shells(
         graph, prefix, depth = pending.pop()
         budget -= len(graph.nodes)
         if budget < 0 or depth > limits.subgraph_depth_max:
-            raise LimitExceeded(f"more than {limits.nodes_max} nodes when subgraphs are expanded")
+            raise LimitExceeded(
+                f"the workflow has more than {limits.nodes_max} nodes or "
+                f"{limits.subgraph_depth_max} levels of subgraphs when expanded"
+            )
         inner = []
         for node in graph.nodes:
             if node.type in dead:
