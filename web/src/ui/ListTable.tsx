@@ -11,7 +11,7 @@ export interface ListColumn<Row> {
   /** True for a column of buttons, which has no visible title. */
   acts?: boolean
   right?: boolean
-  /** True for a monospaced column whose long texts may be cut anywhere. */
+  /** True for a monospaced column whose long values may be cut anywhere. */
   mono?: boolean
 }
 

@@ -1,4 +1,4 @@
-/** Compares two texts line by line. */
+/** Compares two documents line by line. */
 
 export interface DiffLine {
   readonly kind: "same" | "gone" | "new"

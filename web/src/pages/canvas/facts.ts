@@ -99,7 +99,7 @@ export function hasPicture(node: GraphNode): boolean {
   return ["workflow", "output", "map", "loop", "graph", "score", "approve"].includes(node.type)
 }
 
-/** Returns the texts at the left and right of the node's footer, or null if it has no footer. */
+/** Returns the labels at the left and right of the node's footer, or null if it has no footer. */
 export function footOf(data: NodeFacts): readonly [string, string] | null {
   const texts = data.run ? footOfRun(data.run) : footOfNode(data)
   return texts[0] || texts[1] || data.node.type === "workflow" ? texts : null

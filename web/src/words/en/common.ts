@@ -1,5 +1,5 @@
-/** Labels and messages that several pages share. Texts used by a single page are in the file with the
- * page's name in this folder. */
+/** Labels and messages that several pages share. Each page also has a file of its own in this
+ * folder. */
 
 export const words = {
   product: "comfyfleet",

@@ -1,4 +1,4 @@
-/** Texts of a job's page. */
+/** Labels and messages of the job page. */
 
 export const words = {
   jobs: "Jobs",

@@ -1,4 +1,4 @@
-/** Texts of the job list and the queue. */
+/** Labels and messages of the job list and the queue. */
 
 const jobs = (count: number) => (count === 1 ? "1 job" : `${count.toLocaleString()} jobs`)
 

@@ -1,4 +1,4 @@
-/** Texts of the console's overview page. */
+/** Labels and messages of the console's overview page. */
 
 export const words = {
   title: "Overview",

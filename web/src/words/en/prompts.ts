@@ -1,4 +1,4 @@
-/** Texts of the prompt policies, which control how prompts from ComfyUI clients run. */
+/** Labels and messages of prompt policies, which control how prompts from ComfyUI clients run. */
 
 const NODES = "One node type per line. * matches any characters, ? matches one character."
 

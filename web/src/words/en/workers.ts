@@ -1,4 +1,4 @@
-/** Texts of the pages about workers and fleets. */
+/** Labels and messages of the worker and fleet pages. */
 
 const workers = (count: number) => (count === 1 ? "1 worker" : `${count.toLocaleString()} workers`)
 const jobs = (count: number) => (count === 1 ? "1 job" : `${count.toLocaleString()} jobs`)
