@@ -103,7 +103,7 @@ def test_a_damaged_compressed_text_is_refused() -> None:
 
 
 def test_a_text_that_is_too_large_is_refused() -> None:
-    with pytest.raises(LimitExceeded, match="more than the 10,000"):
+    with pytest.raises(LimitExceeded, match="more than the limit of 10,000"):
         open_document(png({"workflow": "x" * 10_001}), limits=SMALL)
 
 
@@ -132,7 +132,7 @@ def test_wrappers_inside_wrappers_come_to_an_end() -> None:
 
 @pytest.mark.parametrize("part", [chunk(b"IDAT", b""), chunk(b"tEXt", b"k\0v")])
 def test_more_chunks_than_allowed_are_refused(part: bytes) -> None:
-    with pytest.raises(LimitExceeded, match="more than"):
+    with pytest.raises(LimitExceeded, match="more (parts )?than"):
         open_document(png_with(part * 1_001), limits=SMALL)
 
 

@@ -63,7 +63,7 @@ def test_groups_that_are_not_well_formed_are_passed_over() -> None:
     ("document", "words"),
     [
         (None, "a workflow must be a JSON object, not null"),
-        ({}, "no list `nodes`"),
+        ({}, "no `nodes` list"),
         ({"nodes": 5}, "`nodes` must be a list, not a number"),
         ({"nodes": [7]}, "node 0: must be an object, not a number"),
         ({"nodes": [{"id": 3, "type": None}]}, "node 3: `type` must be a string, not null"),
