@@ -68,7 +68,7 @@ def test_what_the_server_takes_is_no_problem(declared: Any, value: Any) -> None:
         (COMBO, None, 'null is not among the choices: "a", "b"'),
         ([[1, 2]], "1", '"1" is not among the choices: "1", "2"'),
         (COMBO, {"__value__": ["a"]}, 'a list of 1 is not among the choices: "a", "b"'),
-        (["COMBO", {"options": []}], "a", '"a" can\'t be chosen: the server has nothing to choose from'),
+        (["COMBO", {"options": []}], "a", '"a" can\'t be chosen, because the server offers no choices'),
         (
             ["COMBO", {"options": ["a", "b"], "multiselect": True}],
             {"__value__": ["a", "c"]},
