@@ -496,13 +496,13 @@ def _fitting(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[Record
 
 def _without_oldest(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[RecordedEvent]:
     """Drops the oldest messages until the rest fits. The end of the run is never dropped."""
-    excess_bytes, kept = _size(events) - bytes_max, []
+    excess_bytes, remaining = _size(events) - bytes_max, []
     for recorded in events:
         if excess_bytes > 0 and recorded.event[0] not in ENDS:
             excess_bytes -= recorded.size
         else:
-            kept.append(recorded)
-    return kept
+            remaining.append(recorded)
+    return remaining
 
 
 def record_of(job: Job, folder: str) -> RunRecord | None:
