@@ -231,7 +231,10 @@ def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> N
     line = 1 + next(
         at for at, text in enumerate(Path(file).read_text().splitlines()) if "nothing" in text
     )
-    assert f"{Path(file).name}:{line}: draw.workflow: workflow 'nothing' isn't available" in refused.out
+    assert (
+        f"{Path(file).name}:{line}: draw.workflow: workflow 'nothing' isn't available"
+        in refused.out
+    )
     assert "has 1 problem\n" in refused.err
 
 

@@ -4,7 +4,7 @@ export interface AbleWorker {
   worker_id: string
   fleet: string
   can_run: boolean
-  /** node_types, models and capabilities. */
+  /** The node_types, models and capabilities that the worker lacks. */
   missing: Record<string, (string)[]>
 }
 
@@ -169,7 +169,7 @@ export interface AdminWantedKey {
 export interface AgainAnswer {
   effect_id: string | null
   effect_slug: string | null
-  /** null if the job had no media, or it has expired. */
+  /** null if the job had no media or if the media item has expired. */
   video_id: string | null
   /** Properties for a new job. Files are represented by the ids of their media. */
   properties: Record<string, unknown>
@@ -184,7 +184,7 @@ export interface Alert {
   severity: "warning" | "error"
   /** The problem, as one sentence. */
   message: string
-  /** What to do about it. */
+  /** The action that solves the problem. */
   todo: string
   /** For example, workflow:upscale or worker:gpu-7. */
   subject: string | null
@@ -291,11 +291,11 @@ export interface BackendFacts {
 export interface BackendSeen {
   /** The value for `backend_affinity` of a graph's node. */
   name: string
-  /** SLUG/STAGE */
+  /** The backend's fleet, as SLUG/STAGE. */
   fleet: string
-  /** Whether it accepts jobs now. */
+  /** Whether the backend accepts jobs now. */
   is_online: boolean
-  /** Jobs that are running on it, and queued jobs that only it may run. */
+  /** Number of jobs that are running on the backend, plus queued jobs that only this backend may run. */
   queue_depth: number
   /** The GPU's name; only for machines. */
   device: string | null
@@ -346,7 +346,7 @@ export interface BatchAnswer {
   refunded_tokens: number
   created_at: string
   cancelled_at: string | null
-  /** A page of its jobs, in the order of the items. */
+  /** A page of the batch's jobs, in the order of the items. */
   jobs: (JobSummary)[]
   /** Pass this as `start` to get the next page. null on the last page. */
   next: number | null
@@ -430,11 +430,11 @@ export interface CandidateAnswer {
   step: number
   parent: string | null
   status: CandidateStatus
-  /** Who decided the status. null if it hasn't been judged yet. */
+  /** Who decided the status. null if the candidate hasn't been judged yet. */
   judged_by: JudgedBy | null
-  /** Its rating by votes. */
+  /** The candidate's rating by votes. */
   score: number
-  /** The score of its step's judge. null if there is none. */
+  /** The score from the step's judge. null if there is none. */
   judge_score: number | null
   /** Why the judge gave no score, so that a person must judge it. */
   judge_error: string | null
@@ -442,21 +442,21 @@ export interface CandidateAnswer {
   seed: number | null
   /** The seed as a string, because seeds are too large for JavaScript's numbers. */
   seed_text: string | null
-  /** The properties that were used to create it. */
+  /** The properties that were used to create the candidate. */
   properties: Record<string, unknown>
   job_id: string | null
   /** The backend's id of the run, which is ComfyUI's `prompt_id`. */
   provider_job_id: string | null
   output_index: number
-  /** Its name in listings and exports. */
+  /** The candidate's name in listings and exports. */
   path: string
   content_type: string
   size: number
-  /** Valid for 15 minutes. null for a text, and after the file was deleted. */
+  /** The URL of the file, valid for 15 minutes. null for a text, and after the file was deleted. */
   url: string | null
   /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
-  /** The text that its job showed, together with or instead of an image. */
+  /** The text that the candidate's job showed, together with or instead of an image. */
   text: string | null
   created_at: string
 }
@@ -512,14 +512,14 @@ export interface ComparedRun {
   name: string
   status: GraphRunStatus
   created_at: string
-  /** Whether its inputs, outputs and records have been deleted. */
+  /** Whether the run's inputs, outputs and records have been deleted. */
   is_expired: boolean
 }
 
 export interface ComparedValue {
   section: CompareSection
   name: string
-  /** As text, truncated if it is long. null if the run has no such value. */
+  /** The value in the first run, as text. Long values are truncated. null if the run has no such value. */
   a: string | null
   b: string | null
   is_same: boolean
@@ -608,7 +608,7 @@ export interface Deregister {
 
 export interface DispatchPage {
   dispatches: (DispatchSeen)[]
-  /** For older ones, repeat the call with this as `before`. */
+  /** Pass this as `before` to get older dispatches. */
   next: number | null
 }
 
@@ -695,7 +695,7 @@ export interface DrawnNode {
 
 export interface DrawnSlot {
   name: string
-  /** Empty if unknown. */
+  /** The slot's type. Empty if unknown. */
   type: string
 }
 
@@ -715,13 +715,13 @@ export interface EffectAnswer {
   title: string
   description: string
   preview_url: string | null
-  /** Reserved at submission, and charged on success. */
+  /** Tokens that are reserved at submission and charged on success. */
   price_tokens: number
-  /** The median of the latest runs. null before the first run. */
+  /** The median duration of the latest runs in seconds. null before the first run. */
   typical_seconds: number | null
-  /** The duration of the latest run. null before the first run. */
+  /** The duration of the latest run in seconds. null before the first run. */
   last_processing_time_seconds: number | null
-  /** null if it needs no media, and therefore no `video_id`. */
+  /** null if the effect needs no media, and therefore no `video_id`. */
   takes: Takes | null
   /** JSON Schema (2020-12) of the properties that a job may send, in the order of a form. `x-kind` of each property specifies its form field: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video or audio. */
   properties: Record<string, unknown>
@@ -773,9 +773,9 @@ export interface ExampleMedia {
   /** Served by the control plane without a key. It never changes, so it can be cached. */
   url: string
   content_type: string
-  /** In bytes. */
+  /** The size in bytes. */
   size: number
-  /** Of an image, in pixels. */
+  /** The width in pixels, for an image. */
   width: number | null
   height: number | null
 }
@@ -785,9 +785,9 @@ export interface ExecutionSeen {
   index: (number)[]
   status: ExecutionStatus
   attempts: number
-  /** The job of its last attempt. */
+  /** The job of the last attempt. */
   job_id: string | null
-  /** Why it is waiting, if no worker can run it now. */
+  /** Why the execution is waiting, if no worker can run it now. */
   why: string | null
   /** The backend that runs it, if backends are shown. Otherwise, the backend that it is bound to. */
   backend: string | null
@@ -801,7 +801,7 @@ export interface ExecutionSeen {
   /** Traceback of a failed node, if backends are shown. */
   traceback: string | null
   notes: (string)[]
-  /** Set if an existing result was reused. In this case, it has no job and cost nothing. */
+  /** Set if an existing result was reused. In this case, the execution has no job and cost nothing. */
   reused_from: ReusedFrom | null
   queued_at: string | null
   started_at: string | null
@@ -919,7 +919,7 @@ export interface FiringAnswer {
   trigger_id: string
   cause: FiringCause
   status: FiringStatus
-  /** For a schedule. */
+  /** The scheduled time, for a schedule. */
   planned_at: string | null
   run_id: string | null
   /** The status of the run. */
@@ -950,13 +950,13 @@ export interface FleetAnswer {
   stage: string
   max_workers: number | null
   approval: string
-  /** How long its machines take to start on demand. */
+  /** How long the fleet's machines take to start on demand. */
   starts_within_seconds: number | null
   /** Number of workers that have joined. */
   workers: number
-  /** Slugs of the workflows assigned to it. */
+  /** Slugs of the workflows assigned to the fleet. */
   workflows: (string)[]
-  /** Hash of the object_info that its backends last reported. */
+  /** Hash of the object_info that the fleet's backends last reported. */
   object_info_hash: string | null
   created_at: string
 }
@@ -966,24 +966,24 @@ export interface FleetDetails {
   stage: string
   max_workers: number | null
   approval: string
-  /** How long its machines take to start on demand. */
+  /** How long the fleet's machines take to start on demand. */
   starts_within_seconds: number | null
   /** Number of workers that have joined. */
   workers: number
-  /** Slugs of the workflows assigned to it. */
+  /** Slugs of the workflows assigned to the fleet. */
   workflows: (string)[]
-  /** Hash of the object_info that its backends last reported. */
+  /** Hash of the object_info that the fleet's backends last reported. */
   object_info_hash: string | null
   created_at: string
   /** The commands for joining a worker, without the secret. */
   join: string
-  /** Learned from finished runs. */
+  /** Measured costs of model switches. */
   model_switches: (SwitchAnswer)[]
 }
 
 /** The conditions, with a warning for the operator. */
 export interface FleetPromptsAnswer {
-  /** Whether it accepts such prompts. */
+  /** Whether the fleet accepts prompts of clients. */
   is_open: boolean
   /** The price of each prompt in tokens. */
   price_tokens: number
@@ -993,7 +993,7 @@ export interface FleetPromptsAnswer {
   allow: (string)[]
   /** Node types that may not run. Overrides every `allow`. */
   deny: (string)[]
-  /** Whether node types that are not ComfyUI's own may run. Node types with a path, a URL, code or a command as input are not included. */
+  /** Whether node types that are not ComfyUI's own may run. This excludes node types with a path, a URL, code or a command as input. */
   allows_unknown: boolean
   /** Maximum number of nodes in a prompt. */
   nodes_max: number
@@ -1001,7 +1001,7 @@ export interface FleetPromptsAnswer {
   prompt_bytes_max: number
   /** A run that takes longer is stopped and fails. */
   run_limit_seconds: number
-  /** Prefixes of routes that are forwarded to a worker's backend, such as /api/etn. */
+  /** Prefixes of routes that are passed to a worker's backend, such as /api/etn. */
   passthrough: (string)[]
   /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, the messages of all prompts are shown as they arrive. */
   in_order: boolean
@@ -1030,17 +1030,17 @@ export interface FollowedJob {
   effect_slug: string | null
   effect_title: string | null
   video_id: string | null
-  /** null if it has ended. */
+  /** The current stage. null if the job has ended. */
   stage: StageName | null
   /** Always the same four stages, in order. */
   stages: (JobStage)[]
   /** The position in the queue, described in words, while the job is waiting. */
   why: string | null
-  /** In percent, as measured by its worker. null until the first report. */
+  /** Progress in percent, as measured by the worker. null until the first report. */
   progress: number | null
   /** Estimated progress in percent, based on the effect's history, until the first report. null if unknown. */
   expected_progress: number | null
-  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
+  /** Estimated seconds until the job ends, based on the effect's history and without the time in the queue. null if unknown, or if the run takes longer than usual. */
   seconds_left: number | null
   /** The node that is running now. */
   node: string | null
@@ -1048,10 +1048,10 @@ export interface FollowedJob {
   /** The step of the node that is running now. */
   step: number | null
   steps: number | null
-  /** Why it failed, as a message for users. */
+  /** Why the job failed, as a message for users. */
   error: string | null
   price_tokens: number
-  /** Refunded tokens, if it did not succeed. */
+  /** Refunded tokens, if the job did not succeed. */
   refunded_tokens: number
   submitted_at: string
   started_at: string | null
@@ -1089,16 +1089,16 @@ export interface FoundMedia {
 
 export interface FoundThing {
   kind: FoundKind
-  /** The id or slug for its page. */
+  /** The id or slug in the URL of the page for this result. */
   id: string
   name: string
-  /** Its status, fleet or pool. */
+  /** The status, fleet or pool of this result. */
   detail: string
 }
 
 export interface FoundThings {
   found: (FoundThing)[]
-  /** Pools that are down. Their jobs are not found. */
+  /** Pools that are down. Their jobs can't be found. */
   pools_left_out: (string)[]
 }
 
@@ -1128,7 +1128,7 @@ export interface GraphPort {
   name: string
   /** For example `image`, `text[]`, `result` or `any`. */
   type: string
-  /** Only for inputs. */
+  /** Whether a value is required. Only set for inputs. */
   required: boolean
 }
 
@@ -1149,10 +1149,10 @@ export interface GraphRunAnswer {
   tokens: number
   max_tokens: number | null
   inputs: Record<string, unknown>
-  /** By output node. Files have new URLs. */
+  /** The results by output node. Each response contains new URLs for the files. */
   outputs: Record<string, unknown> | null
   error: ErrorSeen | null
-  /** Since when it is paused. It starts no jobs until it is resumed. null if it isn't paused. */
+  /** When the run was paused. A paused run starts no jobs until it is resumed. null if the run isn't paused. */
   paused_at: string | null
   questions: (QuestionSeen)[]
   progress: ProgressSeen
@@ -1163,9 +1163,9 @@ export interface GraphRunAnswer {
   document: Record<string, unknown> | null
   created_at: string
   ended_at: string | null
-  /** Whether its retention period is over, so that inputs, outputs and records were deleted. */
+  /** Whether the run's retention period is over, so that inputs, outputs and records were deleted. */
   is_expired: boolean
-  /** The run whose results it reused, if it is a rerun. */
+  /** The earlier run whose results were reused, if this run is a rerun. */
   rerun_of: RerunOf | null
 }
 
@@ -1182,25 +1182,25 @@ export interface GraphRunSummary {
   id: string
   graph_id: string
   graph_version: number
-  /** The current name of its graph. */
+  /** The current name of the run's graph. */
   name: string
   status: GraphRunStatus
   /** Tokens of jobs that are in flight or done. */
   tokens: number
   max_tokens: number | null
-  /** Why it failed, as a message for users. */
+  /** Why the run failed, as a message for users. */
   error: string | null
   created_at: string
   ended_at: string | null
-  /** The run whose results it reused. */
+  /** The earlier run whose results were reused, if this run is a rerun. */
   rerun_of: string | null
-  /** Since when it is paused. It starts no jobs until it is resumed. null if it isn't paused. */
+  /** When the run was paused. A paused run starts no jobs until it is resumed. null if the run isn't paused. */
   paused_at: string | null
 }
 
 export interface GraphSummary {
   id: string
-  /** Its creator. Only this user can change it. */
+  /** The graph's creator. Only this user can change the graph. */
   user_id: string
   name: string
   /** The newest version. */
@@ -1307,20 +1307,20 @@ export interface JobAnswer {
   retry_of: string | null
   /** The job whose result was reused free of charge instead of running this job. */
   reused_from: string | null
-  /** Reserved at submission. Consumed on success, otherwise refunded. */
+  /** Tokens that were reserved at submission. They are consumed on success and otherwise refunded. */
   price_tokens: number
-  /** In percent. null if unknown. */
+  /** Progress in percent. null if unknown. */
   progress: number | null
-  /** Why it failed, as a message for users. */
+  /** Why the job failed, as a message for users. */
   error: string | null
   submitted_at: string
   started_at: string | null
-  /** When it ended, regardless of the result. */
+  /** When the job ended, regardless of the result. */
   completed_at: string | null
   idempotency_key: string | null
-  /** Including default values, such as a random seed. */
+  /** The job's properties, including default values such as a random seed. */
   properties: Record<string, unknown>
-  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
+  /** Estimated seconds until the job ends, based on the effect's history and without the time in the queue. null if unknown, or if the run takes longer than usual. */
   estimated_seconds_left: number | null
   outputs: (Output)[]
   /** The input of a job that has ended, as long as it is stored. */
@@ -1331,7 +1331,7 @@ export interface JobAnswer {
   values: (Value)[]
   /** The texts of the first node that showed any. null if no node did. */
   text: string | null
-  /** At submission: a warning that the job will wait, because no worker can run it now. */
+  /** Only set at submission. Warns that the job will wait, because no worker can run it now. */
   warnings: (string)[]
 }
 
@@ -1364,14 +1364,14 @@ export interface JobDetails {
   started_at: string | null
   completed_at: string | null
   dispatch: DispatchSeen | null
-  /** Why it isn't running. */
+  /** Why the job isn't running. */
   why: string | null
   /** Seconds after which only a person can help. null if the job needs no help. */
   person_needed_after: number | null
-  /** What that person must do. null if the job needs no help. */
+  /** What a person must do. null if the job needs no help. */
   required_action: string | null
   user_id: string | null
-  /** The slug of its effect. */
+  /** The slug of the job's effect. */
   effect: string | null
   stage: string
   provider: string
@@ -1379,14 +1379,14 @@ export interface JobDetails {
   backend_affinity: string | null
   reserved_tokens: number
   retry_of: string | null
-  /** The job whose result it reused instead of running. */
+  /** The job whose result was reused instead of running this job. */
   reused_from: string | null
   media_id: string | null
   batch_id: string | null
-  /** `graph` or `pipeline`, if it is part of a run. */
+  /** `graph` or `pipeline`, if the job is part of a run. */
   run_kind: string | null
   run_id: string | null
-  /** Whether it waits outside the queue for other jobs of its user. */
+  /** Whether the job waits outside the queue for other jobs of its user. */
   is_held: boolean
   /** The prompt that workers receive. null if it was deleted. */
   prompt: Record<string, unknown> | null
@@ -1411,14 +1411,14 @@ export interface JobListed {
   tenant_id: string
   user_id: string | null
   workflow: string
-  /** The slug of its effect. */
+  /** The slug of the job's effect. */
   effect: string | null
   status: JobStatus
   priority: number
   attempt: number
   /** The worker that has the job, or had it last. */
   worker_id: string | null
-  /** Progress of a running job, if its backend reports it. */
+  /** Progress of a running job, if the backend reports it. */
   percent: number | null
   dispatch_id: number | null
   reserved_tokens: number
@@ -1463,11 +1463,11 @@ export interface JobSeen {
   started_at: string | null
   completed_at: string | null
   dispatch: DispatchSeen | null
-  /** Why it isn't running. */
+  /** Why the job isn't running. */
   why: string | null
   /** Seconds after which only a person can help. null if the job needs no help. */
   person_needed_after: number | null
-  /** What that person must do. null if the job needs no help. */
+  /** What a person must do. null if the job needs no help. */
   required_action: string | null
   outputs: (OutputSeen)[]
 }
@@ -1476,7 +1476,7 @@ export interface JobSeen {
 export interface JobStage {
   name: StageName
   state: StageState
-  /** How long it took in seconds. Until it is done, how long it usually takes. null if unknown. */
+  /** How long the stage took in seconds. Before the stage is done, how long it usually takes. null if unknown. */
   seconds: number | null
 }
 
@@ -1491,15 +1491,15 @@ export interface JobSummary {
   retry_of: string | null
   /** The job whose result was reused free of charge instead of running this job. */
   reused_from: string | null
-  /** Reserved at submission. Consumed on success, otherwise refunded. */
+  /** Tokens that were reserved at submission. They are consumed on success and otherwise refunded. */
   price_tokens: number
-  /** In percent. null if unknown. */
+  /** Progress in percent. null if unknown. */
   progress: number | null
-  /** Why it failed, as a message for users. */
+  /** Why the job failed, as a message for users. */
   error: string | null
   submitted_at: string
   started_at: string | null
-  /** When it ended, regardless of the result. */
+  /** When the job ended, regardless of the result. */
   completed_at: string | null
 }
 
@@ -1623,7 +1623,7 @@ export interface MadeKey {
   revoked_at: string | null
   /** Accurate to the minute. */
   last_used_at: string | null
-  /** Shown only once, because only its hash is stored. */
+  /** The key, shown only once because only its hash is stored. */
   key: string
 }
 
@@ -1646,12 +1646,12 @@ export interface MadeShare {
   id: string
   job_id: string
   video_id: string | null
-  /** Whether it also shows the original, for a before/after comparison. */
+  /** Whether the link also shows the original, for a before/after comparison. */
   has_original: boolean
   created_at: string
   expires_at: string
   revoked_at: string | null
-  /** Shown only once, because only its hash is stored. */
+  /** The link's secret, shown only once because only its hash is stored. */
   secret: string
   /** The page that shows the result. GET /api/shared/SECRET returns the same information as data. */
   url: string
@@ -1660,11 +1660,11 @@ export interface MadeShare {
 export interface MadeTenant {
   id: string
   name: string
-  /** The tenant database where it is stored. */
+  /** The tenant database where the tenant is stored. */
   pool: string
-  /** The key of its first user, shown only once. */
+  /** The key of the tenant's first user, shown only once. */
   key: string
-  /** Its first user. */
+  /** The tenant's first user. */
   user_id: string
 }
 
@@ -1676,7 +1676,7 @@ export interface MadeTrigger {
   /** null means the newest version. */
   version: number | null
   pipeline_id: string | null
-  /** For runs of a pipeline. */
+  /** Number of base candidates in each run of a pipeline. */
   base_candidates: number | null
   inputs: Record<string, unknown>
   cron: string | null
@@ -1685,12 +1685,12 @@ export interface MadeTrigger {
   tokens_per_day: number
   /** Maximum tokens of one run. */
   max_tokens: number | null
-  /** Tokens used today in its time zone. Open runs count with their maximum. */
+  /** Tokens used today, in the trigger's time zone. Open runs count with their maximum. */
   used_tokens: number
   is_paused: boolean
-  /** Whether its daily tokens are used up. If so, it starts no runs until the next day. */
+  /** Whether the trigger's daily tokens are used up. If so, it starts no runs until the next day. */
   is_spent: boolean
-  /** For a schedule that is not paused. */
+  /** The next scheduled time, for a schedule that is not paused. */
   next_at: string | null
   /** Number of scheduled times at which no control plane was running. */
   missed: number
@@ -1707,10 +1707,10 @@ export interface MadeWebhook {
   id: string
   url: string
   events: (WebhookEvent)[]
-  /** false if it was disabled after days of failed deliveries. Use …/activate to enable it. */
+  /** false if the webhook was disabled after days of failed deliveries. Use …/activate to enable it. */
   is_active: boolean
   created_at: string
-  /** Shown only here and by …/secret. Every delivery is signed with it (HMAC-SHA256). */
+  /** The signing secret, shown only here and by …/secret. Every delivery is signed with it (HMAC-SHA256). */
   secret: string
 }
 
@@ -1729,21 +1729,21 @@ export interface MatrixWorker {
   worker_id: string
   fleet: string
   state: string
-  /** Slugs of workflows. */
+  /** Slugs of the workflows that the worker can run. */
   can_run: (string)[]
-  /** The node_types, models and capabilities that it lacks, by workflow. */
+  /** The node_types, models and capabilities that the worker lacks, by workflow. */
   missing: Record<string, Record<string, (string)[]>>
-  /** Workflows for which this is unknown, because the worker hasn't reported its backend's contents. */
+  /** Workflows that the worker may or may not be able to run, because the worker hasn't reported its backend's contents. */
   unknown: (string)[]
 }
 
 export interface MatrixWorkflow {
   workflow: string
-  /** The fleets that it is assigned to, as SLUG/STAGE. */
+  /** The fleets that the workflow is assigned to, as SLUG/STAGE. */
   fleets: (string)[]
-  /** Number of online workers that can run it. */
+  /** Number of online workers that can run the workflow. */
   able: number
-  /** Number of online workers in its fleets. */
+  /** Number of online workers in the workflow's fleets. */
   online: number
 }
 
@@ -1752,7 +1752,7 @@ export interface MediaResult {
   job_id: string
   effect_id: string | null
   status: JobStatus
-  /** The first output. Valid for 15 minutes. */
+  /** The URL of the first output, valid for 15 minutes. */
   url: string | null
   /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
@@ -1834,7 +1834,7 @@ export interface NewFleet {
 export interface NewGraphRunBody {
   /** Values by input node. A file is given by its id or the id of its media item. */
   inputs?: Record<string, unknown>
-  /** The default is the newest. */
+  /** The newest one by default. */
   version?: number | null
   /** Spending limit in tokens. Jobs that could exceed it aren't started. */
   max_tokens?: number | null
@@ -2016,9 +2016,9 @@ export interface NewWorkflow {
 export interface NodeSeen {
   id: string
   type: string
-  /** For a node that names a workflow. */
+  /** The node's workflow, if it runs one. */
   workflow: string | null
-  /** For a node that names an effect. */
+  /** The node's effect, if it runs one. */
   effect: string | null
   status: ExecutionStatus
   /** Number of executions, as far as it is known. */
@@ -2033,23 +2033,23 @@ export interface NodeSeen {
 export interface NodeTimeline {
   id: string
   type: string
-  /** Its workflow or effect, if any. */
+  /** The node's workflow or effect, if any. */
   name: string | null
   status: ExecutionStatus
   /** Number of executions that have started to wait or run. */
   executions: number
   expected: number
-  /** The node that it is waiting for, or that it waited for longest. */
+  /** The node that this node is waiting for, or waited for longest. */
   after: string | null
-  /** When all its inputs were decided for the first time. */
+  /** When all inputs of the node were decided for the first time. */
   ready: number | null
-  /** When its last execution ended. */
+  /** When the node's last execution ended. */
   ended: number | null
   spans: (TimelineSpan)[]
   seconds: KindSeconds
   /** The index of the execution that took longest. */
   longest: (number)[] | null
-  /** Whether it is on the critical path. */
+  /** Whether the node is on the critical path. */
   is_critical: boolean
 }
 
@@ -2063,7 +2063,7 @@ export interface OfferedProperty {
   maximum: number | null
   step: number | null
   choices: unknown[] | null
-  /** Whether it must be set or connected. */
+  /** Whether the property must be set or connected. */
   required: boolean
   description: string
 }
@@ -2091,9 +2091,9 @@ export interface Output {
   /** The file name for browsers, which combines the input's name and the effect. null means `filename`. */
   download_name: string | null
   content_type: string
-  /** In bytes. */
+  /** The size in bytes. */
   size: number | null
-  /** Valid for 15 minutes. Repeat the call for a new one. */
+  /** The download URL, which is valid for 15 minutes. Repeat the call for a new one. */
   url: string
   /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   small_url: string | null
@@ -2132,7 +2132,7 @@ export interface OverviewNow {
   queued: number
   /** Jobs that have started on a worker. */
   running: number
-  /** Jobs that workers have, but that have not started. */
+  /** Jobs that workers hold but have not started. */
   held: number
   /** How long the first job in the queue has waited. */
   oldest_seconds: number
@@ -2201,9 +2201,9 @@ export interface PackageVersion {
 export interface PairAnswer {
   /** Two candidates of the same step. Empty if there aren't two to compare. */
   candidates: (CandidateAnswer)[]
-  /** Number of votes in their step. */
+  /** Number of votes in the candidates' step. */
   votes: number
-  /** Number of votes after which each candidate was compared with five others, or with all. */
+  /** Number of votes after which each candidate has been compared with five others, or with all others if there are fewer. */
   votes_enough: number
 }
 
@@ -2222,7 +2222,7 @@ export interface PipelineAnswer {
   name: string
   document: Record<string, unknown>
   created_at: string
-  /** Only when it is created: steps whose candidates would all be equal. */
+  /** Steps whose candidates would all be equal. Only set when the pipeline is created. */
   warnings: (string)[]
 }
 
@@ -2232,7 +2232,7 @@ export interface PipelineLimits {
   tokens: number | null
   concurrent_jobs: number
   until: string | null
-  /** Maximum size of its files in bytes. The run is paused when it is reached. */
+  /** Maximum total size of the run's files in bytes. When it is reached, the run is paused. */
   bytes: number | null
 }
 
@@ -2272,9 +2272,9 @@ export interface PipelineRunAnswer {
   queued: number
   /** Share of successful jobs among those that ended. null if none has ended. */
   success_rate: number | null
-  /** Size of its files in bytes. */
+  /** Total size of the run's files in bytes. */
   bytes: number
-  /** Estimated from the duration of the last jobs. */
+  /** Estimated seconds left, based on the duration of the last jobs. */
   seconds_left: number | null
   /** Use `events?after=…` with this id to receive subsequent events. */
   last_event_id: number
@@ -2351,7 +2351,7 @@ export interface ProblemAnswer {
 }
 
 export interface ProblemSeen {
-  /** A stable code. */
+  /** A stable code for programs. */
   code: string
   message: string
   node: string
@@ -2368,7 +2368,7 @@ export interface Progress {
 
 export interface ProgressSeen {
   overall_percent: number
-  /** Weighted by the typical duration of each node. */
+  /** Progress in percent, weighted by the typical duration of each node. */
   weighted_percent: number
   completed_nodes: number
   total_nodes: number
@@ -2389,7 +2389,7 @@ export interface PropertyAnswer {
   required: boolean
   description: string
   label: string | null
-  /** multiline, colour or mask */
+  /** Form field: multiline, colour or mask. */
   format: string | null
 }
 
@@ -2440,10 +2440,10 @@ export interface QuestionSeen {
   node: string
   index: (number)[]
   message: string
-  /** Backends that could replace it, best first. */
+  /** Backends that could replace the offline one, best first. */
   backends: (string)[]
   choices: (Choice)[]
-  /** When it is answered automatically, according to the graph. */
+  /** When the question is answered automatically, according to the graph. */
   deadline: string | null
   /** Number of items to pick from. null if there is nothing to pick. */
   pick_from: number | null
@@ -2481,7 +2481,7 @@ export interface QuoteBody {
   version?: number | null
 }
 
-/** The state of a machine at a point in time. Values that can't be read are None. */
+/** The state of a machine at a point in time. Unreadable values are omitted. */
 export interface Reading {
   gpu_name?: string | null
   gpu_load_percent?: number | null
@@ -2624,7 +2624,7 @@ export interface ReusedFrom {
 
 export interface Revoked {
   worker_id: string
-  /** SLUG/STAGE */
+  /** The worker's fleet, as SLUG/STAGE. */
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
@@ -2632,7 +2632,7 @@ export interface Revoked {
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
+  /** Number of jobs that the worker currently holds. This can exceed `max_concurrency` by one job, which waits on the worker until another one ends. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -2641,12 +2641,12 @@ export interface Revoked {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it last contacted the control plane, if it is overdue. It may be offline. */
+  /** When the worker last made contact, if it is overdue and may be offline. */
   silent_since: string | null
   created_at: string
   /** Number of requeued jobs. */
   requeued: number
-  /** Further steps that may be needed to keep it out. */
+  /** Further steps that may be needed to keep the worker out. */
   hint: string
 }
 
@@ -2691,7 +2691,7 @@ export interface RoutePolled {
 export interface RunBody {
   /** Values by input node. A file is given by its id or the id of its media item. */
   inputs?: Record<string, unknown>
-  /** The default is the newest. */
+  /** The newest one by default. */
   version?: number | null
   /** Spending limit in tokens. Jobs that could exceed it aren't started. */
   max_tokens?: number | null
@@ -2730,7 +2730,7 @@ export interface RunTimeline {
   started_at: string
   /** Seconds until the end of the run, or until now. */
   seconds: number
-  /** In the order of the graph. */
+  /** The nodes, in the order of the graph. */
   nodes: (NodeTimeline)[]
   /** Each step waited for the previous one. Only the longest steps are listed if there are many. */
   critical_path: (CriticalStep)[]
@@ -2743,7 +2743,7 @@ export interface RunningNodeSeen {
   index: (number)[]
   /** The backend that runs it, if backends are shown. Otherwise, the backend that it is bound to. */
   backend_id: string | null
-  /** 0 to 1. */
+  /** Progress from 0 to 1. */
   progress: number
   current_step: string | null
 }
@@ -2765,7 +2765,7 @@ export interface SearchAnswer {
 /** The signed-in user: a customer (`tenant`, `user`, `scopes`), an operator (`operator`, `role`), or one person who is both. */
 export interface SessionAnswer {
   signed_in: boolean
-  /** `operator` for a person who is both. null if nobody is signed in. */
+  /** The kind of user: `operator` for a person who is both. null if nobody is signed in. */
   kind: SessionKind | null
   kinds: (SessionKind)[]
   tenant: SessionTenant | null
@@ -2820,7 +2820,7 @@ export interface ShareAnswer {
   id: string
   job_id: string
   video_id: string | null
-  /** Whether it also shows the original, for a before/after comparison. */
+  /** Whether the link also shows the original, for a before/after comparison. */
   has_original: boolean
   created_at: string
   expires_at: string
@@ -2867,13 +2867,13 @@ export interface ShownValue {
 
 /** The available sign-in methods. */
 export interface SignInWays {
-  /** `POST /api/session` with a key. */
+  /** Whether `POST /api/session` accepts a key. */
   key: boolean
-  /** `POST /api/session/local`, with the URL that `comfyfleet up` printed. */
+  /** Whether `POST /api/session/local` accepts the secret in the URL printed by `comfyfleet up`. */
   one_click: boolean
-  /** `/auth/oidc/start`, with the operator's identity provider. */
+  /** Whether `/auth/oidc/start` signs in with an identity provider. */
   oidc: boolean
-  /** The name of that provider. */
+  /** The name of the identity provider. */
   oidc_name: string | null
 }
 
@@ -2891,7 +2891,7 @@ export interface StartsWithin {
 
 export interface StepAnswer {
   name: string
-  /** Target number for the existing parents. */
+  /** Target number of candidates for the existing parents. */
   wanted: number
   made: number
   approved: number
@@ -2902,7 +2902,7 @@ export interface StepAnswer {
   /** Candidates that a person must judge. 0 if no approval is required. */
   waiting: number
   judge: StepJudgeAnswer | null
-  /** Jobs of the judge, out of the jobs in flight. */
+  /** How many of the jobs in flight belong to the judge. */
   judging: number
   /** Candidates that the judge hasn't judged yet. */
   unjudged: number
@@ -2910,11 +2910,11 @@ export interface StepAnswer {
 
 /** The judge of a step, and its thresholds. */
 export interface StepJudgeAnswer {
-  /** Its measure, effect or workflow. */
+  /** The measure, effect or workflow that judges the candidates. */
   name: string
-  /** Approves candidates with at least this score. null if it approves none. */
+  /** Candidates with at least this score are approved. null if the judge approves none. */
   approve_above: number | null
-  /** Rejects candidates with a lower score. null if it rejects none. */
+  /** Candidates with a lower score are rejected. null if the judge rejects none. */
   reject_below: number | null
 }
 
@@ -2923,7 +2923,7 @@ export interface StoppedWork {
   pipeline_runs: number
   /** Number of paused triggers. */
   triggers: number
-  /** Whether there is more. If so, repeat the call. */
+  /** Whether there is more work to stop. If so, repeat the call. */
   has_more: boolean
 }
 
@@ -2950,7 +2950,7 @@ export interface SuggestedProperty {
   input: string
   /** The saved value. */
   value: unknown
-  /** null for media and seeds. */
+  /** The suggested default. null for media and seeds. */
   default: unknown
   minimum: number | null
   maximum: number | null
@@ -2964,11 +2964,11 @@ export interface SuggestedProperty {
 export interface SwitchAnswer {
   /** A checkpoint or diffusion model. */
   model: string
-  /** Maximum cost of a switch to it, in seconds. */
+  /** Maximum cost of a switch to this model, in seconds. */
   seconds: number
-  /** Duration of its runs without a switch. */
+  /** Seconds of this model's runs without a switch. */
   run_seconds: number
-  /** Number of compared runs of each kind. */
+  /** Minimum number of compared runs with and without a switch. */
   runs: number
   /** Whether a switch is so fast that jobs run in the order of arrival. */
   is_free: boolean
@@ -2976,7 +2976,7 @@ export interface SwitchAnswer {
 
 /** The media that an effect is applied to. */
 export interface Takes {
-  /** image, video or audio */
+  /** The kind of media: image, video or audio. */
   kind: string
   /** Allowed media types. Empty if all types of the kind are allowed. */
   media_types: (string)[]
@@ -2997,7 +2997,7 @@ export interface TenantAnswer {
   max_storage_bytes: number | null
   /** null means COMFYFLEET_SHOW_BACKENDS. */
   show_backends: boolean | null
-  /** When the deletion of its private data started. */
+  /** When the deletion of the tenant's private data started. */
   erasing_at: string | null
   /** When all data except the ledger had been deleted. */
   erased_at: string | null
@@ -3006,11 +3006,11 @@ export interface TenantAnswer {
 
 /** Limits for a tenant's prompts, in addition to the limits of the fleets. */
 export interface TenantPrompts {
-  /** The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts. */
+  /** The fleets that the tenant may use, as SLUG/STAGE. null means all open fleets. */
   fleets: (string)[] | null
-  /** Node types that its prompts may use on any of its fleets. */
+  /** Node types that prompts may use on all fleets of the tenant. */
   allow: (string)[]
-  /** Node types that its prompts may not use. */
+  /** Node types that the prompts may not use. */
   deny: (string)[]
 }
 
@@ -3055,9 +3055,9 @@ export interface TransactionAnswer {
   job_id: string | null
   /** The payment's id. */
   provider_transaction_id: string | null
-  /** The effect that its job applied. */
+  /** The effect that the transaction's job applied. */
   effect_id: string | null
-  /** The media of its job. */
+  /** The media item of the transaction's job. */
   video_id: string | null
   created_at: string
 }
@@ -3084,7 +3084,7 @@ export interface TriggerAnswer {
   /** null means the newest version. */
   version: number | null
   pipeline_id: string | null
-  /** For runs of a pipeline. */
+  /** Number of base candidates in each run of a pipeline. */
   base_candidates: number | null
   inputs: Record<string, unknown>
   cron: string | null
@@ -3093,12 +3093,12 @@ export interface TriggerAnswer {
   tokens_per_day: number
   /** Maximum tokens of one run. */
   max_tokens: number | null
-  /** Tokens used today in its time zone. Open runs count with their maximum. */
+  /** Tokens used today, in the trigger's time zone. Open runs count with their maximum. */
   used_tokens: number
   is_paused: boolean
-  /** Whether its daily tokens are used up. If so, it starts no runs until the next day. */
+  /** Whether the trigger's daily tokens are used up. If so, it starts no runs until the next day. */
   is_spent: boolean
-  /** For a schedule that is not paused. */
+  /** The next scheduled time, for a schedule that is not paused. */
   next_at: string | null
   /** Number of scheduled times at which no control plane was running. */
   missed: number
@@ -3125,7 +3125,7 @@ export interface UnheardReport {
 }
 
 export interface Upload {
-  /** Link it with POST /api/videos after the upload. */
+  /** The id of the file. Link it with POST /api/videos after the upload. */
   file_id: string
   file: UploadedFile | null
   /** For uploading the whole file at once. */
@@ -3137,11 +3137,11 @@ export interface Upload {
 }
 
 export interface UploadPart {
-  /** Counted from 1. */
+  /** The number of the part, counted from 1. */
   number: number
-  /** The position of its first byte in the file. */
+  /** The position of the part's first byte in the file. */
   start: number
-  /** In bytes. The body of its PUT must have exactly this size. */
+  /** The size of the part in bytes. The body of the PUT request must have exactly this size. */
   size: number
   /** null if the part has already been uploaded. */
   upload: UploadSlot | null
@@ -3225,21 +3225,21 @@ export interface Verdict {
 export interface Video {
   id: string
   kind: "image" | "video" | "audio"
-  /** The status of its latest job. */
+  /** The status of the media item's latest job. */
   status: MediaStatus
-  /** In percent. null if unknown. */
+  /** Progress of the media item's latest job in percent. null if unknown. */
   progress: number | null
-  /** Why its latest job failed. */
+  /** Why the media item's latest job failed. */
   error: string | null
-  /** Its latest job. */
+  /** The media item's latest job. */
   job_id: string | null
-  /** The effect of its latest job. */
+  /** The effect of the media item's latest job. */
   effect_id: string | null
   /** The name of the uploaded file. null once it has expired. */
   filename: string | null
-  /** Valid for 15 minutes. In a list only with urls=true. */
+  /** The URL of the uploaded file, valid for 15 minutes. Lists contain it only with urls=true. */
   original_file_url: string | null
-  /** The latest job's result, if any. Valid for 15 minutes; repeat the call for a new one. In a list only with urls=true. */
+  /** The URL of the latest job's result, if any. It is valid for 15 minutes; repeat the call for a new one. Lists contain it only with urls=true. */
   processed_file_url: string | null
   /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   original_small_url: string | null
@@ -3248,9 +3248,9 @@ export interface Video {
   processed_content_type: string | null
   created_at: string
   expired_at: string | null
-  /** Estimated from the effect's history, without the time in the queue. null if unknown, or if the run takes longer than usual. */
+  /** Estimated seconds until the job ends, based on the effect's history and without the time in the queue. null if unknown, or if the run takes longer than usual. */
   estimated_seconds_left: number | null
-  /** All its jobs, including unfinished ones; newest first, at most 100. */
+  /** The media item's jobs, including unfinished ones, newest first. At most 100. */
   results: (MediaResult)[]
   /** Values that nodes showed: texts, numbers, booleans and JSON. */
   values: (Value)[]
@@ -3261,21 +3261,21 @@ export interface Video {
 export interface VideoSummary {
   id: string
   kind: "image" | "video" | "audio"
-  /** The status of its latest job. */
+  /** The status of the media item's latest job. */
   status: MediaStatus
-  /** In percent. null if unknown. */
+  /** Progress of the media item's latest job in percent. null if unknown. */
   progress: number | null
-  /** Why its latest job failed. */
+  /** Why the media item's latest job failed. */
   error: string | null
-  /** Its latest job. */
+  /** The media item's latest job. */
   job_id: string | null
-  /** The effect of its latest job. */
+  /** The effect of the media item's latest job. */
   effect_id: string | null
   /** The name of the uploaded file. null once it has expired. */
   filename: string | null
-  /** Valid for 15 minutes. In a list only with urls=true. */
+  /** The URL of the uploaded file, valid for 15 minutes. Lists contain it only with urls=true. */
   original_file_url: string | null
-  /** The latest job's result, if any. Valid for 15 minutes; repeat the call for a new one. In a list only with urls=true. */
+  /** The URL of the latest job's result, if any. It is valid for 15 minutes; repeat the call for a new one. Lists contain it only with urls=true. */
   processed_file_url: string | null
   /** A thumbnail of at most 512 pixels, with the same validity as the other URL. null if the file is not an image, or already small. */
   original_small_url: string | null
@@ -3319,14 +3319,14 @@ export interface WalletAnswer {
 export interface WalletSummaryAnswer {
   /** Tokens that are not reserved. */
   balance: number
-  /** Reserved for jobs that have not ended. */
+  /** Tokens that are reserved for jobs that have not ended. */
   reserved_tokens: number
   /** The number of days that the totals below cover. */
   days: number
   added_tokens: number
-  /** Spent on jobs that completed. */
+  /** Tokens spent on completed jobs. */
   spent_tokens: number
-  /** Refunded for jobs that did not complete. */
+  /** Tokens refunded for jobs that did not complete. */
   refunded_tokens: number
   /** Where to buy tokens, if the operator has configured it. */
   top_up_url: string | null
@@ -3353,7 +3353,7 @@ export interface WantedOutput {
 
 /** The complete settings for prompts of ComfyUI clients. Omitted fields are reset to their defaults. */
 export interface WantedPrompts {
-  /** Whether it accepts such prompts. */
+  /** Whether the fleet accepts prompts of clients. */
   is_open?: boolean
   /** The price of each prompt in tokens. */
   price_tokens?: number
@@ -3363,7 +3363,7 @@ export interface WantedPrompts {
   allow?: (string)[]
   /** Node types that may not run. Overrides every `allow`. */
   deny?: (string)[]
-  /** Whether node types that are not ComfyUI's own may run. Node types with a path, a URL, code or a command as input are not included. */
+  /** Whether node types that are not ComfyUI's own may run. This excludes node types with a path, a URL, code or a command as input. */
   allows_unknown?: boolean
   /** Maximum number of nodes in a prompt. */
   nodes_max?: number
@@ -3371,7 +3371,7 @@ export interface WantedPrompts {
   prompt_bytes_max?: number
   /** A run that takes longer is stopped and fails. */
   run_limit_seconds?: number
-  /** Prefixes of routes that are forwarded to a worker's backend, such as /api/etn. */
+  /** Prefixes of routes that are passed to a worker's backend, such as /api/etn. */
   passthrough?: (string)[]
   /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, the messages of all prompts are shown as they arrive. */
   in_order?: boolean
@@ -3379,11 +3379,11 @@ export interface WantedPrompts {
 
 /** The complete settings. Omitted fields are reset to their defaults. */
 export interface WantedTenantPrompts {
-  /** The fleets that it may use, as SLUG/STAGE. null means all fleets that accept prompts. */
+  /** The fleets that the tenant may use, as SLUG/STAGE. null means all open fleets. */
   fleets?: (string)[] | null
-  /** Node types that its prompts may use on any of its fleets. */
+  /** Node types that prompts may use on all fleets of the tenant. */
   allow?: (string)[]
-  /** Node types that its prompts may not use. */
+  /** Node types that the prompts may not use. */
   deny?: (string)[]
 }
 
@@ -3396,7 +3396,7 @@ export interface WebhookAnswer {
   id: string
   url: string
   events: (WebhookEvent)[]
-  /** false if it was disabled after days of failed deliveries. Use …/activate to enable it. */
+  /** false if the webhook was disabled after days of failed deliveries. Use …/activate to enable it. */
   is_active: boolean
   created_at: string
 }
@@ -3439,7 +3439,7 @@ export interface WorkScope {
 
 export interface WorkerAnswer {
   worker_id: string
-  /** SLUG/STAGE */
+  /** The worker's fleet, as SLUG/STAGE. */
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
@@ -3447,7 +3447,7 @@ export interface WorkerAnswer {
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
+  /** Number of jobs that the worker currently holds. This can exceed `max_concurrency` by one job, which waits on the worker until another one ends. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3456,14 +3456,14 @@ export interface WorkerAnswer {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it last contacted the control plane, if it is overdue. It may be offline. */
+  /** When the worker last made contact, if it is overdue and may be offline. */
   silent_since: string | null
   created_at: string
 }
 
 export interface WorkerDetail {
   worker_id: string
-  /** SLUG/STAGE */
+  /** The worker's fleet, as SLUG/STAGE. */
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
@@ -3471,7 +3471,7 @@ export interface WorkerDetail {
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
+  /** Number of jobs that the worker currently holds. This can exceed `max_concurrency` by one job, which waits on the worker until another one ends. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3480,14 +3480,14 @@ export interface WorkerDetail {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it last contacted the control plane, if it is overdue. It may be offline. */
+  /** When the worker last made contact, if it is overdue and may be offline. */
   silent_since: string | null
   created_at: string
-  /** The workflows that it may run according to its fleet's assignments. */
+  /** The workflows that the worker may run according to the fleet's assignments. */
   workflows: (string)[]
   /** The backend's version, node types and models. */
   backend: BackendFacts | null
-  /** The last metrics of its machine. */
+  /** The latest metrics of the worker's machine. */
   reading: Reading | null
 }
 
@@ -3498,7 +3498,7 @@ export interface WorkerJob {
   tenant_id: string
   workflow: string
   attempt: number
-  /** null while it is being prepared. */
+  /** null while the job is being prepared. */
   started_at: string | null
   percent: number | null
   /** The node that is running. */
@@ -3507,7 +3507,7 @@ export interface WorkerJob {
 
 export interface WorkerSeen {
   worker_id: string
-  /** SLUG/STAGE */
+  /** The worker's fleet, as SLUG/STAGE. */
   fleet: string
   /** online, faulty, offline, draining, pending or revoked */
   state: string
@@ -3515,7 +3515,7 @@ export interface WorkerSeen {
   problem: string | null
   is_approved: boolean
   is_draining: boolean
-  /** Number of jobs that it currently holds. This can exceed `max_concurrency` by one: that job is waiting on the worker for its turn. */
+  /** Number of jobs that the worker currently holds. This can exceed `max_concurrency` by one job, which waits on the worker until another one ends. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3524,7 +3524,7 @@ export interface WorkerSeen {
   registration_source: string
   protocol_version: number
   last_seen_at: string
-  /** When it last contacted the control plane, if it is overdue. It may be offline. */
+  /** When the worker last made contact, if it is overdue and may be offline. */
   silent_since: string | null
   created_at: string
   /** For example, ComfyUI. null if not reported yet. */
@@ -3532,11 +3532,11 @@ export interface WorkerSeen {
   backend_version: string | null
   gpu: string | null
   gpu_memory_bytes: number | null
-  /** The last metrics of its machine. */
+  /** The latest metrics of the worker's machine. */
   reading: Reading | null
   /** When the metrics were reported. */
   read_at: string | null
-  /** The jobs that it currently holds. */
+  /** The jobs that the worker currently holds. */
   jobs: (WorkerJob)[]
 }
 
@@ -3554,9 +3554,9 @@ export interface WorkflowAnswer {
   is_paused: boolean
   required_capabilities: (string)[]
   run_limit_seconds: number
-  /** The price of a job in customers' graphs and pipelines. null if it isn't offered there. */
+  /** The price of a job in customers' graphs and pipelines. null if not offered there. */
   price_tokens: number | null
-  /** The fleets that it is assigned to, as SLUG/STAGE. */
+  /** The fleets of the workflow, as SLUG/STAGE. */
   fleets: (string)[]
   created_at: string
   /** Whether a job may complete without a file and a value. */
@@ -3573,16 +3573,16 @@ export interface WorkflowDetail {
   is_paused: boolean
   required_capabilities: (string)[]
   run_limit_seconds: number
-  /** The price of a job in customers' graphs and pipelines. null if it isn't offered there. */
+  /** The price of a job in customers' graphs and pipelines. null if not offered there. */
   price_tokens: number | null
-  /** The fleets that it is assigned to, as SLUG/STAGE. */
+  /** The fleets of the workflow, as SLUG/STAGE. */
   fleets: (string)[]
   created_at: string
   /** Whether a job may complete without a file and a value. */
   output: "required" | "optional"
   /** How delivered files are marked as created by AI. */
   ai_mark: "auto" | "generated" | "edited" | "none"
-  /** The type of its document: workflow or prompt. */
+  /** The type of the document: workflow or prompt. */
   kind: string
   document_hash: string
   output_node_id: string | null
@@ -3599,7 +3599,7 @@ export interface WorkflowDiff {
   nodes_removed: (NamedNode)[]
   links_added: number
   links_removed: number
-  /** At most 500. */
+  /** The changed values, at most 500. */
   values_changed: (ChangedValue)[]
   files_added: (string)[]
   files_removed: (string)[]
@@ -3623,22 +3623,22 @@ export interface WorkflowFigures {
   queued: number
   /** Currently running jobs. */
   running: number
-  /** Jobs that workers currently have, but that have not started. */
+  /** Jobs that workers currently hold but have not started. */
   held: number
 }
 
 export interface WorkflowInspection {
-  /** json, png, webp, mp4 … */
+  /** The file format: json, png, webp, mp4 … */
   file_kind: string
   form: "workflow" | "prompt"
-  /** The document for registering it. */
+  /** The document to send when the workflow is registered. */
   document: Record<string, unknown>
   drawing: Drawing
   /** Most important first. */
   properties: (SuggestedProperty)[]
   outputs: (WorkflowOutput)[]
   node_types: (string)[]
-  /** Models and other files that it refers to. */
+  /** Models and other files that the workflow refers to. */
   files: (string)[]
   /** The requirements that the best fleet doesn't meet. null if no fleet has reported its contents. */
   missing: MissingInFile | null
@@ -3646,7 +3646,7 @@ export interface WorkflowInspection {
 }
 
 export interface WorkflowOffer {
-  /** The field for its name in a graph's node. */
+  /** The field of a graph's node in which the name is set. */
   kind: "effect" | "workflow"
   name: string
   /** The version that a node gets if it doesn't specify one. */
