@@ -1,4 +1,4 @@
-/** Shows a key or a secret that is visible only now. The dialog closes when the user confirms
+/** Shows a key or a secret that is displayed only once. The dialog closes when the user confirms
  * that it is stored. */
 
 import { type ReactNode, useState } from "react"

@@ -86,7 +86,7 @@ class TermsBody(Body):
     price_tokens: Tokens | None = Field(
         default=None,
         validation_alias=PRICE_NAMES,
-        description="Offers the workflow to customers at this price for graphs and pipelines.",
+        description="If set, customers can use the workflow in graphs and pipelines at this price.",
     )
     is_withdrawn: bool = Field(
         default=False,
@@ -583,7 +583,7 @@ class FaceBody(Body):
         default=None,
         description="Whether result files contain the prompt and workflow. The default is false.",
     )
-    reuse: bool | None = Field(default=None, description="Whether equal jobs reuse results.")
+    reuse: bool | None = Field(default=None, description="Whether identical jobs reuse results.")
     tags: list[str] | None = Field(
         default=None, description="Lowercase tags for the catalog.", examples=[["portrait"]]
     )
