@@ -281,8 +281,8 @@ async def _running(works: BackgroundWork) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        # If part of the work fails at the moment of its cancellation, the error can hide the
-        # cancellation. The task is therefore canceled again until it has finished.
+        # If part of the work fails while it is being canceled, the error can hide the cancellation.
+        # The task is therefore canceled repeatedly until it has finished.
         while not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=RESTART_SECONDS)

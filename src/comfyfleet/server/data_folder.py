@@ -77,7 +77,7 @@ def _embedded(file: Path) -> DatabaseLocation:
 
 
 PID_CHARACTERS_MAX = 20
-# On Windows, other processes can't read a locked byte. The lock therefore covers a byte far behind
+# On Windows, other processes can't read a locked byte. The lock therefore covers a byte well past
 # the process id.
 LOCKED_BYTE = 1024
 
@@ -101,8 +101,8 @@ def _only_one(database: Path) -> Iterator[None]:
     with file:
         if not _locked(file):
             raise _held(database, file)
-        # The file isn't deleted at exit. Otherwise, two other processes could lock different files
-        # of the same name.
+        # The file isn't deleted at exit. Otherwise, two other processes could lock two different
+        # files with the same name.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -109,7 +109,7 @@ async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
 
 
 async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Heartbeat) -> None:
-    """Records that a worker is alive, and its latest reading."""
+    """Records a worker's heartbeat and its latest reading."""
     await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
 
 

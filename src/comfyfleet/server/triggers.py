@@ -62,15 +62,15 @@ SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
 # Delay in seconds after which a scheduled time counts as missed. Passes usually run every second.
 LATE_SECONDS = 60
-# Maximum number of due times that are enumerated in one pass. If there are more, only the two
-# newest of the remaining ones are counted.
+# Maximum number of due times that are enumerated in one pass. Of any further due times, only the
+# two newest are counted.
 MOMENTS_COUNTED_MAX = 1000
 # Seconds for which a firing is reserved for its process. Starting a run takes less time, so no
 # other process does the same work. If one did, it would get the same run.
 TAKEN_SECONDS = 30
 TRIES_MAX = 120
-# How often a repeated delivery checks for the run of the first one before it starts the run itself,
-# and the interval in seconds.
+# How many times a repeated delivery checks whether the first one has started the run, and the
+# seconds between two checks. After that, it starts the run itself.
 LOOKS_MAX, LOOK_SECONDS = 20, 0.1
 # Limits per trigger and day. Further firings are refused, and further refusals aren't stored.
 FIRINGS_PER_DAY_MAX, REFUSALS_PER_DAY_MAX = 10_000, 200
@@ -170,7 +170,7 @@ class DueMoments(NamedTuple):
 
 
 def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
-    """Decides which of a schedule's due times is fired and which are missed.
+    """Decides which of a schedule's due times to fire and which ones count as missed.
 
     The newest one is fired, and earlier ones are missed. If the newest one is late, it is missed as
     well, but fired anyway if the trigger's `catch_up` is set.

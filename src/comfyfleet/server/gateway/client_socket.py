@@ -13,16 +13,16 @@ UNSENT_FRAMES_MAX = 1_000
 
 
 class LogState(Enum):
-    """A socket's progress with the rows of the run log that are shown one prompt after another."""
+    """Indicates whether a socket has sent all rows of prompts that are shown one after another."""
 
     CURRENT = auto()  # All rows have been sent.
-    HOLDING = auto()  # All rows of the shown prompt have been sent. Others are waiting.
+    HOLDING = auto()  # All rows of the shown prompt have been sent. Rows of others are waiting.
     READING = auto()  # The log may contain more rows of the shown prompt.
 
 
 class GatewaySocket(Socket):
-    """A socket that shows its client one attempt of a prompt until it ends, and then the attempt
-    that started next.
+    """A socket that shows its client one attempt of a prompt at a time. When the attempt ends, the
+    socket shows the one that started next.
 
     A client's prompts may run in parallel. Rows that the socket doesn't show yet stay in the log.
     """
@@ -44,7 +44,7 @@ class GatewaySocket(Socket):
 
     @property
     def cursor(self) -> Cursor:
-        """Returns the position up to which rows were sent to this socket."""
+        """Returns this socket's position in the run log."""
         return Cursor(self.seen, self.start_id, self.row, self.floor)
 
     @property

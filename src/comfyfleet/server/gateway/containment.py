@@ -77,7 +77,7 @@ class Pattern:
 
 def _comparisons(node: PatternNode, prompt: IndexedPrompt) -> int:
     """Returns the maximum number of comparisons for one node of a workflow. An `is_prefix` link is
-    compared with all links of the prompt's nodes that have this node's type."""
+    compared with every link of every node of the same type in the prompt."""
     prefixes = sum(link.is_prefix for link in node.links)
     exact = len(prompt.by_type.get(node.type, ())) * (1 + len(node.links) - prefixes)
     return exact + prefixes * prompt.link_counts.get(node.type, 0)

@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 # Seconds between two reads of the log with and without active prompts. They limit the delay of a
 # message if a notification is lost.
 BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
-# After a read, a feed pauses for as long as the read took, but not longer than this. The pause
-# groups changes, so that they are sent together.
+# After a read, a feed pauses for as long as the read took, but not longer than this. Changes that
+# arrive during the pause are sent together.
 REST_SECONDS_MAX = 0.05
-# Maximum seconds for which messages about a job are held back because its POST hasn't been
-# answered. This is longer than any response takes.
+# Maximum seconds to hold back messages about a job whose POST hasn't been answered. This is longer
+# than any response takes.
 HELD_SECONDS_MAX = 30.0
-# Maximum seconds for which a poll waits until the sockets are up to date.
+# Maximum seconds that a poll waits for the sockets to catch up.
 UP_TO_DATE_SECONDS_MAX = 1.0
 # A client may submit a prompt before it connects. It then receives messages up to this age.
 MISSED_MAX = timedelta(seconds=60)

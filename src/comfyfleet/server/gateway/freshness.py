@@ -16,11 +16,11 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# A list uses the results of a query that is at most this many seconds old.
+# Lists use the results of an earlier query if it is at most this many seconds old.
 FRESH_SECONDS = 5.0
-# Maximum seconds for which a list waits for fresh data.
+# Maximum seconds that a list waits for fresh data.
 LIST_WAIT_SECONDS = 2.0
-# Maximum seconds for which a query waits for the workers. A worker queries its backend at most once
+# Maximum seconds that a query waits for the workers. A worker queries its backend at most once
 # every 5 seconds.
 QUERY_SECONDS = 10.0
 # Minimum seconds between the starts of two queries of the same fleet. Each query ends the pending

@@ -366,8 +366,8 @@ async def _rendered(
     known: Mapping[UUID, Job] | None = None,
 ) -> dict[UUID, RenderedPrompt]:
     """Returns rendered prompts by job id, in the order of `wanted`. Reads only prompts that are not
-    cached. If not all fit into a response, a history contains the last ones and other lists the
-    first ones, but always at least one.
+    cached. If they don't all fit into a response, a history contains the last ones, and other lists
+    contain the first ones. One is included even if it is too large.
     """
     rendered: dict[UUID, RenderedPrompt] = {}
     missing: list[tuple[UUID, PromptForm]] = []
@@ -395,7 +395,7 @@ async def _rendered(
 
 
 def _fitting(rendered: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set[UUID]:
-    """Returns the ids of the first prompts that together fit into a response, at least one."""
+    """Returns the ids of the first prompts that fit into a response, with at least one id."""
     fitting: set[UUID] = set()
     size = 0
     for job_id in order:

@@ -125,9 +125,9 @@ class StoredUserdata(NamedTuple):
     data: bytes
 
 
-# Run time in seconds that is reserved for a prompt if its user hasn't run a similar one. A prompt
-# that is similar to an earlier run reserves at least as much if the balance allows it, so that a
-# few more steps still fit.
+# Run time in seconds to reserve for a prompt if the user hasn't run a similar one. If the balance
+# allows it, at least this much is also reserved for prompts that are similar to an earlier run,
+# which leaves room for a few more steps.
 DEFAULT_SECONDS = 60.0
 # The usual reservation for a prompt and the smallest possible one, as multiples of the longest
 # similar run. The smallest one applies if the balance doesn't cover the usual one.

@@ -36,7 +36,7 @@ UPLOADS = {
     "file_upload": "3D",
 }
 FILE = "file"  # The kind of an input that accepts any type of file.
-IMAGE_FOLDER = "image_folder"  # The option of an input that lists results instead of uploads.
+IMAGE_FOLDER = "image_folder"  # The option of inputs that list results instead of uploads.
 MODEL_TYPES_3D = frozenset({"gltf", "glb", "obj", "fbx", "stl", "spz", "splat", "ply", "ksplat"})
 # Inputs that ComfyUI's own nodes validate themselves, by node type. The browser fills in the
 # choices of these inputs, so object_info doesn't list them.

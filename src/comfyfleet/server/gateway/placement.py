@@ -147,7 +147,7 @@ def _most_outputs(verdicts: Verdicts) -> int:
 def _is_same_prompt(
     verdict: PromptValidation, nodes: OfferedNodes, other: PromptValidation, others: OfferedNodes
 ) -> bool:
-    """Checks whether two backends would be sent the same prompt with the same files. Without this
+    """Checks whether two backends would receive the same prompt with the same files. Without this
     check, one backend's declaration would decide which values are files on the other one."""
     types = {node["class_type"] for node in verdict.prompt.values()}
     return verdict.prompt == other.prompt and all(
@@ -501,7 +501,7 @@ async def place_prompt(
     plane: ControlPlane, match: PromptMatch, prompt: Prompt, preferred_fleet_id: int | None = None
 ) -> PromptPlacement:
     """Places a prompt as the registered workflow with the same shape. If no workflow matches, the
-    prompt runs as the open workflow of a fleet, if possible of the preferred fleet.
+    prompt runs as a fleet's open workflow, on the preferred fleet if possible.
 
     In both cases, the prompt costs at least as much as the most expensive workflow in it.
     """

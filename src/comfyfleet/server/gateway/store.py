@@ -62,7 +62,8 @@ async def is_blocked(tx: Tx, tenant_id: UUID, user_id: UUID, path: str) -> bool:
 
 
 async def use_of_others(tx: Tx, tenant_id: UUID, user_id: UUID, *, than: str) -> tuple[int, int]:
-    """Returns the number and the total size in bytes of the user's files other than `than`."""
+    """Returns the number and the total size in bytes of the user's files, except for the file
+    `than`."""
     query = select(func.count(), func.coalesce(func.sum(userdata.c.size), 0)).where(
         _of_user(tenant_id, user_id), userdata.c.path != than
     )

@@ -82,8 +82,8 @@ async def submit_job(
     *,
     at_id: Callable[[UUID], None],
 ) -> Job:
-    """Submits a job. Raises KeyReused, WorkflowRefused or MissingAsset. After WorkflowRefused and
-    MissingAsset, nothing was queued and the key can be used again.
+    """Submits a job. Raises KeyReused, WorkflowRefused or MissingAsset. In the last two cases,
+    nothing is queued and the idempotency key can be used again.
     """
     key = None if asked.idempotency_key is None else stored_key(asked.idempotency_key)
     if key is not None:

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 # Open files reserved for everything except connections and transfers, such as databases, child
 # processes, logs and libraries.
 OTHER_FILES = 256
-# Minimum shares of connections and of transfers, even if the limit of open files is very low.
+# Minimum numbers of connections and of downloads or uploads, even if the limit of open files is
+# very low.
 CONNECTIONS_MIN = 16
 TRANSFERS_MIN = 4
 # An upload keeps one file open for its content and, while it is stored, one for its type.
@@ -30,7 +31,7 @@ ACCEPTS_AT_ONCE = 64
 # Length of the operating system's queue of connections that haven't been accepted yet. Thousands of
 # workers may reconnect at the same moment.
 LISTEN_BACKLOG = 4096
-# Seconds for which no connections are accepted after the process ran out of files or memory.
+# Seconds to stop accepting connections after the process has run out of files or memory.
 PAUSE_SECONDS = 1.0
 WARN_SECONDS = 60.0
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -76,8 +77,8 @@ def divide_files(files: int, connections_wanted: int) -> FileShares:
 
 
 class ClientSocket(socket.socket):
-    """A client's socket that calls functions when it is closed and counts the bytes passed to the
-    operating system. The protocol that uses the socket doesn't matter."""
+    """A client's socket that counts the bytes passed to the operating system and runs callbacks
+    when it is closed, regardless of the protocol that uses it."""
 
     __slots__ = ("_on_close", "sent_bytes")
 

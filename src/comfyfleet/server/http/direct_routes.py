@@ -95,7 +95,8 @@ class DirectRoute:
 
 
 def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]] | None:
-    """Returns the dependency that checks the caller's scope, from the declared type of `caller`."""
+    """Returns the dependency that checks the caller's scope. It is part of the declared type of the
+    `caller` parameter."""
     declared = get_type_hints(endpoint, include_extras=True).get("caller")
     return None if declared is None else declared.__metadata__[0].dependency
 

@@ -75,7 +75,8 @@ def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    # After one of our own validators, a string's length error has the same type as a list's.
+    # If one of our own validators ran first, pydantic reports the same error type for the length of
+    # a string as for the length of a list.
     is_text = isinstance(error.get("input"), str) and error["type"] in ("too_long", "too_short")
     words = _MESSAGES.get(f"string_{error['type']}" if is_text else error["type"])
     if words is None:

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 # after at most their sum, which is less than two seconds.
 CHECK_SECONDS_MAX = 1.4
 READY_SECONDS = 0.5
-# Number of calls in a row that each compute a new result.
+# Maximum number of consecutive calls that each compute a new result.
 AT_ONCE = 20
 FINE = "ok"
 STORE, CENTRAL = NEEDED = ("store", "central")  # the parts that every request needs
@@ -134,8 +134,8 @@ class _ReadinessLog:
 
 
 class _RecentResult(Generic[T]):
-    """Computes a result a few times in a row, then at a limited rate. More frequent calls get the
-    last result.
+    """Computes a new result for the first few calls in a row, and then only at a limited rate. More
+    frequent calls get the last result.
 
     The route requires no key, so its callers must not be able to use up the CPU.
     """

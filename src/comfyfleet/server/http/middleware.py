@@ -218,8 +218,8 @@ def response_to_failure(error: Exception, method: str, path: str, request_id: st
 
 
 async def _is_cut_off(scope: Scope, error: Exception) -> bool:
-    """Closes the connection of a response that an expected error has interrupted, so that the
-    client notices.
+    """Closes the connection if an expected error has interrupted the response, so that the client
+    notices.
 
     Returns False for a bug. The server then closes the connection and logs a traceback.
     """

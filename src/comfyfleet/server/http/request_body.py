@@ -1,5 +1,5 @@
-"""Request bodies: limits for size and time, strict JSON parsing (in threads if large), and field
-types that databases can store."""
+"""Limits the size and duration of request bodies, parses JSON strictly (in threads if large), and
+defines field types that databases can store."""
 
 import asyncio
 import json
@@ -293,7 +293,7 @@ class Body(BaseModel):
 
     @classmethod
     def _names(cls) -> Iterator[tuple[str, ...]]:
-        """Yields the accepted names of each field, starting with our own name."""
+        """Yields the accepted names of each field, with our own name first."""
         for name, field in cls.model_fields.items():
             alias = field.validation_alias
             if isinstance(alias, AliasChoices):
@@ -303,7 +303,7 @@ class Body(BaseModel):
 
 
 def _without_repeats(body: dict[str, Any], names: Iterable[tuple[str, ...]]) -> dict[str, Any]:
-    """Keeps one name of each field that was sent under several names.
+    """Removes duplicates of fields that were sent under several names.
 
     Raises an error if their values differ.
     """

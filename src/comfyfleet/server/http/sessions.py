@@ -1,5 +1,5 @@
-"""Browser sessions: the session cookie, the CSRF token, and the check whether a request was sent by
-a page of another site."""
+"""Manages browser sessions with their cookies and CSRF tokens, and detects requests from pages of
+other sites."""
 
 import hashlib
 import hmac

@@ -194,8 +194,8 @@ class Tally:
                 self._keyless.remove(self)
 
     def count_for_address(self) -> bool:
-        """Counts for the address again. The last callers also stay counted until the connection
-        closes.
+        """Counts for the address again. Until the connection closes, it also still counts for its
+        last callers.
 
         Returns False if the address exceeds its limit.
         """

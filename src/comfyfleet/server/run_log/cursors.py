@@ -1,5 +1,5 @@
 """Stores how much of a user's run log each client has been sent, and shares this with all control
-planes. A client can then reconnect to any of them without missing messages, and receives few
+planes. A client can then reconnect to any of them without missing messages, and receives only a few
 messages twice.
 """
 
@@ -33,7 +33,7 @@ SEND_SECONDS = 1.0
 # Maximum seconds that a control plane spends sending the positions of its sockets before it closes
 # them.
 LAST_SEND_SECONDS_MAX = 2.0
-# Maximum seconds for which a starting control plane waits until it can receive positions.
+# Maximum seconds that a starting control plane waits until it can receive positions.
 START_SECONDS_MAX = 2.0
 PER_MESSAGE_MAX = 60  # each cursor takes up to 120 of the 8,000 characters in a message
 
@@ -47,9 +47,7 @@ class LogReader(Protocol):
 
 
 class ClientCursors:
-    """The cursors of clients by a hash of user and client, with the times at which they were
-    stored.
-    """
+    """The cursors of clients and when they were stored, by a hash of the user id and client id."""
 
     def __init__(self, central: Database, name: str) -> None:
         self._hints = NotifyChannel(central, CHANNEL)
@@ -82,7 +80,8 @@ class ClientCursors:
 
     async def close(self) -> None:
         """Sends all positions that this process knows, because clients will reconnect to other
-        control planes. Some of these may have started after other clients disconnected.
+        control planes. Positions of clients that disconnected earlier are sent again, because some
+        control planes may have started since then.
         """
         if self._hints.reach_others:
             with contextlib.suppress(TimeoutError):

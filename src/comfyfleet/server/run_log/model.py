@@ -20,8 +20,9 @@ PATH_CHARACTERS_MAX = 500
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")
 
 
-# Message types that ComfyUI doesn't have: for frames that are binary in ComfyUI, for prompts that
-# were canceled while queued, and for runs whose client requested previews.
+# Our own message types, in addition to ComfyUI's types. The first two represent frames that are
+# binary in ComfyUI. The others represent prompts that were canceled while queued, and runs whose
+# client requested previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
 PREVIEWS = "comfyfleet_previews"
 START, CACHED = "execution_start", "execution_cached"
@@ -72,8 +73,8 @@ class LoggedRun(NamedTuple):
     start_id: int | None = None
 
     def in_attempt(self, state: "LoggedState") -> "LoggedRun":
-        """Returns the run with the row that started its attempt, if its client sees its prompts run
-        one after another.
+        """Adds the row that started the current attempt to the run if its client sees its prompts
+        run one after another.
 
         A prompt that ends while no worker is running it doesn't belong to an attempt, so its row is
         separate.
@@ -231,7 +232,7 @@ OUTPUT = "output"
 
 
 class CounterRange(NamedTuple):
-    """The range of the counters in a report's filenames that share a prefix on their backend."""
+    """The range of counters in a report's filenames that have the same prefix on the backend."""
 
     first: int
     last: int
@@ -266,8 +267,8 @@ def path_after(
     ranges: Mapping[tuple[str, str], CounterRange],
     before: Mapping[tuple[str, str], int],
 ) -> str:
-    """Returns the path of a file. `before` contains how many counters of each prefix are already in
-    use.
+    """Returns the path of a file. `before` contains the number of counters that are already in use
+    for each prefix.
     """
     counted = split_counter(file.path)
     if counted is None:
@@ -388,8 +389,8 @@ def is_ended(events: Iterable[Event]) -> bool:
 
 
 def is_end(event: Event) -> bool:
-    """Checks whether an event ends its run. The message about a blocked node doesn't, although it
-    has the type of an error.
+    """Checks whether an event ends its run. The message about a blocked node has the type of an
+    error, but doesn't end the run.
     """
     kind, data = event
     return kind in ENDS and data.get("exception_type") != BLOCKED_TYPE
@@ -426,7 +427,7 @@ def without_ends(events: Iterable[Event]) -> list[Event]:
 
 
 def with_one_end(events: Iterable[Event]) -> list[Event]:
-    """Removes repeated ends: only the first event that ends the run remains."""
+    """Removes all events that end the run except for the first one."""
     remaining: list[Event] = []
     has_end = False
     for event in events:

@@ -267,8 +267,8 @@ async def events_of_client(
 async def events_in_order(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, cursor: Cursor, *, to_id: int
 ) -> LogPage:
-    """Returns a page of the rows that a client must be sent after the cursor, one attempt after
-    another, in the order in which they started.
+    """Returns a page of the rows after the cursor that must be sent to a client. Attempts come one
+    after another, in the order in which they started.
 
     The caller must read again while there are more.
     """
@@ -353,8 +353,8 @@ async def live_files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserF
 async def settle_outputs(
     tx: Tx, tenant_id: UUID, job_id: UUID, names: Mapping[str, str]
 ) -> list[UUID]:
-    """Makes the file names of a completed job refer to its result. Removes the names of files that
-    are not part of the result.
+    """Points the output names of a completed job at the outputs in its result. Removes the names of
+    files that aren't part of the result.
 
     `names` maps the name under which an output was stored during the run to its name in the job's
     result. Returns the ids of the files that the names referred to before.

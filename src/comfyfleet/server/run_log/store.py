@@ -244,7 +244,8 @@ def _read_page(rows: Sequence[Sequence[Any]], rows_max: int) -> LogPage:
 
 
 def _is_none_of(tx: Tx) -> Any:
-    """Builds a condition with the same SQL text for any number of ids."""
+    """Builds a condition that excludes the given jobs. Its SQL text is the same for any number of
+    ids."""
     if is_sqlite(tx):
         # SQLite stores ids as hexadecimal text.
         others = text("ai_jobs.id NOT IN (SELECT value FROM json_each(:but_jobs))")
@@ -572,13 +573,13 @@ def _is_output(tenant_id: UUID, job_id: UUID, file: UserFile) -> ColumnElement[b
 
 
 async def set_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, file_id: UUID) -> None:
-    """Makes the name of a job's output refer to this file."""
+    """Points the name of a job's output at this file."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=file_id))
 
 
 async def settle_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, output: str) -> None:
-    """Makes the name of a job's output refer to an output in the job's result."""
+    """Points an output name at the corresponding output of the job's result."""
     statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
     await tx.execute(statement.values(file_id=None, output=output))
 
@@ -648,8 +649,8 @@ async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) ->
 async def numbered_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
 ) -> list[tuple[UserFile, str | None]]:
-    """Returns a file such as `a.png` and the files whose paths start with `a (`, which include its
-    numbered copies, each with its content hash.
+    """Returns a file such as `a.png` and all files whose paths start with `a (`, each with its
+    content hash. The numbered copies of `a.png` are among them.
     """
     stem = f"{posixpath.splitext(path)[0]} ("
     query = (

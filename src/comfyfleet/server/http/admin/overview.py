@@ -322,7 +322,8 @@ logger = logging.getLogger(__name__)
 # Seconds between reads of the feed, and between the slower reads of counts, alerts and slugs.
 LOOK_SECONDS = 0.5
 COUNT_SECONDS, ALERT_SECONDS, SLUG_SECONDS = 2.0, 10.0, 10.0
-# Counts are read during at most this share of the time. After a slow read, the next one is delayed.
+# Maximum share of the time that is spent reading counts. After a slow read, the next one is delayed
+# accordingly.
 SHARE_MAX = 0.1
 # Maximum numbers of new jobs, running jobs and workers in the feed.
 NEWEST_MAX, LEASED_MAX, WORKERS_MAX = 100, 200, 500

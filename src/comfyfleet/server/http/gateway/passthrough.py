@@ -177,8 +177,8 @@ class RoutedCall:
         return missing or (await self._ask_any())[1]
 
     async def _change(self, worker_ids: Sequence[str]) -> Response:
-        """Sends the call to all of these backends, and returns the response of the first one that
-        accepted the call."""
+        """Sends the call to the backends of all these workers, and returns the response of the
+        first one that accepted it."""
         results = await self._ask_all(worker_ids)
         if not results:
             worker_id, response = await self._ask_any()
@@ -312,8 +312,8 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 
 def _head(path: str) -> tuple[str, ...]:
-    """Returns the part of a path that identifies our own routes, which is its first segment or,
-    below /api, its first two segments."""
+    """Returns the part of a path by which our own routes are recognized. This is the first segment
+    or, below /api, the first two segments."""
     parts = path.split("/", 3)[1:3]
     return tuple(parts) if parts[:1] == ["api"] else tuple(parts[:1])
 

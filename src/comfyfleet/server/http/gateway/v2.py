@@ -390,8 +390,8 @@ class WorkflowJobEvents:
             self._sent_at["behind"] = self._clock()
 
     def _output_lines(self, row: LoggedEvents, facts: JobFacts, *, is_new: bool) -> Iterator[str]:
-        """Yields an event for each file of finished nodes. Its id is that of the previous report,
-        so a client that disconnects between two files gets all of them again."""
+        """Yields an event for each file of finished nodes. The events have the id of the previous
+        report, so a client that disconnects between two files gets all of them again."""
         shown = facts._replace(record=record_from(row.events, None, is_success=False))
         for output in outputs_of(self._job, shown, self._reader):
             if output["id"] not in self._outputs_sent and is_new:

@@ -769,8 +769,8 @@ async def _lines(
 
 
 async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, sent_at: float) -> None:
-    """Waits until the next event may be sent, which is half a second after the last one, or until
-    the run finishes. If that time has already passed, waits up to half a second for a change."""
+    """Waits until half a second has passed since the last event, or until the run finishes. If that
+    time has already passed, waits up to half a second for a change."""
     clock = get_running_loop().time
     while (remaining := sent_at + PROGRESS_SECONDS - clock()) > 0:
         if not await plane.context.notifier.changed(run_id, remaining):

@@ -344,8 +344,8 @@ class _JobStream:
         ended_ids = [job_id for job_id in self._active if job_id not in listed]
         ended = await customer.read_waiting(self._plane.context, self._caller.tenant.id, ended_ids)
         jobs = [*ended, *listed.values()]
-        # Without an active job, no change can be missed, so the overlap is canceled out. A client
-        # that reconnects then only gets changes since this event.
+        # Without an active job, no change can be missed, so the overlap isn't needed and is added
+        # to the time. A client that reconnects then only gets changes since this event.
         now = now if any(job.status.is_active for job in jobs) else now + OVERLAP
         events = [event async for event in self._changes(jobs, int(now.timestamp() * 1000))]
         if has_wallet and (events or self._balance is None):
