@@ -37,8 +37,9 @@ def give_free_memory_back() -> None:
 
 
 async def keep_giving_back() -> None:
-    """Returns free memory regularly, until cancelled. Each time takes some milliseconds and doesn't
-    hold the interpreter lock, so it is done in a thread."""
+    """Returns free memory regularly, until cancelled. Each call takes a few milliseconds and
+    doesn't hold the interpreter lock, so it runs in a thread.
+    """
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
         await asyncio.to_thread(give_free_memory_back)

@@ -297,7 +297,7 @@ def picture_problem(data: bytes) -> str | None:
 
 
 def _png_problem(data: bytes) -> str | None:
-    """Describes the damage of a PNG. Each chunk has its own checksum, and the last one is IEND."""
+    """Describes how a PNG is damaged. Each chunk has its own checksum, and the last one is IEND."""
     at, has_pixels = _PNG_HEAD, False
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 4], "big")

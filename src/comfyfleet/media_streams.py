@@ -107,8 +107,9 @@ def _elements(file: BinaryIO, parent: _Element, count: PartCount) -> Iterator[_E
 
 
 def _open_end(file: BinaryIO, element: _Element, count: PartCount) -> int:
-    """Returns the end of a cluster of unknown length, which is where an element follows that can't
-    be in a cluster."""
+    """Returns the end of a cluster of unknown length. The cluster ends before the first
+    element that can't be in one.
+    """
     if element.number != _CLUSTER:
         raise ValueError(element.number)
     at = element.inner

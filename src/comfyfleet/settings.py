@@ -231,7 +231,7 @@ class Settings:
 
     @property
     def lost_after_seconds(self) -> int:
-        """Returns the time in seconds after which a worker that wasn't seen loses its leases.
+        """Returns the number of seconds without contact after which a worker loses its leases.
         Another worker may then take its id."""
         return self.missed_heartbeats_max * self.heartbeat_seconds
 
@@ -245,8 +245,9 @@ class Settings:
 
     @property
     def grace_seconds(self) -> int:
-        """Returns the seconds by which every lease is extended after a long outage of the control
-        planes."""
+        """Returns how many seconds to extend every lease by after a long outage of the control
+        planes.
+        """
         return 3 * self.heartbeat_seconds
 
 

@@ -487,7 +487,7 @@ def compute(expression: Expression, read: Read, steps: StepCount | None = None) 
 
 
 def compute_score(expression: Expression, output: Any, steps: StepCount | None = None) -> float:
-    """Returns the number that an expression finds in the `output` of a judge's job."""
+    """Returns the number that an expression computes from the `output` of a judge's job."""
     values = {ROOT: output}
     score = compute(expression, lambda path: value_at(values, (path.root, *path.segments)), steps)
     if not is_finite_number(score):

@@ -21,7 +21,7 @@ INDEX_PORT, ROUND_PORT, ROUNDS_PORT, OUTPUTS_PORT = "index", "round", "rounds", 
 
 
 class Fallback(StrEnum):
-    """The action if a node's backend is offline."""
+    """The action to take if a node's backend is offline."""
 
     NONE = "none"
     ASK_USER = "ask_user"
@@ -74,7 +74,7 @@ class WorkflowNode:
     retries: int = 0
     priority: int = 0
     continue_on_error: bool = False
-    reuse: bool = False  # an existing equal result is used instead of a job
+    reuse: bool = False  # an identical earlier result is used instead of running a job
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class WorkflowNode:
 
     @property
     def work_field(self) -> str:
-        """Returns the document's field for the effect or workflow."""
+        """Returns the name of the document field that selects the effect or workflow."""
         return "effect" if self.effect else "workflow"
 
 
@@ -286,7 +286,7 @@ class RankNode:
 
 
 CompositeNode: TypeAlias = MapNode | LoopNode | SubgraphNode | ScoreNode
-# A node that combines the items of a node that opens a scope.
+# A node that combines the items of the node that opened the scope.
 ClosingNode: TypeAlias = MergeNode | LoopEndNode | ResultsNode | RankNode
 Node: TypeAlias = (
     InputNode
@@ -367,8 +367,8 @@ class GraphDefinition:
     priority: int = 0  # default for its nodes
     at_once: int | None = None  # concurrent jobs of a run; None means the control plane's limit
     deadline_seconds: int | None = None  # counted from the start of a run, or of its last retry
-    # Only set after maps, loops and nested graphs were expanded: for each node, the node for whose
-    # items it runs.
+    # Maps each node to the node whose items it runs for. Only set after maps, loops and nested
+    # graphs have been expanded.
     openers: Mapping[str, str] = field(default_factory=dict)
     lanes: Mapping[str, int] = field(default_factory=dict)  # concurrent jobs by node id prefix
 
@@ -392,9 +392,7 @@ NAMES_TOLD_MAX, NAME_CHARACTERS_TOLD_MAX = 20, 64
 
 
 def told_problems(problems: Collection[DocumentProblem]) -> tuple[DocumentProblem, ...]:
-    """Returns the first problems. If there are more, the last entry contains the number of the
-    others.
-    """
+    """Returns the first problems. If there are more, the last entry counts the omitted ones."""
     first = tuple(islice(problems, PROBLEMS_TOLD_MAX))
     if len(problems) == len(first):
         return first

@@ -208,7 +208,7 @@ class _Parser:
         self.problems.append(DocumentProblem("invalid_connection", message))
 
     def offered(self, end: str, node_id: Any) -> str:
-        """Lists the ports of a node that a connection names without its port."""
+        """Lists the ports of a node, for a connection that names the node without a port."""
         node = self.nodes.get(node_id) if isinstance(node_id, str) else None
         if node is None:
             return ""
@@ -554,7 +554,7 @@ OTHER_ENDS = {
 
 
 def _suggested_connection(entry: Any) -> str:
-    """Returns a connection in a different format in our format, or an example."""
+    """Converts a connection from another tool's format to ours. Returns an example if that fails."""
     values = entry if isinstance(entry, dict) else {}
     ends = {end: _suggested_end(values, *names) for end, names in OTHER_ENDS.items()}
     return json.dumps(ends if all(ends.values()) else EXAMPLE_CONNECTION)

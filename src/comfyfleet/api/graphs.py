@@ -33,7 +33,7 @@ class GraphRunStatus(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    PENDING = "pending"  # waits until its inputs are decided
+    PENDING = "pending"  # waits until all its inputs are decided
     HELD = "held"  # may start, but enough jobs of the run are queued already
     QUEUED = "queued"
     RUNNING = "running"
@@ -490,7 +490,7 @@ class FiringStatus(StrEnum):
     STARTING = "starting"
     STARTED = "started"
     REFUSED = "refused"
-    MISSED = "missed"  # times of a schedule at which no control plane was running
+    MISSED = "missed"  # scheduled times that passed while no control plane was running
 
 
 class TriggerAnswer(Response):

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def count_values(value: Any, *, most: int) -> int:
-    """Returns the number of values in a value, including itself. Counting stops above `most`."""
+    """Counts a value and all values nested in it. Stops counting above `most`."""
     count = 0
     for _ in _values(value):
         count += 1

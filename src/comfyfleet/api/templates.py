@@ -42,7 +42,7 @@ class Template:
 
     @property
     def needed_paths(self) -> tuple[FieldPath, ...]:
-        """Returns the paths that are required for a value."""
+        """Returns the paths that must exist for the template to have a value."""
         return self._paths(needed=True)
 
     def _paths(self, *, needed: bool) -> tuple[FieldPath, ...]:

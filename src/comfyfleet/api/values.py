@@ -100,7 +100,7 @@ class WantedOutput(Message):
     content_type: Name = "application/octet-stream"
 
 
-# Limit for all files in a final report together.
+# Limit for the total size of the files in a final report.
 INLINE_BYTES_MAX = 512 * 1024
 INLINE_CHARACTERS_MAX = (INLINE_BYTES_MAX + 2) // 3 * 4
 
@@ -240,7 +240,7 @@ def _cut(shown: ShownValue) -> ShownValue:
 
 
 def text_of(values: Sequence[ShownValue]) -> str | None:
-    """Joins the strings that were shown by the first node with any strings, one per line."""
+    """Joins the strings that the first node with strings showed, one per line."""
     texts = [value for value in values if isinstance(value.value, str)]
     if not texts:
         return None

@@ -166,8 +166,8 @@ class BackendFacts(Message):
     node_types: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=NODE_TYPES_MAX
     )
-    # The files that an input such as "CheckpointLoaderSimple.ckpt_name" offers. Their number is
-    # limited by the size of the body.
+    # The files that an input such as "CheckpointLoaderSimple.ckpt_name" offers. Only the size limit
+    # of the request body limits their number.
     model_files: Annotated[
         dict[Name, Annotated[tuple[Name, ...], Field(fail_fast=True)]],
         BeforeValidator(at_most(MODEL_INPUTS_MAX)),
@@ -177,8 +177,8 @@ class BackendFacts(Message):
 
 
 def object_info_hash(object_info: Mapping[str, Any]) -> str:
-    """Returns the hash under which a worker reports an object_info, and the control plane stores
-    it.
+    """Returns the hash that identifies an object_info in workers' reports and in the control
+    plane's storage.
 
     Node types are hashed in alphabetical order, because equal machines may load their node packs in
     different orders. The order of inputs is part of the hash, because clients assign values by it.
@@ -236,7 +236,7 @@ class Poll(Message):
     )
     model_set: Name | None = None
     reading: Reading | None = None
-    backend: BackendFacts | None = None  # sent if it has changed since register
+    backend: BackendFacts | None = None  # sent if it has changed since the worker registered
     is_brief: bool = False  # fields of the job that repeat other fields may be omitted
     # The worker gets no job, and doesn't count as online, until it polls without a problem.
     backend_problem: BackendProblem | None = None
@@ -271,8 +271,8 @@ class Job(Message):
     model_set: str | None = None
     strip_metadata: bool = False  # outputs are delivered without the embedded prompt and workflow
     ai_mark: str | None = None  # the IPTC DigitalSourceType that is added to outputs without one
-    # The backend's own messages are requested: in heartbeats, and the remaining ones with the last
-    # report.
+    # The worker must report the backend's own messages in heartbeats, and the remaining ones with
+    # the final report.
     records_run: bool = False
     # The job has a price: previews that are results are not sent before the run has succeeded.
     holds_results: bool = False
@@ -392,8 +392,8 @@ class FactsReport(Message):
 
 
 class FactsReported(Message):
-    # The URL to which the worker may upload its backend's object_info. It reports again when this
-    # is done.
+    # The URL to which the worker may upload its backend's object_info. The worker reports its facts
+    # again after the upload.
     object_info_upload: OutputSlot | None = None
 
 
@@ -481,8 +481,8 @@ class Heartbeat(Message):
     # are sent only once.
     filled_in: FilledIn | None = None
     # For a job that `records_run`: the messages since the last heartbeat. With `live_outputs`, they
-    # include messages that refer to files, which are in `outputs`. Otherwise, those come with the
-    # last report.
+    # include messages that refer to files, which are in `outputs`. Otherwise, such messages come
+    # with the final report.
     events: RunEvents = ()
     outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
         default=(), max_length=WANTED_MAX
@@ -594,7 +594,7 @@ class Fail(Message):
         validation_alias=AliasChoices("error", "error_message", "exception_message", "message"),
     )
     provider_job_id: Name | None = None
-    interrupted: bool = False  # stopped by an order of the control plane
+    interrupted: bool = False  # stopped on the control plane's orders
     # as in Complete, if the run started
     execution_seconds: float | None = Field(default=None, ge=0)
     filled_in: FilledIn | None = None  # if it was not sent in a heartbeat

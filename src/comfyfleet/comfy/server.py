@@ -333,7 +333,7 @@ class ComfyServer:
         return Submitted(run_id)
 
     async def _cancel_accepted_part(self, error: BaseException) -> None:
-        """Cancels the part of a refused prompt that would run nevertheless."""
+        """Cancels the part of a refused prompt that would still run."""
         run_id = error.details.get("run_id") if isinstance(error, PromptRefused) else None
         if run_id is None:
             return

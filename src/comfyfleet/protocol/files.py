@@ -1,5 +1,5 @@
-"""Files over HTTP in the form that ComfyUI sends and accepts them: preconditions and ranges,
-headers by file name, the file that a request to `/view` selects, and the fields of an upload."""
+"""Files over HTTP, as ComfyUI sends and accepts them: preconditions and ranges, headers by file
+name, the file that a request to `/view` selects, and the fields of an upload."""
 
 import json
 import mimetypes

@@ -228,7 +228,7 @@ class Fetcher:
     async def open(
         self, url: str, limits: FetchLimits, *, who: Hashable = None
     ) -> AsyncIterator[FetchedSource]:
-        """Opens a download. The limits include the time that the caller takes to read it."""
+        """Opens a download. The time limit includes the time that the caller takes to read it."""
         try:
             async with (
                 asyncio.timeout(limits.total_seconds),

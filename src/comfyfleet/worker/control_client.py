@@ -48,8 +48,8 @@ from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
-# A control plane is considered hung if it doesn't respond for this many heartbeat intervals, but
-# after no less than SILENCE_SECONDS_MIN and no more than SILENCE_SECONDS_MAX seconds.
+# A control plane is considered hung if it doesn't respond for this many heartbeat intervals. This
+# time is at least SILENCE_SECONDS_MIN and at most SILENCE_SECONDS_MAX.
 HEARTBEATS_MISSED_MAX = 2
 SILENCE_SECONDS_MIN = 10.0
 SILENCE_SECONDS_MAX = 60.0

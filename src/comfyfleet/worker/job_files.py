@@ -116,8 +116,8 @@ def foreign_files(
     *,
     is_strangers: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields the node, input and text of each value that names a file that belongs neither to the
-    job nor to all tenants.
+    """Yields the node, input and text of each value that names a foreign file, which is one that
+    belongs neither to the job nor to all tenants.
 
     For a client's own prompt (`is_strangers`), also yields every other value of an upload input,
     such as one of the backend's own files or a link to another node.
@@ -192,7 +192,8 @@ def _joined(
     folder: str, link: list[Any], name: str, prompt: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Returns new nodes that prepend the folder to a string from another node. The node with the
-    result comes first. Their ids aren't used in the prompt."""
+    result comes first. The new ids don't occur in the prompt.
+    """
     while name in prompt or f"{name}.inside" in prompt:
         name += "_"
     inside = {"string": link, "find": "..", "replace": "_"}

@@ -470,7 +470,7 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
 
 def _earlier(deadline: float | None, began: float, limit_seconds: float) -> float:
     """Returns the job's deadline or its run's deadline, whichever is earlier, by the loop's clock.
-    `began` is the wall-clock time at which the run started."""
+    `began` is when the run started, in wall-clock time."""
     of_run = asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
     return of_run if deadline is None else min(deadline, of_run)
 

@@ -87,8 +87,9 @@ class NvmlGpu:
         self._handle: Any = None
 
     def read(self) -> GpuFigures | None:
-        """Returns the GPU's metrics, or None if the driver or the GPU isn't available. Every call
-        retries after a failure."""
+        """Returns the GPU's metrics, or None if the driver or the GPU isn't available. After a
+        failure, the next call tries again.
+        """
         handle = self._handle or self._open()
         if handle is None:
             return None

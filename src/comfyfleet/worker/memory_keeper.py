@@ -31,8 +31,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """The memory of the machine, or of the container if less of it is free there, and the memory
-    used by ComfyUI's processes, in bytes."""
+    """Memory in bytes. `free` and `total` are those of the machine or of the container, whichever
+    has the smaller free share. `of_process` is the memory of ComfyUI's processes.
+    """
 
     free: int
     total: int

@@ -30,7 +30,8 @@ SEARCH_NAME = "Node name for S&R"
 
 class Budgets:
     """The amounts that one conversion may still read and produce. They are limited because strings
-    can refer to each other, and subgraphs repeat them."""
+    can refer to each other and subgraphs can repeat them.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.choices = choice_budget(limits)

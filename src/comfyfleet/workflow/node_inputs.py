@@ -527,8 +527,9 @@ class InputLinker:
     def _displaced(
         self, named: dict[int, tuple[Link, list[str]]], moves: list[tuple[Link, _InputSlot]]
     ) -> list[Link]:
-        """Returns the links to remove: their own input no longer exists, and another link is moved
-        to the input where they are now."""
+        """Returns the links to remove because their own input no longer exists and another link is
+        moved to their current input.
+        """
         names_here = {place.slot.name for place in self._places}
         homeless = {link.id for link, names in named.values() if not names_here.intersection(names)}
         return [

@@ -117,8 +117,7 @@ class GraphDrafts:
         return self._drafts.values()
 
     def add_input_to_instances(self, definition: GraphDraft, port: Port) -> None:
-        """Adds a new port of a definition to every instance that was wired so far, with the inner
-        value."""
+        """Adds a definition's new port, with its inner value, to every instance wired so far."""
         source = definition.promoted_widget(port)
         for draft in self._drafts.values():
             for node_id, node in draft.nodes.items():
@@ -520,7 +519,7 @@ def _set_host_value(host: Node, name: str, value: Any, draft: GraphDraft) -> Non
 def wire_all(
     workflow: Workflow, types: NodeTypes, *, limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, WiredGraph]:
-    """Wires all graphs. Returns them by id, where the root graph's id is the empty string."""
+    """Wires all graphs. Returns them by id. The root graph's id is the empty string."""
     definitions = workflow.definitions
     if not definitions:
         return {"": wire(workflow.root, types, definitions, limits=limits)}

@@ -339,7 +339,7 @@ def _initial_widgets(node_type: NodeType) -> list[Widget]:
 
 def as_laid_out(node_type: NodeType) -> list[Widget]:
     """Returns the sockets and widgets of a new node, with every choice at its default. The inputs
-    of a choice's branch come before the choice, because the editor moves them behind it only
+    of a choice's branch come before the choice, because the editor only moves them behind it
     later."""
     laid_out: list[Widget] = []
     pending = list(reversed(node_type.widgets))

@@ -19,8 +19,8 @@ const BACKOFF_SECONDS = [1, 2, 4, 8, 15, 30]
 /** The server sends a comment at least every 15 s, so a longer silence means that the connection
  * is lost. */
 const SILENCE_MS_MAX = 45_000
-/** A hidden tab closes its connection after this time, because a browser allows only six per
- * server. */
+/** A hidden tab closes its connection after this time, because a browser allows only six
+ * connections per server. */
 const HIDDEN_MS_MAX = 60_000
 const LINE_CHARACTERS_MAX = 4_000_000
 

@@ -221,8 +221,9 @@ def grey_of(image: Any) -> Any:
 
 
 def sharpness(grey: Any) -> float:
-    """Returns the mean difference between neighboring pixels, which a blur reduces. A checkerboard
-    has 1."""
+    """Returns the mean difference between neighboring pixels, which a blur reduces. It is 1 for a
+    checkerboard.
+    """
     across, down = np.abs(np.diff(grey, axis=1)), np.abs(np.diff(grey, axis=0))
     total = across.size + down.size
     return float((across.sum() + down.sum()) / total) if total else 0.0

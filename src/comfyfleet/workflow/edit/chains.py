@@ -290,8 +290,9 @@ def owners_of(level: GraphLevel, segments: Sequence[Collection[str]]) -> dict[st
 
 
 def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """Returns for each node a bit mask of the segments whose output reaches it through nodes
-    outside the segments only."""
+    """Returns, for each node, a bit mask of the segments whose output reaches it without passing
+    through another segment.
+    """
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -302,8 +303,9 @@ def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """Returns for each node a bit mask of the segments that it reaches through nodes outside the
-    segments only."""
+    """Returns, for each node, a bit mask of the segments that its output reaches without passing
+    through another segment.
+    """
     masks: dict[str, int] = {}
     for node in reversed(level.order):
         mask = 0
@@ -321,7 +323,7 @@ def mask_of(node: str, owners: Owners, masks: Mapping[str, int]) -> int:
 
 
 def behind(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """Returns for each node a bit mask of all segments that it depends on, except its own."""
+    """Returns, for each node, a bit mask of all segments that it depends on, except its own."""
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -470,7 +472,7 @@ class _Neighbours(NamedTuple):
 
 
 def _numbers(seen: _Neighbours) -> Looks:
-    """Replaces labels by numbers, because nested labels would grow with each round."""
+    """Replaces labels with numbers, because nested labels would grow with each round."""
     numbers: dict[Hashable, int] = {}
     result = {}
     for node in seen.segments:
@@ -491,15 +493,15 @@ def _likest(level: GraphLevel, node: str, candidates: list[str]) -> str:
 
 
 KINDS = ("group", "instance", "title")
-# minimum share of a segment's nodes that its neighbor must also have, relative to the smaller one
+# minimum share of the smaller segment's nodes that its neighbor must also have
 LIKENESS_MIN = 0.5
 
 
 class _Candidate(NamedTuple):
     family: Family
     owners: Mapping[str, int]
-    before: Mapping[str, int]  # for each node, the segments that reach it, as a bit mask
-    behind: Mapping[str, int]  # for each node, the segments that it reaches, as a bit mask
+    before: Mapping[str, int]  # for each node, a bit mask of the segments that reach it
+    behind: Mapping[str, int]  # for each node, a bit mask of the segments that it reaches
     is_direct: bool  # each segment feeds the next one; otherwise, other nodes merge them
 
 

@@ -210,7 +210,7 @@ def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list
 
 
 def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Workflow) -> Switched:
-    """Enables all nodes inside those dead shells that `mode_changes` enable."""
+    """Enables all nodes inside the dead shells that `mode_changes` would enable."""
     dead = dead_definitions(workflow)
     enabling = [
         mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS

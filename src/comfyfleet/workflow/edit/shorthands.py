@@ -102,7 +102,7 @@ def _file_places(flow: Flow, entry: PromptEntry, names: tuple[str, ...]) -> list
 
 
 class Several(Enum):
-    """The action if several inputs match and hold different values."""
+    """The action to take if several inputs match and hold different values."""
 
     SET = "set them all"
     WARN = "set them all, and warn that they differed"
