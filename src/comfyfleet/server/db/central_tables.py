@@ -102,7 +102,7 @@ fleets = Table(
     Column("created_at", Moment, nullable=False),
     Column("approval", String(10), nullable=False, server_default="auto"),  # auto or manual
     Column("gateway", Json),  # rules for prompts; null means no prompts
-    Column("starts_within_seconds", Integer),  # start time of machines that start on demand
+    Column("starts_within_seconds", Integer),  # startup time of machines that start on demand
     UniqueConstraint("slug", "stage"),
 )
 
@@ -134,7 +134,7 @@ workers = Table(
     Column("facts", Json),  # GPU, memory, node types and model files; null until reported
     Column("facts_hash", String(64)),  # hash of the node types and model files
     Column("object_info_hash", String(64)),  # hash of the backend's object_info
-    Column("refusals", Json),  # the backend's refusals since the last facts
+    Column("refusals", Json),  # the backend's refusals since its last facts report
     Column("models_loaded", Json, nullable=False),
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
@@ -430,7 +430,7 @@ effects = Table(
     Column("tags", Json, nullable=False, server_default="[]"),
     Column("examples", Json, nullable=False, server_default="[]"),  # pairs of files: before, after
     Column("recent_seconds", Json, nullable=False, server_default="[]"),  # durations of recent runs
-    # Whether a job may reuse an equal result of the same user.
+    # Whether a job may reuse the result of an identical job of the same user.
     Column("reuse", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("price_tokens >= 0", name="price_tokens"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),

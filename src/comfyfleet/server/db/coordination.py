@@ -117,7 +117,7 @@ RETRY_SECONDS_MAX = 5.0
 # Seconds between two checks of an idle connection. Without traffic, a lost connection would remain
 # undetected.
 CHECK_SECONDS = 15.0
-# Maximum time in seconds for which a caller waits for messages that were sent before.
+# Maximum time in seconds that a caller waits for earlier messages.
 CATCH_UP_SECONDS_MAX = 1.0
 PAYLOAD_BYTES_MAX = 7_900  # PostgreSQL's limit is 8,000 bytes.
 logger = logging.getLogger(__name__)

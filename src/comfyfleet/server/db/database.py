@@ -716,7 +716,7 @@ def open_database(
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Makes the pool open another connection if this one is closed, without a round trip."""
+    """Makes the pool replace this connection if it is closed. This takes no round trip."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError("the server has closed the connection")
 
@@ -773,7 +773,7 @@ async def for_each_pool(
 ) -> dict[str, T]:
     """Calls `act` for each pool and returns the results by pool name. Leaves out failed pools.
 
-    `failed` is the log message for a failure. A sweep counts failures by `count_failed_pools`."""
+    `failed` is the log message for a failure. A sweep counts failures with `count_failed_pools`."""
     done: dict[str, T] = {}
 
     async def act_on(name: str, pool: Database) -> None:

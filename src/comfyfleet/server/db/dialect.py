@@ -172,7 +172,8 @@ def for_update(
 
 
 def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any]:
-    """Wraps a column in a condition or an order, so that SQLite doesn't use the column's index.
+    """Wraps a column that is used in a WHERE or ORDER BY clause, so that SQLite doesn't use the
+    column's index.
 
     SQLite doesn't know the number of rows. It would read the whole table along this index instead
     of the few rows in a smaller one.

@@ -36,7 +36,8 @@ from comfyfleet.server.db.tenant_tables import (
 READINGS_MAX = 5_000
 # Rollup intervals in seconds for the 1-hour, 1-day and 1-week charts.
 MINUTE, QUARTER, TWO_HOURS = ROLLUP_STEPS = (60, 900, 7_200)
-# Prefix for the names of sums that count runs with the previous run's model and with another model.
+# Prefix for the names of sums that count runs with the same model as the previous run, and runs
+# with another model.
 MODEL_RUNS = "model:"
 
 
@@ -128,8 +129,8 @@ async def ended_counts(
 
 
 class EndedJobsRow(NamedTuple):
-    """The number of jobs with the same outcome and in the same buckets for waiting and running. A
-    bucket of -1 means that the time is unknown.
+    """The number of jobs that have the same outcome and fall into the same buckets of waiting and
+    running time. Bucket -1 means that the time is unknown.
     """
 
     workflow_id: int

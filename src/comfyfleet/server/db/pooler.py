@@ -79,8 +79,8 @@ async def shares_connections(dsn: str) -> bool:
 
 
 async def _server_process(connection: Any) -> int:
-    """Returns the process number of the server connection. It runs in a transaction, so that the
-    same process parses and executes the statement.
+    """Returns the process number of the server connection. The query runs in a transaction, so that
+    the same process parses and executes it.
     """
     async with connection.transaction():
         return int(await connection.fetchval("SELECT pg_backend_pid()", timeout=BEGIN_SECONDS_MAX))

@@ -333,7 +333,7 @@ run_events = Table(
     Column("has_start", Boolean, nullable=False, server_default=text("false")),
     Column("has_end", Boolean, nullable=False, server_default=text("false")),
     # The id of the row with which this attempt of the prompt started, or 0 in that row itself. Null
-    # means that sockets show the row immediately, and not one prompt after another.
+    # means that sockets show the row immediately instead of showing one prompt after another.
     Column("start_id", BigInteger),
     Index(None, "job_id", "id"),
     Index(None, "tenant_id", "user_id", "id"),
@@ -753,7 +753,7 @@ token_transactions = Table(
     ),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index(
-        "token_transactions_settled",  # a job is either consumed or refunded, and only once
+        "token_transactions_settled",  # a job's tokens are either consumed or refunded, only once
         "tenant_id",
         "job_id",
         where="type IN ('JOB_CONSUME', 'JOB_REFUND')",

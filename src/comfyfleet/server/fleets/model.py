@@ -306,8 +306,8 @@ class FleetWorker:
         return min(leases, self.max_concurrency)
 
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
-        """Returns the time at which the worker was last seen, or None if its next report isn't
-        overdue yet. An overdue worker counts as offline only after some more time.
+        """Returns when the worker was last seen, or None if its next report isn't overdue yet. An
+        overdue worker counts as offline only after some more time.
         """
         is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
         return self.last_seen_at if is_missed else None
@@ -539,9 +539,9 @@ def workers_by_lane(
 
 
 def sighting_interval(unseen_seconds_max: float) -> timedelta:
-    """Returns the maximum delay until a waiting worker is marked as seen, which is also the maximum
-    delay until a sighting is written. The sum of both stays below the limit after which a worker
-    counts as offline."""
+    """Returns the maximum delay before a waiting worker is marked as seen. The same maximum applies
+    to writing a sighting. The sum of both delays stays below the limit after which a worker counts
+    as offline."""
     return timedelta(seconds=unseen_seconds_max / 3)
 
 

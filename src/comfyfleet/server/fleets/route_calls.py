@@ -1,4 +1,4 @@
-"""Passes calls to custom nodes' routes to workers, which may wait for them at any control plane.
+"""Forwards calls to custom nodes' routes to workers, which may wait for them at any control plane.
 
 A call that a worker has received is never passed to another worker, because its backend may already
 have executed it.
@@ -25,8 +25,8 @@ from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.fleets.store_route_calls import NEW, WaitingCall
 
 logger = logging.getLogger(__name__)
-# Time limits in seconds: until a worker takes the call, until its backend responds, and for
-# delivering the response.
+# Time limits in seconds for a worker to take the call, for its backend to respond, and for the
+# response to be delivered.
 PICKUP_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 DELIVERY_SECONDS = 10.0
@@ -125,7 +125,9 @@ class LargeCalls:
 
 
 class RouteCalls:
-    """Connects the callers of routes and the workers that pass calls on, across control planes."""
+    """Connects the callers of routes with the workers that forward the calls, across control
+    planes.
+    """
 
     def __init__(self, central: Database, clock: Clock) -> None:
         self._central = central

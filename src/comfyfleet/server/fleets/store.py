@@ -402,7 +402,7 @@ async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = 
 
 
 async def object_info_hashes(tx: Tx) -> dict[int, str]:
-    """Returns the object_info hash of each fleet, as reported by its approved worker that was seen
+    """Returns each fleet's object_info hash, as reported by the approved worker that was seen
     last.
     """
     reported = workers.c.object_info_hash

@@ -91,7 +91,7 @@ async def warn_of_lost_manifest(context: JobContext, job: Job) -> None:
                 tx, "system", LOST_MANIFEST, subject, context.clock(), job=str(job.id)
             )
     except FleetError as error:
-        seen.discard(slug)  # so that the next result triggers the warning again
+        seen.discard(slug)  # lets the next result trigger the warning again
         log.info("the C2PA warning for workflow %s could not be stored: %s", slug, error.message)
         return
     log.warning(

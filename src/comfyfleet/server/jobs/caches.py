@@ -26,7 +26,7 @@ DATE_PLACEHOLDER = "%date"
 
 
 class DocumentCache:
-    """Caches the most recently used documents. The document of a key never changes."""
+    """Caches the most recently used documents. The document for a key never changes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -165,8 +165,8 @@ KINDS_PER_USER_MAX, USERS_KEPT_MAX = 50, 2_000
 
 class RunSeconds:
     """Records how long a user's runs of similar prompts took. Prompts are similar if they have the
-    same workflow, node types and models. Other users' runs don't count, so that users can't change
-    the reservations of others.
+    same workflow, node types and models. Other users' runs don't count, so that users can't affect
+    each other's reservations.
     """
 
     def __init__(self) -> None:
@@ -241,5 +241,5 @@ class PollLimits:
     live_workers: TtlCache[frozenset[str]] = field(
         default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
     )
-    # Whether maintenance mode is on. If so, workers get no job, and this is given as the reason.
+    # Whether maintenance mode is on. If so, polls return that reason and no job.
     maintenance: TtlCache[bool] = field(default_factory=lambda: TtlCache(timedelta(seconds=1)))

@@ -48,9 +48,9 @@ class JobNotifier:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
-        # called to notify other control planes of a user's change
+        # called to notify other control planes that a user's prompts have changed
         self.on_user: Callable[[UUID, UserChange], None] | None = None
-        # called to drop the values that are cached for a user
+        # called to drop a user's cached values
         self.on_change: list[Callable[[UUID], None]] = []
         # called to drop all cached values, because notifications may have been lost
         self.on_missed: list[Callable[[], None]] = []
@@ -275,7 +275,7 @@ class PayloadReads:
         the read continues in the background, because a canceled read would look like a lost
         connection. The pool counts as slow until that read finishes.
         """
-        if pool.is_sqlite:  # a local file doesn't hang as a server can
+        if pool.is_sqlite:  # a local file can't hang like a server
             return await read
         if pool in self._slow and self._reading[pool]:
             read.close()
@@ -421,7 +421,7 @@ async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
 
 
 async def last_expiry(tx: Tx) -> datetime | None:
-    """Returns the time at which any control plane last checked for expired leases."""
+    """Returns when a control plane last checked for expired leases."""
     stored = await read_state(tx, LAST_EXPIRY)
     return datetime.fromisoformat(stored) if stored else None
 
@@ -431,8 +431,8 @@ async def set_last_expiry(tx: Tx, now: datetime) -> None:
 
 
 async def reconcile_cursor(tx: Tx) -> str | None:
-    """Returns the cursor at which the next pass of the reconcile sweep continues, on any control
-    plane.
+    """Returns the cursor from which the next pass of the reconcile sweep continues, whichever
+    control plane runs it.
     """
     return await read_state(tx, RECONCILED) or None
 

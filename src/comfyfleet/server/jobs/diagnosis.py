@@ -159,7 +159,7 @@ def customer_message(workflow: RegisteredWorkflow) -> str:
 
 
 def why_nobody_may_run(ground: Availability) -> str | None:
-    """Returns the reason why no worker is allowed to run the job, even if all of them were
+    """Returns the reason why no worker would be allowed to run the job even if all workers were
     online.
     """
     slug, lane = ground.requirements.workflow.slug, ground.requirements.lane

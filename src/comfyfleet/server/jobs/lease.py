@@ -170,7 +170,7 @@ async def _fail_permanently(context: JobContext, lease: DispatchLease, error: Fl
 def _run_limit(spec: JobSpec, terms: RunTerms) -> int:
     paid = paid_seconds(spec)
     limit = terms.run_limit_seconds
-    # The whole seconds that the reservation pays for, but at least one.
+    # Limited to the whole seconds that the reservation pays for, but at least one second.
     return limit if paid is None else max(1, min(limit, math.floor(paid)))
 
 

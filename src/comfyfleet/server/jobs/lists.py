@@ -227,7 +227,7 @@ class BulkFailure(NamedTuple):
 class BulkOutcome(NamedTuple):
     done: Sequence[UUID]
     failed: Sequence[BulkFailure]
-    retries: dict[UUID, UUID]  # ids of the new jobs by the ids of the retried jobs
+    retries: dict[UUID, UUID]  # maps the ids of retried jobs to the ids of the new jobs
 
 
 class BulkSelection(NamedTuple):

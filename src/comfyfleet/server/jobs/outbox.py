@@ -40,8 +40,8 @@ async def flush(
 
 
 def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> None:
-    """Wakes the tasks that follow the job and, if it has ended, the listeners for its run.
-    `change` is the kind of change of which clients of the gateway are notified.
+    """Wakes the tasks that follow the job and, if it has ended, the listeners for its run. `change`
+    is the kind of change that gateway clients are notified of.
     """
     context.notifier.tell(job.id)
     if job.spec.user_id is not None:

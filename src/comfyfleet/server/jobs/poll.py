@@ -33,7 +33,7 @@ from comfyfleet.server.jobs.lease import build_payload, lease_next
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, RequeueReason, Waiter
 
-# Maximum wait in seconds of a poll that can't get a job or must deliver a new key.
+# Maximum number of seconds that a poll waits if it can't get a job or must deliver a new key.
 HELD_BACK_SECONDS = 2.0
 MAINTENANCE_REASON = "maintenance mode is on, so no new jobs are leased"
 # Each wait is shortened by a random fraction up to this value, so that workers that connected at
@@ -60,8 +60,8 @@ class WorkerSnapshot:
     is_alone: bool  # whether no other live worker could run its jobs
     maintenance: bool
     no_lanes: str  # the reason why the worker may not run any job, or an empty string
-    # The queue's `dismissals` before the state was read. If the number has grown since, the state
-    # may be outdated.
+    # The queue's count of `dismissals` before the state was read. If the count has increased since
+    # then, the state may be outdated.
     as_of: int
 
 
@@ -69,13 +69,13 @@ class ReadWithKey(NamedTuple):
     """The part of a worker's state that was read when its key was checked."""
 
     standing: fleet_model.WorkerStanding
-    as_of: int  # the same number as in WorkerSnapshot
+    as_of: int  # see WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class PollWait:
-    """A wait of a poll. If `waiter` is set, the poll waits in the queue, where it may get a lease.
-    Otherwise, it sleeps for the whole time.
+    """A single wait during a poll. If `waiter` is set, the poll waits in the queue, where it may
+    get a lease. Otherwise, the poll just sleeps.
     """
 
     seconds: float
@@ -400,8 +400,8 @@ def _why_nothing(standing: WorkerSnapshot, request: Poll) -> str | None:
 
 
 def load_of(held: Collection[int], request: Poll, *, is_old: bool = False) -> int:
-    """Returns the number of jobs that the worker still has to run. `held` are the dispatches that
-    it has leased according to the database.
+    """Returns the number of jobs that the worker still has to run. `held` contains the dispatches
+    that the worker has leased according to the database.
 
     A lease is held until its outputs are uploaded, but the backend must not wait for uploads. So a
     worker that lists its leases also reports how many of these jobs it still has to run. The

@@ -94,7 +94,9 @@ class ProgressCache:
         return self._kept.get(token)
 
     def pop_missed(self) -> set[UUID]:
-        """Returns and clears the leases whose progress was needed here but not reported here."""
+        """Returns and clears the leases whose progress was read here without having been reported
+        here.
+        """
         missed, self._missed = self._missed, set()
         return missed
 

@@ -63,8 +63,8 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
 
 
 async def _excuse_workers(tx: Tx, began: datetime, now: datetime, seconds: int) -> None:
-    """Records the outage. For some seconds, no worker counts as lost, because workers couldn't send
-    heartbeats during the outage.
+    """Records the outage. No worker counts as lost for the next `seconds`, because workers couldn't
+    send heartbeats during the outage.
     """
     await job_context.recover_until(tx, now + timedelta(seconds=seconds))
     await job_context.note_outage(tx, began, now)

@@ -25,8 +25,9 @@ from comfyfleet.server.tenants.model import Tenant
 
 # Files that expire within this time are not reused, because the sweep may be about to delete them.
 EXPIRY_MARGIN = timedelta(minutes=10)
-# Maximum number of equal results that are considered for a job. There is rarely more than one:
-# only if equal jobs were submitted at the same moment, or if files of a result were deleted.
+# Maximum number of matching results that are considered for a job. There is rarely more than one.
+# More exist only if identical jobs were submitted at the same moment or files of a result were
+# deleted.
 CANDIDATES_PER_JOB_MAX = 4
 
 

@@ -436,7 +436,7 @@ async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: date
 
 
 class FinishedJob(NamedTuple):
-    """An ended job, its outbox ids, and whether its user has held jobs."""
+    """An ended job, its outbox ids, and whether any of its user's jobs are held."""
 
     job: Job
     outbox_ids: list[int]
@@ -730,14 +730,14 @@ async def prompt_names(
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
-    """Returns the ids of a user's ended gateway prompts, the last to end first."""
+    """Returns the ids of a user's ended gateway prompts, the most recently ended first."""
     return await store_prompts.ended_prompt_ids(tx, tenant_id, user_id, limit=limit)
 
 
 async def last_ended_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[EndedPrompt]:
-    """Returns the user's last ended gateway prompts, the last to end first."""
+    """Returns the user's last ended gateway prompts, the most recently ended first."""
     prompts = await store_prompts.last_ended(tx, tenant_id, user_id, limit=limit)
     return sorted(prompts, key=lambda prompt: prompt.ended_at, reverse=True)
 
@@ -793,5 +793,5 @@ async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
 async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
-    """Removes ended prompts from their user's history, or all of them without `job_ids`."""
+    """Removes the given ended prompts from the user's history. None stands for all of them."""
     await store_prompts.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

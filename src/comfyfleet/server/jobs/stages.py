@@ -9,7 +9,7 @@ from uuid import UUID
 from comfyfleet.api.jobs import JobStage, JobStatus, StageName, StageState
 from comfyfleet.server.jobs.model import Job
 
-# Progress in percent from which the last stage begins: the worker then fetches and uploads the
+# Progress in percent at which the last stage begins. The worker then fetches and uploads the
 # outputs.
 FINISHING_PERCENT = 99.5
 # The fraction of a run's typical duration that the last stage takes.

@@ -76,7 +76,7 @@ from comfyfleet.server.notifications.model import EventKind
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.run_log import store as run_log_store
 
-ATTEMPTS_MAX = 200  # attempts of a job that are listed
+ATTEMPTS_MAX = 200  # maximum number of attempts that are listed for a job
 # Active jobs are counted up to this many above the limit, so that a refusal can report their
 # number.
 COUNTED_BEYOND_MAX = 1000
@@ -128,7 +128,7 @@ async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job
     return sorted((job_from_row(row) for row in rows), key=lambda job: job.id)
 
 
-# Maximum size of a part, whose JSON is decoded without a pause, in bytes and in jobs.
+# Maximum size, in bytes and in jobs, of a part whose JSON is decoded without a pause.
 READ_BYTES_MAX, READ_JOBS_MAX = 1024**2, 20
 _STORED_BYTES = func.octet_length(cast(ai_jobs.c.prompt, Text)) + func.coalesce(
     func.octet_length(cast(ai_jobs.c.gateway, Text)), 0
@@ -200,7 +200,7 @@ async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID]
 async def active_after(
     tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
 ) -> list[tuple[UUID, UUID]]:
-    """Returns a page of (tenant, id) of active jobs that were submitted before a point in time."""
+    """Returns a page of active jobs that were submitted before a point in time, as (tenant, id)."""
     query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
         text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
@@ -236,8 +236,8 @@ async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
-    """Removes the prompts of jobs that ended before a point in time, the inputs that their attempts
-    sent, and their entries in the gateway's history. Starts with the jobs that ended first.
+    """Removes prompts, inputs sent by attempts, and entries in the gateway's history, all for jobs
+    that ended before a point in time. Starts with the jobs that ended first.
     """
     old = (
         select(ai_jobs.c.id)
@@ -330,7 +330,7 @@ async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
 
 
 async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """Returns (tenant, user) of users who have held jobs."""
+    """Returns the users whose jobs are held, as (tenant, user)."""
     rows = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
         .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
@@ -387,7 +387,7 @@ class EndedJob(NamedTuple):
 
     job: Job
     has_webhooks: bool
-    has_held: bool  # whether the user has held jobs
+    has_held: bool  # whether any of the user's jobs are held
 
 
 _held_jobs = ai_jobs.alias("held_jobs")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from comfyfleet.server.queue.model import DispatchCandidate, QueueLane, Waiter
 from comfyfleet.server.queue.switch_costs import SwitchCosts
 
-# Number of jobs among which a waiter may look for one whose model it has loaded.
+# Number of jobs that are searched for one whose model the waiter has loaded.
 AFFINITY_WINDOW = 32
 # Maximum number of fair-share rounds by which a job whose model is loaded may be taken early.
 RANK_ROUNDS_AHEAD = 1
@@ -132,8 +132,8 @@ def match_waiters(
     passed_since: Mapping[int, datetime] = MappingProxyType({}),
     rules: MatchRules = DEFAULT_RULES,
 ) -> MatchDecision:
-    """Matches each waiter with at most one job. `cut` contains the lanes of which not all jobs were
-    read.
+    """Matches each waiter with at most one job. `cut` contains the lanes whose jobs were only
+    partly read.
 
     Jobs in `elsewhere` are claimed by other processes. They still count for the order: in a cut
     lane, jobs that were not read may follow them and come before jobs of other lanes.
@@ -178,8 +178,8 @@ def _ahead(order: Iterable[DispatchCandidate]) -> dict[int, int]:
 def _passed(
     order: Sequence[DispatchCandidate], choices: Sequence[Match], waiters: Sequence[Waiter]
 ) -> frozenset[int]:
-    """Returns the ids of the jobs that were passed by later ones. The result may contain some jobs
-    that the worker couldn't run anyway, because this isn't checked.
+    """Returns the ids of the jobs that were passed by later ones. The result may include jobs that
+    the worker couldn't run anyway, because this isn't checked.
     """
     by_model = {
         choice.candidate.id
@@ -297,9 +297,9 @@ def complete_prefix(
 
 
 def waiter_rank(waiter: Waiter) -> tuple[bool, int, int, int]:
-    """Returns a waiter's sort key. The waiter with the lowest load comes first, then the one with
-    the fewest lanes, because it has fewer jobs to choose from, then the one with the most free
-    memory.
+    """Returns a waiter's sort key. Waiters with a low load come first. Among equal loads, waiters
+    with few lanes come first, because they have fewer jobs to choose from. After that, more free
+    GPU memory decides.
 
     A worker that would only prefetch a job comes after all workers that would run it immediately.
     """
@@ -448,8 +448,9 @@ def best_by_model(
 def iter_reachable(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> Iterator[DispatchCandidate]:
-    """Yields the jobs among which a worker may choose. The worker never passes jobs of a higher
-    priority, of an earlier round, or that have been passed for too long.
+    """Yields the jobs among which a worker may choose. They have the same priority and are at most
+    RANK_ROUNDS_AHEAD rounds later than the first job of their lane. Jobs after one that has been
+    passed for too long are left out.
     """
     rounds: dict[QueueLane, int] = {}
     priority: int | None = None

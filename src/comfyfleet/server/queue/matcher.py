@@ -118,7 +118,7 @@ LANES_REMEMBERED_MAX = 10_000  # lanes whose counts are kept
 
 
 class FairShare:
-    """Counts the jobs of each lane that were leased. If the counts are lost, only one round is
+    """Counts how many jobs of each lane were leased. If the counts are lost, only one round is
     unfair.
     """
 

@@ -77,8 +77,8 @@ class Coalescer(Generic[Item, Answer]):
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _resolve(future, answer)
-        # This must not be left to a done callback. A call before that callback would wait for this
-        # task, which has already checked for calls for the last time.
+        # A done callback would reset this too late. A call that arrives before the callback would
+        # wait for this task, which has already checked for calls for the last time.
         self._pump = None
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ AFFINITIES_RECHECKED_MAX = 1_000
 RECHECKED_PER_LANE = 64
 SWITCH_COSTS_SECONDS = 10.0  # time between updates of the switch costs
 RETRY_SECONDS = 0.02  # time until waiters that lost a race are served again
-LATE_SECONDS = 0.05  # extra time after its deadline for a poll that is being served
+LATE_SECONDS = 0.05  # extra time after the deadline of a poll that is being served
 CHANNEL = "comfyfleet_queue"
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class DispatchQueue:
         return request
 
     def leave(self, request: PollRequest) -> None:
-        """Abandons a poll. If it has just received a job, the job is requeued if necessary."""
+        """Abandons a poll. If it has just received a lease, the lease is requeued if necessary."""
         self._waiting.discard(request)
         if request.timer is not None:
             request.timer.cancel()
@@ -444,7 +444,7 @@ class DispatchQueue:
                 request.future.set_exception(error)
 
     def _give_back(self, request: PollRequest, lease: DispatchLease) -> None:
-        """Requeues a lease whose poll has ended, unless the worker's polls list its leases.
+        """Requeues a lease whose poll has ended, unless the worker lists its leases in its polls.
 
         Such a worker receives the lease with its next poll, whose response may already have been
         sent. So the lease must stay valid.

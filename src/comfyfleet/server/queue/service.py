@@ -33,8 +33,8 @@ from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet, Samples
 from comfyfleet.settings import Settings
 
 DEFAULTS = Settings()
-# Seconds for which a sweep owns an expired lease that it has taken over. Then another sweep may
-# take it over.
+# Seconds for which a sweep owns an expired lease that it has taken over. After that, another sweep
+# may take over the lease.
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
 RECALL_LOOKED_AT_MAX = 20  # maximum number of prefetched jobs that are considered for a recall
@@ -333,7 +333,7 @@ async def force_end(
     tx: Tx, dispatch_id: int, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch:
     """Ends the dispatch of an ended job regardless of its lease, because the job's row in the
-    tenant's database decides.
+    tenant's database is authoritative.
     """
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED:
@@ -480,9 +480,9 @@ async def reprioritise(
 
 
 async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]:
-    """Reorders jobs of a tenant among the places that they have in the queue, so that other jobs
-    are not affected. Returns the ids of prefetched dispatches that are recalled, because another
-    job must now run first.
+    """Reorders a tenant's jobs within the queue positions that they already hold, so that other
+    jobs are not affected. Returns the ids of prefetched dispatches that are recalled, because
+    another job must now run first.
     """
     row_of_job = await of_jobs(tx, tenant_id, job_ids)
     rows = [

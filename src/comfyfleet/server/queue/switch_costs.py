@@ -25,14 +25,14 @@ SWITCHES_MIN = 2
 SAMPLES_KEPT_MAX = 32  # samples of each kind that are stored
 RUNS_NOTED_MAX = 10_000  # runs that wait to be stored
 WORKERS_KEPT_MAX = 10_000
-# Jobs no longer wait for a worker that has not been given a job for this long.
+# Jobs no longer wait for a worker that hasn't received a job for this long.
 WARM_MAX = timedelta(minutes=5)
 RUN_SECONDS_MAX = 86_400.0  # longer runs are ignored
 # A switch that costs less than this fraction of a run counts as free. Jobs then keep their order of
 # arrival.
 FREE_SHARE = 0.1
-# A job may be passed by others for half of this multiple of the switch cost, so that a group of
-# jobs with the same model takes ten times as long as a switch.
+# Multiple of the mean switch cost for which other jobs may pass a job. Running that job requires
+# two switches, so a group of jobs with the same model takes ten times as long as these switches.
 PASSED_PER_COST = 20
 # Multiple of the switch cost for which a job may be held. It exceeds 1, because a switch must also
 # be undone later and delays all waiting jobs.
@@ -93,8 +93,8 @@ class Estimate(NamedTuple):
 
 
 def estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
-    """Estimates the cost of a switch to a model. Returns the most precise of the estimates from the
-    runs of all workflows and of each single workflow.
+    """Estimates the cost of a switch to a model. Computes one estimate from the runs of all
+    workflows and one from the runs of each single workflow, and returns the most precise one.
 
     Returns None if there are too few runs.
     """
@@ -210,8 +210,8 @@ class SwitchCosts:
         return min(most, timedelta(seconds=PASSED_PER_COST * cost))
 
     def held_max(self, fleet_id: int | None, model_key: str | None, ahead: int) -> timedelta:
-        """Returns how long a new job is reserved for workers that have its model loaded while other
-        workers are idle.
+        """Returns how long a new job is reserved for workers that have its model loaded, even if
+        other workers are idle.
 
         The time is three times the cost of a switch. It is zero if none of these workers is likely
         to be free by then. With n busy workers, the first one is expected to be free after 1/(n+1)

@@ -80,8 +80,8 @@ class WaiterGroup:
                 del self.by_model[model]
 
     def first(self, count_max: int) -> Iterator[PollRequest]:
-        """Yields up to `count_max` of the best requests by load, and as many of the best for each
-        loaded model.
+        """Yields up to `count_max` of the best requests by load, and up to `count_max` of the best
+        requests for each loaded model.
         """
         for line in (self.best, *self.by_model.values()):
             yield from islice(

@@ -37,7 +37,8 @@ _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider =
 _ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
 
 # Makes one index probe per lane. It takes no locks, so it doesn't block other statements. Rows that
-# are bound to a backend have a separate index. If there are none, that costs only one more probe.
+# are bound to a backend have a separate index. Without such rows, that index costs only one more
+# probe.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
     SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
