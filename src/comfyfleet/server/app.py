@@ -63,7 +63,7 @@ class ControlPlane:
     pictures: PictureProcesses  # processes that decode untrusted images
     arriving: ScratchFolder  # the folder for uploads that are being received
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
-    siblings: SiblingProcesses | None = None  # None unless several processes serve one port
+    siblings: SiblingProcesses | None = None  # set only if several processes serve one port
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when the process stops
 
     def __post_init__(self) -> None:

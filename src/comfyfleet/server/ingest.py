@@ -100,7 +100,8 @@ async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
 async def create_upload(
     plane: ControlPlane, caller: Caller, announced: UploadRequest
 ) -> tuple[File, PresignedUrl]:
-    """Stores the row of an announced file, and creates the URL for its upload with PUT."""
+    """Stores the row of an announced file, and creates the URL to which the file is uploaded with
+    PUT."""
     file_id = plane.context.new_id()
     file = File(
         id=file_id,

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 # Minimum duration of a reported stall, and the interval between two samples, in seconds.
 STALL_SECONDS = 0.1
 LOOK_SECONDS = 0.1
-# A stall that lasts longer than this is logged while it still lasts, because it may never end.
+# A stall that lasts longer than this many seconds is logged before it ends, because it may never
+# end.
 LASTING_SECONDS = 10.0
 # Limit for logged stalls. Further stalls are only counted, and the next log line contains their
 # number.
@@ -31,7 +32,7 @@ LINES_PER_MINUTE_MAX = 10
 FRAMES_MAX = 30
 THREADS_MAX = 3
 STACKS_MAX = 100
-# Innermost functions of threads that are waiting and therefore don't hold the lock.
+# Innermost functions of threads that are waiting and therefore don't hold the interpreter lock.
 _WAITING = frozenset({"_worker", "accept", "get", "poll", "recv", "select", "wait"})
 
 Line: TypeAlias = tuple[CodeType, int]
@@ -167,7 +168,8 @@ class LoopWatchdog:
         return is_any
 
     def _report_held_lock(self, now: float, cpu: float) -> None:
-        """Reports a stall if this thread was woken too late while another thread used the CPU."""
+        """Reports a stall if this thread woke up too late because another thread held the
+        interpreter lock."""
         late, used = now - self._looked - LOOK_SECONDS, cpu - self._cpu
         if late > STALL_SECONDS and used > STALL_SECONDS:
             busy = self._busy_threads()

@@ -291,7 +291,8 @@ class RollupPass:
     _idle_until: datetime | None = field(default=None, init=False)
 
     async def is_due(self, now: datetime) -> bool:
-        """Checks with at most three small reads whether there are new minutes with any activity."""
+        """Checks whether any complete minute with activity is missing from the rollups. Needs at
+        most three small reads."""
         until = step_start(now - ROLLUP_SETTLE, MINUTE)
         if self._idle_until is not None and self._idle_until >= until:
             return False
@@ -378,8 +379,8 @@ async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
     recent = max(least, until - SAMPLED_FOR)
     if first is None:
         return recent
-    # A minute excludes its first moment. A job that finished at that moment belongs to the previous
-    # minute.
+    # A minute doesn't include its first instant, so a job that finished at exactly that time
+    # belongs to the previous minute.
     return min(recent, step_start(first - timedelta(microseconds=1), MINUTE))
 
 

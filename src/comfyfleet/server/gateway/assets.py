@@ -269,7 +269,8 @@ async def _name_reference(plane: ControlPlane, caller: Caller, reference: AssetR
 
 async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, path: str) -> str:
     """Returns a name of the file in the input folder. Prefers the requested path and then any name
-    with the same suffix, because nodes rely on the suffix. If the file has neither, adds a name."""
+    with the same suffix, because nodes rely on the suffix. If neither exists, adds a name.
+    """
     tenant_id, user_id = caller.tenant.id, caller.user_id
     known = await run_log.names_of_file(tx, tenant_id, user_id, file.id)
     paths = [named.path for named in known if named.folder == INPUT]

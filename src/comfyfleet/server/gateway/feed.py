@@ -465,8 +465,9 @@ class UserFeed:
 
 
 def pictures_after_progress(events: Sequence[Event]) -> Iterable[Event]:
-    """Moves each preview behind the next other event, usually its progress event. This is ComfyUI's
-    order for sockets without preview metadata. With metadata, the preview comes first.
+    """Moves each preview after the next event that isn't a preview, which is usually its progress
+    event. This is ComfyUI's order for sockets without preview metadata. With metadata, the preview
+    comes first.
     """
     waiting: list[Event] = []
     for event in events:

@@ -121,10 +121,10 @@ async def _free_worker(
 
 # The following functions select backends for calls to custom nodes' routes.
 
-# Maximum number of backends to which a call is sent. A call that only reads is sent to one after
-# another, and a call that may change something to all of them.
+# Maximum number of backends that receive a call. A read-only call is sent to one backend after
+# another. A call that may change something is sent to all of them.
 TARGETS_MAX = 8
-# Age up to which an ended prompt's worker counts as a previous worker.
+# A worker counts as a previous worker for this long after its prompt has ended.
 RUNS_COUNT_FOR = timedelta(hours=1)
 RUNS_READ_MAX = 200
 WORKERS_READ_MAX = 100
@@ -148,10 +148,11 @@ class RouteTargets:
 
     @property
     def to_change(self) -> Sequence[str]:
-        """The workers that all receive the call. The response of the first one that accepts it is
-        returned.
+        """The workers whose backends all receive the call. The response of the first one that
+        accepts it is returned.
 
-        If this is empty, the call is sent to any one worker.
+        If more than `TARGETS_MAX` workers are online, only the first previous one is used. If this
+        is empty, the call is sent to any one worker.
         """
         every = [*self.previous, *self.others]
         return every if len(every) <= TARGETS_MAX else self.previous[:1]

@@ -618,8 +618,8 @@ class PromptNumbers:
 
 
 async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
-    """Sorts a user's waiting prompts by their numbers. They only swap places with each other, so
-    that other users' prompts aren't affected.
+    """Sorts a user's waiting prompts by their numbers within the queue positions that they already
+    hold. Other users' prompts aren't affected.
     """
     context = plane.context
     async with context.tenant(caller.tenant.id) as tx:
@@ -635,7 +635,7 @@ async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
 
 
 def _out_of_order(waiting: Sequence[tuple[UUID, float]]) -> list[UUID]:
-    """Returns the ids of the jobs that must change places, in the order of their numbers. `waiting`
+    """Returns the ids of the jobs whose positions must change, sorted by their numbers. `waiting`
     contains job ids and numbers in the order of submission.
     """
     ordered = sorted(waiting, key=lambda job: job[1])

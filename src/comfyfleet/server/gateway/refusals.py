@@ -39,7 +39,7 @@ LEASE_SECONDS_MAX = 1.0
 # Seconds between two reads of the job if no change is reported, for example because the worker
 # reports to another control plane.
 LOOK_SECONDS = 0.1
-# Maximum number of workers per fleet that are searched for an idle one.
+# Maximum number of workers per fleet to check when looking for an idle one.
 WORKERS_MAX = 500
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@%+~-]+){2,}|\bcomfyfleet/[\w./-]+")
 
@@ -104,8 +104,8 @@ async def repeat_refusal(
 
 
 async def _is_undecided(plane: ControlPlane, job: Job) -> bool:
-    """Checks whether the backend hasn't accepted or refused the prompt yet. The run log contains
-    messages of accepted prompts.
+    """Checks whether the backend has neither accepted nor refused the prompt yet. The run log
+    contains messages of accepted prompts.
     """
     if not job.status.is_active:
         return False

@@ -43,8 +43,8 @@ from comfyfleet.workflow.model import Limits
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
-# Maximum number of jobs that are searched for a page with a label filter. The next page continues
-# with the rest.
+# Maximum number of jobs to search for a page with a label filter. The next page continues the
+# search.
 JOBS_SCANNED_MAX = 100
 # Limits for converting a workflow to a prompt. Larger prompts would be refused anyway. The strings
 # can be larger than the request body only if subgraphs repeat them.

@@ -80,8 +80,8 @@ class PollAdmission:
             begin()
 
 
-# Keys in an ASGI scope's state: the connection, its parked form, the tally of a forwarded request,
-# whether the request had a valid key, and the limits per caller.
+# Keys in an ASGI scope's state. The values are the connection, the parked connection, the tally of
+# a forwarded request, whether the request had a valid key, and the limits per caller.
 CONNECTION, PARKED, REQUEST_TALLY = "connection", "parked", "request_tally"
 HAS_VALID_KEY, CALLER_LIMITS = "has_valid_key", "caller_limits"
 # Maximum number of bytes to buffer if a client sends data before it has received its response.
@@ -89,7 +89,7 @@ EARLY_BYTES_MAX = 64 * 1024
 
 
 class ParkedHandler(Protocol):
-    """The poll that waits on a parked connection."""
+    """The handler of a poll that is waiting on a parked connection."""
 
     def lost(self) -> None: ...
 
@@ -401,7 +401,7 @@ class HttpConnection(asyncio.Protocol, ABC):
             self._read(data)
 
     def leave_admission(self) -> None:
-        """Lets another poll begin before this poll's work is done."""
+        """Allows another poll to begin, although this poll hasn't finished yet."""
         if self._is_admitted:
             self._is_admitted = False
             self.admission.leave()
@@ -413,8 +413,8 @@ class HttpConnection(asyncio.Protocol, ABC):
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
         elif was_lingering and self._is_unused:
-            # uvicorn started its keep-alive timer before the last byte arrived, and that byte
-            # canceled it.
+            # uvicorn's keep-alive timer was started before the last byte arrived, and was canceled
+            # by that byte.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
             self._cancel_deadline()

@@ -31,9 +31,9 @@ from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, PING_SECONDS, Lim
 from comfyfleet.signals import on_ending_signals
 
 logger = logging.getLogger(__name__)
-# Seconds for which a stopping server waits for open requests before it cancels them.
+# Seconds that a stopping server waits for open requests before it cancels them.
 GRACE_SECONDS = 5.0
-# Seconds for which a stopping server waits for the first request of a new connection.
+# Seconds that a stopping server waits for the first request on a new connection.
 FIRST_REQUEST_SECONDS = 1.0
 # Seconds within which the application must close its WebSockets itself.
 WEBSOCKET_SECONDS = 3.0
@@ -43,7 +43,7 @@ KEEP_ALIVE_SECONDS = 75
 # After a handover to another process, open connections can send one more request within this many
 # seconds. Idle ones are closed afterwards.
 HAND_OVER_SECONDS = 5.0
-# Seconds between checks whether all connections are closed.
+# Seconds between two checks of whether all connections are closed.
 HAND_OVER_LOOK_SECONDS = 0.05
 # Seconds between updates of the date header.
 DATE_SECONDS = 1.0
@@ -282,8 +282,8 @@ class _Server(uvicorn.Server):
         close_some(self.server_state.connections, len(self.server_state.connections))
 
     async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
-        """Leaves new connections to the other processes, and closes its own after their next
-        response, so that clients reconnect to another process."""
+        """Stops accepting connections and closes open ones after their next response, so that
+        clients connect to another process."""
         self.close_listeners()
         self.close_soon()
         self.config.encoded_headers.append(_CLOSE)

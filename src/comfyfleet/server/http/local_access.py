@@ -25,7 +25,7 @@ FORWARDED = frozenset(
      "cf-connecting-ip", "fastly-client-ip", "x-original-host", "x-envoy-external-address"}
 )  # fmt: skip
 FORWARDED_PREFIX = "x-forwarded-"
-# Headers that browsers add to the requests of pages. Other programs don't send them.
+# Headers that browsers add to requests from pages. Other programs don't send them.
 OF_BROWSERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "cookie")
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED, USER_CELL = b"01", 7

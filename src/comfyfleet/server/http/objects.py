@@ -49,7 +49,7 @@ def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> Byte
 
 logger = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
-# Seconds for which the redirect from a missing small picture to the full-size one is valid.
+# Lifetime in seconds of the redirect from a missing small picture to the full-size one.
 WHOLE_SECONDS = 60
 # Uploads are aborted after this many seconds without data.
 IDLE_SECONDS_MAX = 60

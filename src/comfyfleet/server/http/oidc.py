@@ -60,8 +60,8 @@ ANSWER_SECONDS = 10.0
 ANSWER_BYTES_MAX = 1024**2
 # Seconds for which the provider's metadata and keys are cached.
 CACHE_SECONDS = 3600.0
-# Minimum seconds between two reads of the provider's keys. A token that is signed with an unknown
-# key causes a new read.
+# Minimum seconds between two reads of the provider's keys. The keys are read again when a token is
+# signed with an unknown key.
 KEYS_AGAIN_SECONDS = 60.0
 CLOCK_LEEWAY_SECONDS = 60
 EXCHANGES_AT_ONCE_MAX = 20

@@ -27,8 +27,8 @@ from comfyfleet.server.http.errors import error_response
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
 DEPTH_MAX = 100
-# Maximum number of values in a body. Parsing runs in a thread, but checking and freeing the values
-# blocks the event loop, for about half a second per million. Workflows have a few thousand values.
+# Maximum number of values in a body. Parsing runs in a thread, but checking and freeing a million
+# values blocks the event loop for about half a second. Workflows have a few thousand values.
 VALUES_MAX = 200_000
 DIGITS_MAX = 400
 # The status that is logged if a client disconnects before its body is complete, as in nginx.
@@ -354,8 +354,8 @@ WORKER_BYTES_MAX = 16 * 1024**2
 STRANGER_BYTES_MAX = 64 * 1024
 # Maximum seconds from the end of the headers to the last byte of the body.
 BODY_SECONDS_MAX = 60.0
-# Size limits by path prefix. Operators send workflows, and workers send facts about backends. Users
-# who sign in aren't authenticated yet. Customers use all other paths.
+# Size limits by path prefix. Operators send workflows, and workers send facts about backends.
+# Callers of the session routes aren't authenticated yet. Customers use all other paths.
 _LIMITS_BY_PREFIX = (
     ("/api/admin/", BODY_BYTES_MAX),
     ("/api/worker/", WORKER_BYTES_MAX),

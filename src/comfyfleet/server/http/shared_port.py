@@ -37,7 +37,7 @@ RECORDS_AT_ONCE = 64
 STUCK_SECONDS = 1.0
 RETRY_SECONDS = 0.05
 BALANCE_SECONDS = 1.0
-# A child with more connections than this multiple of its share must close some.
+# A child must close connections if it has more than this multiple of its share.
 SHARE_MAX = 1.25
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ETOOMANYREFS)
 
@@ -273,11 +273,13 @@ class ConnectionDispatcher:
         self._balancing = loop.call_later(BALANCE_SECONDS, self._balance)
         if not self._lines:
             return
-        # The connections of a child that is being replaced will move to the other children.
+        # Includes children that are being replaced, because their connections will move to the
+        # others.
         total = sum(line.connections for line in (*self._lines, *self._leaving))
         share = total / len(self._lines)
         for line in self._lines:
-            # Rounded up, so that two processes don't pass a connection back and forth forever.
+            # The share is rounded up, so that two processes don't pass a connection back and forth
+            # forever.
             above = line.connections - math.ceil(share)
             if line.connections > share * SHARE_MAX and above > 0:
                 line.move(above)

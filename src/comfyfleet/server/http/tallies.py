@@ -70,7 +70,7 @@ def shares_of(connections_max: int) -> dict[str, int]:
     connections."""
     return {
         "user": max(1, min(USER_CONNECTIONS_MAX, connections_max // 4)),
-        # Requests with signed URLs of a tenant's files, which people without a key can send as
+        # Requests with signed URLs for a tenant's files. People without a key can send them as
         # well.
         "files": max(1, connections_max // 4),
         "tenant": max(1, connections_max // 2),

@@ -77,7 +77,7 @@ def _as_new(row: Mapping[str, Any]) -> dict[str, Any]:
 _ADD_EVENTS = PreparedStatement(
     lambda tx: insert(run_events).values(_new_values(run_events, _ADDED)).returning(run_events.c.id)
 )
-# Because of this lock, the ids of a user's rows have the order of their commits, so a reader that
+# This lock ensures that a user's rows are committed in the order of their ids, so a reader that
 # continues after an id misses no rows. SQLite needs no lock, because it has only one writer.
 _LOCK_LOG = PreparedStatement(
     lambda tx: select(func.pg_advisory_xact_lock(bindparam("key", type_=BigInteger)))
@@ -205,7 +205,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 def _page(tx: Tx, where: Sequence[Any], order: Sequence[Any]) -> Select[Any]:
     """Builds the query for the first rows, up to `most` rows and `page_bytes` bytes. Each row also
-    contains the number of available rows, up to `most`.
+    contains the number of available rows, which is at most `most`.
 
     Sizes are cheap: PostgreSQL doesn't read the externally stored part of a large row to determine
     its size.

@@ -42,14 +42,14 @@ REREAD_SECONDS = 1.0
 IDLE_REREAD_SECONDS = 5.0
 # Seconds to wait for further changes, so that they are sent together.
 GATHER_SECONDS = 0.2
-# Seconds for which the reason why a job waits is cached.
+# Seconds for which the reason for a job's wait is cached.
 WHY_SECONDS = 3.0
 # Maximum numbers of queued jobs with a reason, and of running jobs with previews.
 EXPLAINED_MAX = 10
 WATCHED_MAX = 10
 STREAM_SECONDS_MAX = 3600.0
-# Reads overlap by this time, so that changes by another control plane aren't missed. Some changes
-# may be sent twice.
+# Consecutive reads overlap by this time, so that changes by another control plane aren't missed.
+# Some changes may therefore be sent twice.
 OVERLAP = timedelta(seconds=10)
 # Fields that change as time passes. They don't cause events, because clients can extrapolate them.
 BY_THE_CLOCK = {"expected_progress", "seconds_left"}
@@ -248,8 +248,8 @@ async def _require_media(plane: ControlPlane, caller: Caller, media_id: UUID) ->
 
 
 def _moment(event_id: int) -> datetime | None:
-    """Returns the time from which to read changes. An event's id is the millisecond in which the
-    event was sent."""
+    """Returns the time since which changes are read. An event's id is the time at which it was
+    sent, in milliseconds."""
     try:
         return datetime.fromtimestamp(event_id / 1000, UTC) - OVERLAP if event_id else None
     except (ValueError, OverflowError, OSError):

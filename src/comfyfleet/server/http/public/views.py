@@ -328,8 +328,8 @@ def _executions(
 ) -> Iterator[ExecutionSeen]:
     """Yields executions in the order of the graph's nodes and, within a node, by index."""
     total_size = NO_SIZE
-    # The draft yields keys in this order. Sorting all executions instead would block the event loop
-    # for too long, and a page needs only a few.
+    # The draft already yields keys in this order. Sorting all executions would block the event loop
+    # for too long, although a page needs only a few of them.
     draft = RunDraft(loaded.plan, run, Environment(loaded.head.created_at))
     for key in draft.all_keys():
         if key not in run.records or is_hidden(loaded.plan.node(key.node)):
