@@ -262,7 +262,7 @@ class ServerCache:
         return answer
 
     def choices(self, url: str, remote: Mapping[str, Any]) -> list[Any]:
-        """Returns the choices of an input for which the server has a separate route."""
+        """Returns the choices of an input that the server provides under a separate route."""
         route = str(remote.get("route"))
         answer = self._get(base_url(url), route, remote.get("query_params"))
         key = remote.get("response_key")

@@ -225,7 +225,8 @@ class ApiSession:
         return "/".join(("", self._base, *(quote(str(part), safe="") for part in path)))
 
     def public_address(self, path: str) -> str:
-        """Returns the address of a path for programs elsewhere, without a key or password."""
+        """Returns the full address of a path for use by other programs, without a key or
+        password."""
         url = url_without_password(str(self.client.calls.client.base_url).rstrip("/"))
         return _KEY_IN_PATH.sub("", url) + path
 

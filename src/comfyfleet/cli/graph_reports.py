@@ -186,7 +186,7 @@ def print_timeline(timeline: RunTimeline | None, context: CliContext) -> None:
         context.out.print(line, soft_wrap=True)
 
 
-# Commands that compare runs and draw graphs.
+# The commands below compare runs and draw graphs.
 
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The id of a run.")]
 

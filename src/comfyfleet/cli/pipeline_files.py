@@ -33,7 +33,7 @@ class ExportedFiles(NamedTuple):
 
 @dataclass
 class ExportFolder:
-    """A local folder that receives a run's candidates, in the subfolder named by the run's target
+    """A local folder that receives a run's candidates, in a subfolder named after the run's target
     folder."""
 
     plane: ApiSession

@@ -32,7 +32,8 @@ PROCESSES_MAX = 64
 # Seconds after which a start is logged as slow. On an overloaded machine, a start may take minutes.
 SLOW_START_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
-# A process that ran at least this long did not fail at its start, and is restarted immediately.
+# A process that has run for at least this long did not fail at startup, so it is restarted
+# immediately.
 STEADY_SECONDS = 30.0
 BACK_OFF_SECONDS_MAX = 30.0
 

@@ -405,8 +405,8 @@ def _runnable(
 
 
 def _still_missing(base: RunRequest, work: RunRequest) -> Iterator[str]:
-    """Yields the names of missing files for which a row neither uploads another file nor sets
-    another name."""
+    """Yields the names of missing files that a row replaces neither with an upload nor with another
+    name."""
     uploaded = {place for upload in work.uploads for place in upload.places}
     for file in base.missing_files:
         if any(

@@ -1,4 +1,4 @@
-"""Computes how far a run is and how long it may still take. Reports it as a live display, as log
+"""Computes a run's progress and estimated remaining time. Reports them as a live display, as log
 lines, or as JSON for programs."""
 
 import json

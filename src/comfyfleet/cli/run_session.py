@@ -392,8 +392,8 @@ ANY_TARGET = TargetOptions()
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """A place to run. `options` are the options of `comfyfleet watch` that select it. None means
-    that it ends with this process."""
+    """A place where prompts can run. `options` are the `comfyfleet watch` options that select it,
+    or None if the target ends with this process."""
 
     name: str
     options: str | None
@@ -568,8 +568,8 @@ class RunSession:
         self._names: dict[Path, str] = {}
 
     async def run(self, work: RunRequest) -> RunResults:
-        """Runs a prompt and saves its results. If it is cancelled, raises CancelledError after the
-        run was cancelled on the backend."""
+        """Runs a prompt and saves its results. If this task is cancelled, cancels the run on the
+        backend before raising CancelledError."""
         prompt = await self._upload_and_submit(work)
         prompt_id, run_id = self._context.new_id(), None
         try:

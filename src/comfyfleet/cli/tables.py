@@ -26,7 +26,8 @@ from comfyfleet.workflow.inspect.results import (
 GAP_CHARACTERS = 2
 # Minimum width of a shortened column. If the table still doesn't fit, columns are left out.
 SHORTENED_CHARACTERS_MIN = 10
-# Columns in a pipe are padded to this width at most. A longer cell shifts only its own row.
+# Maximum width to which columns are padded when the output is piped. A longer cell shifts only its
+# own row.
 PADDED_CHARACTERS_MAX = 60
 ELLIPSIS = "…"
 _UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -335,8 +336,8 @@ def _files(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[Rendera
 
 
 def _downloads(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
-    """Yields the download addresses of models that the server lacks, or of all models without a
-    server."""
+    """Yields the download addresses of models that the server lacks, or of all models if there is
+    no server."""
     downloads = [file for file in files if file.url and file.active and not file.present]
     if not downloads:
         return

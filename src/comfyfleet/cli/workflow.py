@@ -130,7 +130,7 @@ USUAL_VALUES = Group(
     help="The matching inputs are found automatically. Prints the values that were set and those without a matching input.",
     sort_key=4,
 )
-RANDOM = "random"  # as a seed, this means a new one each time
+RANDOM = "random"  # a seed value that requests a new random seed each time
 _HELP = {entry.name: entry.help for entry in SHORTHANDS} | {
     "seed": f"seed of the noise; `{RANDOM}` generates a new one"
 }

@@ -201,7 +201,7 @@ class AdminApi:
     async def assign_workflows(
         self, slug: str, workflow_slugs: Sequence[str], *, stage: str = PRODUCTION
     ) -> AssignmentAnswer:
-        """Sets the workflows of a fleet. It runs no others."""
+        """Sets the workflows of a fleet. The fleet runs no other workflows."""
         body = {"workflow_slugs": list(workflow_slugs)}
         return await self._send(
             AssignmentAnswer, "PUT", "fleets", slug, stage, "workflows", body=body
@@ -231,7 +231,8 @@ class AdminApi:
     async def set_approval(
         self, slug: str, approval: Literal["auto", "manual"], *, stage: str = PRODUCTION
     ) -> FleetAnswer:
-        """Sets whether new workers need approval. It applies to workers that join from now on."""
+        """Sets whether new workers need approval. Workers that have already joined are not
+        affected."""
         body = {"approval": approval}
         return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "approval", body=body)
 
@@ -400,7 +401,7 @@ class AdminApi:
         return await upload_to(self._calls, f"{PREFIX}/uploads", file, None, **fields)
 
     async def submit(self, workflow_slug: str, **fields: Any) -> JobIds:
-        """Submits a job, or `count` equal jobs. Each gets its own random seed."""
+        """Submits a job, or `count` identical jobs, each with its own random seed."""
         return await self._send(
             JobIds, "POST", "jobs", body={"workflow_slug": workflow_slug, **fields}
         )

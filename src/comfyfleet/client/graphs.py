@@ -343,8 +343,8 @@ class GraphsApi:
         *,
         version: int | None = None,
     ) -> Quote:
-        """Estimates the price and duration of a run. Without inputs, lists count with their maximum
-        length."""
+        """Estimates the price and duration of a run. Without inputs, assumes the maximum length for
+        each list."""
         body = {"inputs": _plain(inputs or {}), "version": version}
         call = Call("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
         return parse_answer(Quote, await self._calls.ask(call))

@@ -282,7 +282,7 @@ class BatchHandle:
             seconds = min(seconds * 1.5, BATCH_POLL_SECONDS_MAX)
 
     async def jobs(self) -> AsyncIterator[JobHandle]:
-        """Yields the jobs in the order in which their properties were given."""
+        """Yields the jobs in the order of the submitted properties."""
         start = 0
         while True:
             page = await self._page(start)

@@ -151,7 +151,7 @@ class PipelineRunHandle:
             seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[PipelineEvent, None]:
-        """Yields each event once, in order, starting after `last_id`, without an end.
+        """Yields each event once, in order, starting after `last_id`. The stream has no end.
 
         There is no last event, because a run may be judged at any time. Raises ServerUnavailable if
         no stream can be opened."""

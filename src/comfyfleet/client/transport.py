@@ -189,8 +189,8 @@ class ResumableStream(Generic[ParsedEvent]):
         raise refusal(response)
 
     async def all_events(self) -> AsyncGenerator[ParsedEvent, None]:
-        """Yields events from one stream after another, until they are complete or streams prove
-        unusable."""
+        """Yields events from one stream after another, until there are no more events or streams
+        turn out to be unusable."""
         fruitless = 0
         while not self.is_over and self.may_stream and fruitless < EMPTY_STREAMS_MAX:
             fruitless += 1

@@ -388,7 +388,7 @@ def prompts(
 
 
 def changed_terms(prompt_options: Any) -> dict[str, Any]:
-    """Returns the options that were given. An empty string empties a list."""
+    """Returns the options that were set. An empty string clears a list."""
     return {
         name: [entry for entry in value if entry] if isinstance(value, tuple) else value
         for name, value in asdict(prompt_options).items()

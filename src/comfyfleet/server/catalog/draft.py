@@ -54,7 +54,7 @@ CHOICES_MAX = 10_000
 DESCRIPTION_CHARACTERS_MAX = 10_000
 PLACEHOLDER_CHARACTERS_MAX = 1_000
 LABEL_CHARACTERS_MAX = 200
-# The property types that each format is allowed for.
+# The property types that can have each format.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "multiline": ("text",),
     "colour": ("text", "integer"),
@@ -488,8 +488,8 @@ def _with_unknown_types(
     properties: Sequence[Property],
     object_info: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[ModelUse, ...], set[int]]:
-    """Completes nodes of unknown types, for which the conversion can't determine the type or the
-    names of the values.
+    """Completes nodes of unknown types, because the conversion can't determine their types or the
+    names of their values.
 
     Their types, model files and placeholders are taken from the workflow. Returns the prompt, the
     models, and the marks whose place is unknown."""

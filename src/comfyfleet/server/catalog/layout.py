@@ -126,7 +126,8 @@ def _draw_prompt(prompt: Mapping[str, Any]) -> Drawing:
 def _prompt_links(
     entries: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[tuple[str, tuple[int, str, int]]]:
-    """Yields each connected node with its input, and with the node and output that feed it."""
+    """Yields each link of a prompt: the target node, the position of its input, and the source node
+    and output."""
     for name, entry in entries.items():
         for into, value in enumerate(_map(entry.get("inputs")).values()):
             if (link := as_link(value)) is not None and link[0] in entries:

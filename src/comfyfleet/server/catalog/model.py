@@ -245,7 +245,7 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
 
 
 def model_set(models: Iterable[ModelUse]) -> str | None:
-    """Returns a hash that is equal for the same files at the same inputs, in any order."""
+    """Returns a hash of the model files and their inputs. The order of `models` doesn't matter."""
     uses = sorted(set(models))
     return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
 
@@ -548,7 +548,7 @@ class EffectSettings:
     locked: tuple[str, ...] = ()  # properties that customers can neither see nor set
     keep_metadata: bool = False  # whether result files keep their embedded prompt and workflow
     tags: tuple[str, ...] = ()  # tags that customers can filter by
-    # whether an equal existing result of the same customer is used instead of a new run
+    # whether an existing result of the same customer for an identical job is reused
     reuse: bool = False
 
 

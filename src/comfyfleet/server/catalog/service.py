@@ -88,8 +88,8 @@ def engine_object_info() -> Mapping[str, Any]:
 
 
 RUN_LIMIT_SECONDS = 3600
-# Seconds for which the names of example files are cached. An unknown name causes another read only
-# after the minimum.
+# How long the names of example files are cached, in seconds. A request for an unknown name reads
+# them again after the minimum.
 EXAMPLES_SECONDS = 60.0
 EXAMPLES_SECONDS_MIN = 1.0
 

@@ -302,7 +302,7 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Estimates the price and duration of a run. Missing lists count with their maximum length."""
+    """Estimates a run's price and duration. Assumes the maximum length for missing lists."""
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))

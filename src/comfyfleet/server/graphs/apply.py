@@ -398,8 +398,8 @@ class _DecisionApplier:
     async def _split_affordable(
         self, tx: Tx, specs: Mapping[UUID, JobSpec]
     ) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """Splits the jobs into affordable ones, which the wallet covers in the order of the
-        decision, and refused ones."""
+        """Splits the jobs, in the order of the decision, into affordable ones, which the wallet
+        covers, and refused ones."""
         if not any(spec.price_tokens for spec in specs.values()):
             return dict(specs), []
         head = self.loaded.head

@@ -82,7 +82,7 @@ class WorkflowFacts:
         return next((prop for prop in self.properties if prop.name == name), None)
 
     def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
-        """Returns the requirements for a backend of a job with these property values."""
+        """Returns the backend requirements of a job with these property values."""
         return BackendNeed(
             self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
         )

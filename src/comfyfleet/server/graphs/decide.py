@@ -536,8 +536,8 @@ def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
 
 
 def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
-    """Counts the sources for which an execution waits, and records up to which end of a source the
-    count is valid."""
+    """Counts the sources that an execution waits for, and records the number of the next end,
+    because the count already accounts for all earlier ends."""
     waiting = _undecided(draft, key)
     draft.update(key, waiting=waiting, end_number=draft.next_end)
     return waiting

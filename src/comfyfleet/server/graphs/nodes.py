@@ -123,7 +123,8 @@ NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | 
 
 
 TOO_MANY_STEPS = f"this decision about the run takes more than {DECISION_STEPS_MAX:,} steps"
-EXECUTION_STEPS = 10  # Steps of an execution in addition to its connections and expressions.
+# The number of steps that each execution adds, not counting its connections and expressions.
+EXECUTION_STEPS = 10
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
@@ -380,7 +381,7 @@ def _judge_round(
 
 
 def _close(draft: RunDraft, key: ExecutionKey, node: ClosingNode) -> NodeOutcome:
-    """Collects the values of all items or rounds in their order."""
+    """Collects the values of all items or rounds in order."""
     if node.over is None:
         return _merge(node, _arrived(draft, key, [key]))
     if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:

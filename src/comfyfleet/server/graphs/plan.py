@@ -90,8 +90,8 @@ def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
     """Returns the nodes for which a node waits. A merge over a fan-out also waits for the fan-out,
-    because that determines the number of items. Nodes inside a map or a loop also wait for the node
-    that opens its items or rounds."""
+    which determines the number of items. Nodes inside a map or a loop also wait for the node that
+    opens its items or rounds."""
     graph_node = graph.nodes[node]
     judge = graph_node.judge if isinstance(graph_node, LoopEndNode) else None
     over = closes_over(graph_node)

@@ -103,8 +103,8 @@ class EarlierRun:
 
 
 def decides_anew(node: Node) -> bool:
-    """Checks whether a repetition of the node may have a different result, because it starts a job
-    or asks a person."""
+    """Checks whether running the node again may have a different result, because the node starts a
+    job or asks a person."""
     return isinstance(node, WorkflowNode | ApproveNode)
 
 

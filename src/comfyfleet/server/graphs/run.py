@@ -186,11 +186,11 @@ class ExecutionRecord:
     reused_from: Mapping[str, Any] | None = None  # The job_id and, if known, the run_id.
     asked_at: datetime | None = None  # Time of the last question.
     answered_at: datetime | None = None
-    queued_at: datetime | None = None  # Time at which the last job was queued.
+    queued_at: datetime | None = None  # When the last job was queued.
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # The number of an ended execution's end in the order of notifications. If the execution is
-    # still waiting, ends with lower numbers are no longer counted in `waiting`.
+    # For an ended execution, the position of its end in the order of notifications. For a waiting
+    # execution, `waiting` already accounts for all ends with lower numbers.
     end_number: int = field(default=0, compare=False)
 
 
@@ -370,8 +370,8 @@ def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]
 
 
 def alternatives(need: BackendNeed, backends: Iterable[BackendState]) -> tuple[str, ...]:
-    """Returns the names of the online backends that can run a job. The shortest queue comes first,
-    and then the most free GPU memory."""
+    """Returns the names of the online backends that can run a job. Backends with shorter queues
+    come first, and then those with more free GPU memory."""
     able = [backend for backend in backends if _can_run(backend, need)]
     able.sort(
         key=lambda backend: (backend.queue_depth, -backend.free_gpu_memory_bytes, backend.worker_id)
@@ -485,8 +485,8 @@ class Environment:
     in_queue_max: int = IN_QUEUE_MAX  # Maximum concurrent jobs of a run.
     priority_min: int = -1_000  # The lowest priority that the tenant may use.
     priority_max: int = 1_000
-    # Recently online backends with the time at which each was last online, and the time since which
-    # this has been recorded.
+    # Recently online backends, each with the time when it was last online, and the time when this
+    # recording began.
     lately_online: tuple[tuple[BackendState, datetime], ...] = ()
     watched_since: datetime | None = None
     no_backend_seconds: float | None = None  # None means that jobs wait without a limit.

@@ -560,8 +560,8 @@ async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
 async def firing_of_keys(
     tx: Tx, trigger_id: UUID, key_hashes: Sequence[str]
 ) -> tuple[TriggerFiring | None, frozenset[str]]:
-    """Returns the oldest firing that has one of these delivery keys, and the keys among them that
-    are already stored."""
+    """Returns the oldest firing that has one of these delivery keys, and which of the keys are
+    already stored."""
     keys = trigger_delivery_keys
     stored = await tx.execute(
         select(keys.c.key_hash, keys.c.firing_id)

@@ -188,8 +188,8 @@ class RunTimes:
         }
 
     def ready(self, key: ExecutionKey) -> float | None:
-        """Returns the time at which the inputs of an execution were decided, or None if they aren't
-        decided yet."""
+        """Returns when the inputs of an execution were decided, or None if they aren't decided
+        yet."""
         end = self.ends.get(key)
         sources = self.sources(key)
         if end is None and not all(source in self.ends for source in sources):

@@ -107,7 +107,8 @@ class PortTypes:
 
 
 def _passed_on(node: Node, arriving: Mapping[str, PortType]) -> Mapping[str, PortType]:
-    """Returns the types of those values of a value node that only pass on another node's value."""
+    """Returns the types of a value node's values, but only of those that pass on another node's
+    value unchanged."""
     values = node.values if isinstance(node, ValueNode) else {}
     paths = {name: value.whole for name, value in values.items() if isinstance(value, Template)}
     return {
@@ -266,8 +267,8 @@ _HIDDEN_NAME = re.compile(r"/\.([A-Za-z0-9_-]+)(\.value\b)?")
 
 
 def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentProblem:
-    """Assigns a problem of a generated node to the node and the field in the document from which
-    the node was generated."""
+    """Moves a problem with a generated node to the node and field of the document that it was
+    generated from."""
     parent, _, last = problem.node.rpartition("/")
     node, port = problem.node, problem.port
     if isinstance(graph.nodes.get(node), PassNode):
@@ -349,7 +350,7 @@ def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[Documen
 
 
 def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
-    """Returns a node's requirements for a backend. Values that arrive over connections aren't known
+    """Returns a node's backend requirements. Values that arrive over connections aren't known
     yet."""
     unknown = {
         port: ""
@@ -502,7 +503,7 @@ def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProb
         # A merge adds three values: itself, its list and its count. Other nodes pass on their
         # input.
         count = 3 + sum(fed) if isinstance(graph.nodes[node], ClosingNode) else max(fed, default=1)
-        # The 1 prevents further reports for the successors.
+        # Counting only 1 value prevents further reports about the successors.
         counts[node] = count if count <= VALUE_SIZE_MAX.values else 1
         if count > VALUE_SIZE_MAX.values:
             message = f"would have {count:,} values; the limit is {VALUE_SIZE_MAX.values:,}"

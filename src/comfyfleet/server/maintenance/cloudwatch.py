@@ -60,8 +60,8 @@ def wanted_workers(
     jobs_per_worker: int = 1,
     target_seconds: float = TARGET_SECONDS,
 ) -> int:
-    """Returns how many workers are needed to keep the running jobs and to start all waiting jobs
-    within the target time. Returns zero if there are no jobs.
+    """Returns how many workers are needed to continue all running jobs and to start all waiting
+    jobs within the target time. Returns zero if there are no jobs.
 
     If the oldest job has waited for the target time, twice as many are needed, and so on up to a
     limit. In that case, the typical duration was wrong, or workers start too slowly. There are

@@ -256,8 +256,8 @@ async def _can_run(
 
 
 def _situation(workflows: Sequence[RegisteredWorkflow], workers: Sequence[FleetWorker]) -> object:
-    """Returns the state that the assignment depends on. The assignment is only repeated when it
-    changes."""
+    """Returns the state that the assignment depends on. Workflows are assigned again only when this
+    state changes."""
     return (
         frozenset(
             (workflow.id, workflow.version, workflow.required_capabilities)

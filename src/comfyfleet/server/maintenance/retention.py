@@ -381,7 +381,7 @@ ACTION = "erase_tenant"
 async def begin_erasure(
     context: JobContext, tenant_id: UUID, *, actor: str, now: datetime
 ) -> Tenant:
-    """Closes the tenant, whose data a sweep then erases. Repeating the call has no effect."""
+    """Closes the tenant. A sweep then erases its data. Repeating the call has no effect."""
     async with context.central.transaction() as tx:
         before = await tenants.get_tenant(tx, tenant_id)
         tenant = await tenants.begin_erasing(tx, tenant_id, now=now)

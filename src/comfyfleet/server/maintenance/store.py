@@ -230,7 +230,7 @@ async def jobs_of_living_runs(
 async def remove_file_names(
     tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], job_ids: Collection[UUID]
 ) -> None:
-    """Deletes the names under which the gateway's users know these uploads and these jobs'
+    """Deletes the file names that the gateway's users see for these uploads and for these jobs'
     outputs."""
     named = or_(
         is_one_of(tx, gateway_files.c.file_id, file_ids),
@@ -319,7 +319,8 @@ async def scrub_users(tx: Tx, tenant_id: UUID) -> None:
 
 
 async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
-    """Deletes errors in the central database, which may quote requests."""
+    """Deletes the errors of a tenant's dispatches from the central database, because they may quote
+    requests."""
     await tx.execute(
         update(dispatches)
         .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))

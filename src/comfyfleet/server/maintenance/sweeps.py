@@ -385,7 +385,8 @@ def _outcome(answer: WebhookResponse) -> str:
 
 
 async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
-    """Audits a disabled webhook, without its URL, which may contain a secret."""
+    """Records in the audit log that a webhook was disabled. Leaves out its URL, which may contain a
+    secret."""
     log.info("webhook %s was disabled, because no delivery has succeeded for days", webhook.id)
     await plane.context.audit("sweep", "switch_off", f"webhook:{webhook.id}", webhook.tenant_id)
 

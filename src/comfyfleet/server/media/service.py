@@ -51,7 +51,8 @@ async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
 
 
 async def recount(pool: Database) -> dict[UUID, int]:
-    """Corrects the tenants' storage counters. Returns the missing bytes per tenant.
+    """Corrects the tenants' storage counters. Returns how many bytes were added to each wrong
+    counter.
 
     During an upgrade, a control plane of the older version may have checked or deleted files
     without updating the counters."""
@@ -332,7 +333,7 @@ async def prune_shares(tx: Tx, *, before: datetime, limit: int) -> int:
 async def attach_job(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> MediaItem:
-    """Makes the job the latest one of a media item. Earlier jobs continue."""
+    """Makes this job the latest job of a media item. Earlier jobs continue."""
     attached = await store.attach_job(tx, tenant_id, user_id, media_id, job_id)
     if attached is None:
         await get_media(tx, tenant_id, user_id, media_id)

@@ -26,7 +26,8 @@ SMALL_TYPE = "image/webp"
 METHOD = "SMALL"
 MODULE = "comfyfleet.protocol.small_picture"
 PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
-# Smaller images need no thumbnail. Reading larger images costs more than a thumbnail saves.
+# Images below the minimum need no thumbnail. Reading images above the maximum costs more than a
+# thumbnail saves.
 PICTURE_BYTES_MIN = 64 * 1024
 PICTURE_BYTES_MAX = 64 * 1024**2
 WAITING_MAX = 200

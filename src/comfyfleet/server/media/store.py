@@ -185,7 +185,7 @@ async def add_storage_bytes(tx: Tx, tenant_id: UUID, size: int) -> None:
 
 
 async def storage_miscounts(tx: Tx) -> dict[UUID, int]:
-    """Returns, for each tenant, the number of bytes by which the storage counter is too low."""
+    """Returns how many bytes must be added to each tenant's storage counter if it is wrong."""
     has = (
         select(files.c.tenant_id, func.sum(files.c.size).label("bytes"))
         .where(files.c.checked_at.is_not(None))

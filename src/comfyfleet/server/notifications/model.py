@@ -54,7 +54,7 @@ class RegisteredWebhook:
     events: frozenset[WebhookEvent]
     is_active: bool
     created_at: datetime
-    on_again_at: datetime | None = None  # when it was last enabled again after having been disabled
+    on_again_at: datetime | None = None  # when it was last re-enabled
 
     @property
     def is_for_jobs(self) -> bool:

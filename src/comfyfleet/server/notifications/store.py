@@ -246,8 +246,8 @@ async def enable_webhook(
 
 
 async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
-    """Returns when the webhook's deliveries began to fail: the creation time of the first failed
-    delivery after its last success and after it was last enabled."""
+    """Returns when the webhook's deliveries began to fail, which is the creation time of the first
+    failed delivery since the webhook last succeeded or was re-enabled."""
     of_it = deliveries.c.webhook_id == webhook_id
     last_success = select(func.max(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.DELIVERED

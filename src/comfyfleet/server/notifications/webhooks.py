@@ -36,7 +36,8 @@ from comfyfleet.transport.ssrf import (
 # process sends the same delivery in the meantime.
 TAKEN_SECONDS = 60
 LOG_PAGE_MAX = 200
-# Longer than a delivery is retried, so that a server that was down over a weekend is not disabled.
+# Longer than deliveries are retried, so that a webhook isn't disabled because its server was down
+# over a weekend.
 DEAD_AFTER = timedelta(days=4)
 ERROR_CHARACTERS_MAX = 500
 ROWS_AT_ONCE_MAX = 500

@@ -136,7 +136,7 @@ async def _submit_for_tenant(
 async def _submit_other_steps(
     context: JobContext, pool: Database, stored: StoredRun, troubles: dict[WorkKey, FleetError]
 ) -> None:
-    """Submits jobs of the steps and judges that have no error, and records the error afterwards."""
+    """Submits jobs of the steps and judges that have no error, and then records the first error."""
     for _ in range(WORKS_MAX):
         known = len(troubles)
         async with pool.read() as tx:
@@ -233,8 +233,8 @@ async def _record_no_work(
 async def _unservable_step(
     context: JobContext, state: PipelineRunState
 ) -> tuple[str | None, int | None]:
-    """Returns a message about the first step or judge in flight that no backend can run now. Also
-    returns how many seconds it may wait for a backend."""
+    """Returns a message about the first step or judge with a job in flight that no backend can run
+    now. Also returns how many seconds it may wait for a backend."""
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, state.pipeline)
         backends = await read_backends(tx, context)

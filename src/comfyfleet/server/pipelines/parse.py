@@ -407,8 +407,8 @@ def _property_problems(
 
 
 def _mismatch(step: Step, prop: Property, value: Any) -> str:
-    """Returns why a property can't accept a value or the result of a template. Empty if it can, or
-    if that isn't known yet."""
+    """Returns why a property can't accept a value or the result of a template. Returns an empty
+    string if it can, or if that isn't known yet."""
     if not is_template(value):
         return value_problem(prop, value)
     if _template_problem(value, is_first=False):

@@ -232,8 +232,8 @@ async def wake_stuck_runs(context: JobContext, pool: Database) -> None:
 
 
 async def wake_runs_of(context: JobContext, tenant_id: UUID, user_id: UUID) -> None:
-    """Makes the stuck runs of a user due, after a credit. The credit is valid even if this
-    fails."""
+    """Makes the stuck runs of a user due after a credit to the user's wallet. The credit is valid
+    even if this fails."""
     try:
         pool = await context.pool_of(tenant_id)
         await _wake_matching(context, pool, StuckRunFilter(tenant_id=tenant_id, user_id=user_id))

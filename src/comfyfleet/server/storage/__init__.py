@@ -26,7 +26,8 @@ _OPTIONS = ("endpoint", "public_endpoint", "region")
 
 @dataclass(frozen=True, slots=True)
 class BucketUrl:
-    """A bucket on S3. The public endpoint is the one that clients reach, if it differs."""
+    """A bucket on S3. The public endpoint is the one that clients use, if it differs from
+    `endpoint`."""
 
     name: str
     prefix: str = ""

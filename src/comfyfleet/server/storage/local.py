@@ -320,8 +320,8 @@ def _stamp(status: os.stat_result) -> list[int]:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Creates folders. Returns the folders with a new entry, which must be synced, because a file
-    that can't be reached after a power failure is lost.
+    """Creates folders. Returns the parent folders of the new ones. They must be synced, because
+    files in the new folders could otherwise be lost after a power failure.
 
     This is done before the lock is taken. An obstacle is reported when the file is moved."""
     if folder.is_dir():
@@ -562,7 +562,7 @@ class LocalStore:
     async def aclose(self) -> None:
         """Does nothing, because no file is held open."""
 
-    # For the endpoint that serves the URLs
+    # The endpoint that serves the URLs uses the methods below.
 
     def granted(self, method: str, key: str, query: Mapping[str, str]) -> UrlGrant:
         """Returns the grant of a URL. Raises Forbidden unless it was signed for this method and is
@@ -584,8 +584,8 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _counted(self, key: str) -> Iterator[None]:
-        """Limits concurrent uploads to one key to the number that a client with retries needs. Each
-        upload takes space on the disk, but a quota counts the object only once."""
+        """Limits the number of concurrent uploads to one key. A client that retries needs only a
+        few. Each upload takes space on the disk, but a quota counts the object only once."""
         if self._uploads[key] >= UPLOADS_PER_KEY_MAX:
             raise TooManyCalls(
                 f"{UPLOADS_PER_KEY_MAX} uploads to {key} are already in progress", key=key

@@ -24,8 +24,8 @@ PROBE_BYTES = 1024 * 1024
 
 
 class StoreOutage:
-    """The outage state of a store. It is used from several threads. `on_change` is called after
-    each failure and at the end."""
+    """The outage state of a store, shared by several threads. `on_change` is called after each
+    failure and when the outage ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -83,8 +83,8 @@ async def pause_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> St
 async def _open_runs(
     graphs: GraphContext, scope: WorkOwner, *, is_running: bool = False
 ) -> list[WorkItem]:
-    """Returns open pipeline runs and graph runs. If there are more than a single call stops,
-    returns at least one more than that, so that the caller can tell."""
+    """Returns open pipeline runs and graph runs. If there are more than a single call can stop,
+    returns at least one more than that limit, so that the caller notices."""
     async with graphs.context.tenant(scope.tenant_id) as tx:
         return [
             item

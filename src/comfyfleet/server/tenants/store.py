@@ -445,8 +445,8 @@ def version_of_wallet() -> ColumnElement[Any]:
 
 
 def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
-    """Returns the condition for an UPDATE that the wallet's version has not changed since it was
-    read."""
+    """Returns an UPDATE condition that holds only if the wallet's version has not changed since it
+    was read."""
     return literal_column("token_wallets.xmin") == select(seen.c.version).scalar_subquery()
 
 
