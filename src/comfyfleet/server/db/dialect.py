@@ -175,8 +175,8 @@ def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any
     """Wraps a column that is used in a WHERE or ORDER BY clause, so that SQLite doesn't use the
     column's index.
 
-    SQLite doesn't know the number of rows. It would read the whole table along this index instead
-    of the few rows in a smaller one.
+    SQLite doesn't know how many rows match. It would use this index to read the whole table,
+    instead of a smaller index that contains only a few rows.
     """
     if not is_sqlite(tx):
         return column
@@ -205,7 +205,8 @@ def pairs_in(
     """Builds `(a, b) IN pairs`. On PostgreSQL, the pairs are sent as two arrays, because the
     planner would otherwise handle each pair separately.
 
-    On SQLite, the pairs come from a SELECT. Otherwise, it wouldn't use the index of both columns.
+    On SQLite, the pairs come from a SELECT. Otherwise, SQLite wouldn't use the index on both
+    columns.
     """
     names = column("a", Uuid), column("b", Uuid)
     if is_sqlite(tx):

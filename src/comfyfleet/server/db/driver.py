@@ -136,8 +136,8 @@ class SqliteDriver:
         self._deadline = math.inf  # The deadline of the batch on the event loop.
 
     async def run(self, act: Callable[[sqlite3.Connection], T], *, calls: int) -> T:
-        """Runs a batch for this number of calls. `act` may be called twice, because the first
-        attempt is rolled back if it takes too long.
+        """Runs a batch that handles this number of calls. `act` may be called twice, because the
+        first attempt is rolled back if it takes too long.
         """
         async with self._database.turn:
             result = await self._run(act, is_small=calls <= LOOP_CALLS_MAX)
@@ -372,8 +372,8 @@ def _split_by_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
 class PreparedForIds(PreparedStatement):
     """A statement for rows with one of several ids. `build` receives the condition for the ids.
 
-    On PostgreSQL, it takes a single round trip. On SQLite, it is executed for each id, because a
-    statement for a list would have no constant text.
+    On PostgreSQL, it takes a single round trip. On SQLite, it is executed once per id, because the
+    text of a statement for a list of ids would vary.
     """
 
     def __init__(self, column: Column[Any], build: Callable[[Tx, Any], Any]) -> None:

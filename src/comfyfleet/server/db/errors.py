@@ -99,7 +99,7 @@ def _postgres_error(error: Exception) -> BaseException | None:
 
 
 def log_level_of(error: FleetError) -> int:
-    """Returns the log level for the consequences of an error. It is DEBUG if the outage itself was
-    already logged, because its many consequences would flood the log.
+    """Returns the level at which the consequences of an error are logged. This is DEBUG if the
+    outage itself was already logged, because its many consequences would flood the log.
     """
     return logging.DEBUG if is_logged(error) else logging.WARNING

@@ -30,7 +30,7 @@ SESSION_SETTINGS = (
 class LivenessLimits:
     # The server is checked if a connection has been in use for this many seconds.
     use_seconds: float = 5.0
-    # Maximum seconds for a connection and a statement, even under load.
+    # Maximum seconds for connecting and executing a statement, even under load.
     answer_seconds: float = 10.0
     # Seconds between retries while the server doesn't respond.
     retry_seconds: float = 1.0

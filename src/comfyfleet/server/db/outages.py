@@ -64,8 +64,8 @@ class OutageLog:
         self.note_success()
 
     def note_loss(self, error: Unavailable) -> None:
-        """Logs an outage. Ignores errors that are already logged, because another database caused
-        them inside a transaction of this one.
+        """Logs an outage. Ignores an error that is already logged, which happens if another
+        database caused it inside a transaction of this one.
         """
         if is_logged(error):
             return
@@ -138,8 +138,8 @@ def log_failure(
 ) -> None:
     """Logs the failure of background work that will be retried.
 
-    Failures because of a logged outage are logged at DEBUG only, other expected errors with one
-    line, and bugs with a traceback.
+    Failures due to a logged outage are logged at DEBUG only. Other expected errors are logged in
+    one line, and bugs with a traceback.
     """
     known = error if isinstance(error, FleetError) else as_unavailable(error)
     if known is None:

@@ -1,7 +1,7 @@
 """Makes SQLite commits durable. Commits at about the same time share a single sync of the disk.
 
-SQLite itself would sync the disk in each commit while it holds the write lock, for which all other
-writers would have to wait.
+By default, SQLite syncs the disk in each commit while it holds the write lock, so all other writers
+would have to wait.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def open_sqlite(path: str) -> sqlite3.Connection:
     synchronous = "NORMAL" if mode == "wal" else "FULL"
     for pragma in (
         f"synchronous={synchronous}",
-        # WalSync runs the checkpoints, because a commit that runs one waits for the disk.
+        # WalSync runs the checkpoints, because a commit that ran one would wait for the disk.
         "wal_autocheckpoint=0",
         "foreign_keys=ON",
         f"busy_timeout={BUSY_MS}",

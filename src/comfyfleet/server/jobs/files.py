@@ -275,8 +275,8 @@ def delete_sources(context: JobContext, outputs: Sequence[StoredOutput]) -> None
 async def _rules_of(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> DeliveryRules | None:
-    """Returns the delivery rules for outputs, or None if no output must be changed. Outputs that
-    the worker has already stripped need no rules.
+    """Returns the delivery rules for outputs, or None if no output needs to be changed. Outputs
+    that the worker has already stripped need no rules.
     """
     if all(output.is_stripped for output in outputs):
         return None

@@ -93,8 +93,8 @@ async def _log_end(
     error: str | None = None,
     delivered: TakenOutputs | None = None,
 ) -> list[File]:
-    """Logs the end of a run in the transaction in which the job ends. Returns files that were
-    replaced and must be deleted.
+    """Logs the end of a run in the same transaction that ends the job. Returns the replaced files,
+    which the caller must delete.
 
     Logs nothing if the lease is no longer held, which is also the case for repeated reports.
     """

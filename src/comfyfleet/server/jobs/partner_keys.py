@@ -86,7 +86,7 @@ class PartnerKeys:
         self._take_out(job_id)
 
     def drop(self, *job_ids: UUID) -> None:
-        """Removes the keys of ended jobs, even if another control plane stores them."""
+        """Removes the keys of ended jobs, whichever control plane stores them."""
         elsewhere = [str(job_id) for job_id in job_ids if self._take_out(job_id) is None]
         for start in range(0, len(elsewhere), DROPPED_MAX):
             self._announce({DROPPED: elsewhere[start : start + DROPPED_MAX]})

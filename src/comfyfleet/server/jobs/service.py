@@ -86,8 +86,7 @@ async def after_end(
     prevent a second settlement.
 
     All inserts are sent together. `files` are the job's outputs, which now belong to the user.
-    `run_seconds` is the duration of a metered run that must be paid for. None means that no seconds
-    must be paid for.
+    `run_seconds` is the billable duration of a metered run. None means that no time is billed.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
@@ -397,8 +396,8 @@ async def _check_active(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """Returns (outbox id, tenant, run, job) of ended jobs that haven't been processed by their runs
-    yet.
+    """Returns the ended jobs that their runs haven't processed yet, as (outbox id, tenant, run,
+    job).
     """
     return await store.outbox_of_runs(tx, kind, now=now, limit=limit, after=after)
 

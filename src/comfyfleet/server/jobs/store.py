@@ -718,7 +718,7 @@ _OUTBOX_OF_RUNS = PreparedStatement(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """Returns a page of (outbox id, tenant, run, job) of ended jobs, the oldest rows first."""
+    """Returns a page of ended jobs, as (outbox id, tenant, run, job), the oldest rows first."""
     values = {"of_kind": kind, "due": now, "last": after, "most": limit}
     return [
         (outbox_id, tenant_id, UUID(payload["run_id"]), job_id)

@@ -91,8 +91,8 @@ def _conditions(job_filter: JobFilter) -> list[ColumnElement[bool]]:
 
 
 def _parts(tx: Tx, job_filter: JobFilter) -> list[tuple[str, ...]]:
-    """Returns the conditions of the selects into which a query is split, so that each can use an
-    index. Their text must match the conditions of the indexes.
+    """Splits a query into selects that can each use an index, and returns their conditions. The
+    text of a condition must match that of the index.
     """
     statuses = job_filter.statuses
     if job_filter.error is not None and not statuses:

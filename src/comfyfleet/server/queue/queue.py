@@ -138,7 +138,7 @@ class DispatchQueue:
         self._background: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._learned_at: datetime | None = None  # time of the newest run that was read
-        self.dismissals = 0  # how often polls were dismissed
+        self.dismissals = 0  # how many times polls were dismissed
 
     async def lease(
         self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None

@@ -402,8 +402,8 @@ async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
 
 
 async def postpone_all(tx: Tx, *, seconds: int) -> int:
-    """Postpones the expiry of all leases by the time in seconds during which no worker could send
-    heartbeats.
+    """Postpones the expiry of all leases by `seconds`, because no worker could send heartbeats
+    during that time.
     """
     return await writes.postpone_all(tx, seconds=seconds)
 

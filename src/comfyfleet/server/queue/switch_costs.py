@@ -31,8 +31,8 @@ RUN_SECONDS_MAX = 86_400.0  # longer runs are ignored
 # A switch that costs less than this fraction of a run counts as free. Jobs then keep their order of
 # arrival.
 FREE_SHARE = 0.1
-# Multiple of the mean switch cost for which other jobs may pass a job. Running that job requires
-# two switches, so a group of jobs with the same model takes ten times as long as these switches.
+# Maximum wait of a passed job, as a multiple of the mean switch cost. Other jobs may pass it for
+# half of this time, so a group of jobs with the same model takes ten times as long as a switch.
 PASSED_PER_COST = 20
 # Multiple of the switch cost for which a job may be held. It exceeds 1, because a switch must also
 # be undone later and delays all waiting jobs.
@@ -194,7 +194,8 @@ class SwitchCosts:
     def passed_max(
         self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
     ) -> timedelta:
-        """Returns how long jobs with the loaded model may pass a job with another model.
+        """Returns the maximum wait of a job that is passed by jobs with the loaded model. They may
+        pass it for half of this time.
 
         A worker that runs that job in between needs two switches, to its model and back.
         """

@@ -358,9 +358,7 @@ async def list_page(
 
 
 def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
-    """Returns the conditions of the selects into which a query is split, so that each can use an
-    index.
-    """
+    """Splits a query into selects that can each use an index, and returns their conditions."""
     if status is None:
         return [(QUEUED,), (_LEASED,), (IS_ENDED,)]
     own = f"status = '{status.value}'"
@@ -368,8 +366,8 @@ def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
         return [(own,)]
     if status is DispatchStatus.COMPLETED:
         return [(own, IS_ENDED)]
-    # PostgreSQL doesn't need IS_RARE, which the status implies, and would underestimate the number
-    # of rows with it.
+    # The status implies IS_RARE. PostgreSQL doesn't need that condition, and would underestimate
+    # the number of rows because of it.
     return [(own, IS_RARE, IS_ENDED)] if is_sqlite(tx) else [(own, IS_ENDED)]
 
 
