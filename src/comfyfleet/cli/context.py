@@ -139,8 +139,8 @@ def _named(name: str) -> Iterator[None]:
 
 @contextmanager
 def explain_errors(path: Path, *, or_else: str | None = None) -> Iterator[None]:
-    """Converts operating system errors about a path to readable errors. `or_else` is the hint for a
-    missing file if no other file has a similar name."""
+    """Converts operating system errors about a path to readable errors. `or_else` is the hint if
+    the file is missing and no other file has a similar name."""
     try:
         yield
     except FileNotFoundError as error:

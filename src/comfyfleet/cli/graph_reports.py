@@ -95,8 +95,8 @@ def _row(node: NodeTimeline, seconds: float, names: int, cells: int) -> Text:
 
 
 def bar_of(spans: Sequence[TimelineSpan], seconds: float, cells: int) -> list[tuple[str, str]]:
-    """Returns one character per cell, which shows the kind of span that fills most of the cell.
-    Spans shorter than a cell remain visible."""
+    """Returns one character per cell. It shows the kind of span that fills most of the cell. Spans
+    shorter than a cell remain visible."""
     signs = [(" ", "")] * cells
     filled = [0.0] * cells
     for span in spans:

@@ -210,7 +210,7 @@ def _exit_code(error: FleetError) -> int:
 
 
 def _reader_is_gone() -> int:
-    """Handles a closed pipe, as in `comfyfleet … | head`. Output is discarded, because even
-    Python's shutdown could not write it."""
+    """Handles a closed pipe, as in `comfyfleet … | head`. Discards the remaining output, because
+    Python's flush at shutdown would otherwise fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED

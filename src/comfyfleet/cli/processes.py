@@ -297,7 +297,7 @@ class ProcessSupervisor:
         return True
 
     async def _replace(self, place: int) -> bool:
-        """Starts a new process before stopping the old one. If the new one never gets ready, the
+        """Starts a new process before stopping the old one. If the new one never becomes ready, the
         old one continues."""
         old, new = self._places[place], await self._started_if_possible(place)
         if new is None:

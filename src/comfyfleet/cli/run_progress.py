@@ -351,7 +351,7 @@ LASTING = (NodeText, Blocked, Reconnected)
 
 
 class LiveDisplay:
-    """Shows a bar for the whole run and one for its current node, and a third one for a batch."""
+    """Shows one bar for the whole run, one for its current node and, in a batch, a third one."""
 
     def __init__(self, context: CliContext, title: str) -> None:
         self._context = context

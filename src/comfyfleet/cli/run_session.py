@@ -587,8 +587,8 @@ class RunSession:
         return await self._submit(work, await self._upload_and_submit(work), self._context.new_id())
 
     async def finish(self, run_id: str, plan: NodePlan, *, again: bool = False) -> RunResults:
-        """Waits for a run and saves its results. With `again`, results that were saved before are
-        not saved twice."""
+        """Waits for a run and saves its results. With `again`, results that were already saved are
+        not saved again."""
         began = self._context.clock()
         await self._follow(run_id, plan)
         outputs = await self._backend.outputs(run_id)

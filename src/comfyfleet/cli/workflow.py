@@ -473,8 +473,8 @@ def _json_of(prompt: Prompt) -> bytes:
 
 
 def _checked_output(into: OutputOptions, source: str) -> Path | None:
-    """Checks the output path before the work, so that a user's workflow is never replaced by a
-    prompt."""
+    """Checks the output path before the conversion, so that a prompt never replaces a user's
+    workflow."""
     output = into.output
     if output is None or str(output) == STANDARD_STREAM:
         return None

@@ -42,7 +42,8 @@ class UploadSource:
     async def part(
         self, start: int, size: int, on_progress: Transferred | None = None, sent: int = 0
     ) -> AsyncIterator[bytes]:
-        """Yields `size` bytes from `start`. `sent` is the number of bytes sent before."""
+        """Yields `size` bytes from `start`. `sent` is the number of bytes that were already
+        sent."""
         async for piece in self._pieces(start, size):
             yield piece
             sent += len(piece)

@@ -295,8 +295,8 @@ def _complete(prop: Property, declared: Any, *, is_bound: bool) -> Property:
         )
     if prop.default is not None or prop.type == "seed":
         return replace(prop, required=bool(prop.required))
-    # Without a value, a bound input keeps the value in the document, but a placeholder would be
-    # left in the text.
+    # A bound input without a value keeps the document's value, but a placeholder would remain in
+    # the text.
     if not is_bound and prop.required is False:
         raise property_error(
             prop, "a property with a placeholder must be required or have a default"

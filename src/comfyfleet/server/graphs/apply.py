@@ -606,8 +606,8 @@ def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
 
 
 def file_reference(file: File) -> dict[str, Any]:
-    """Returns a file in the form that the values of runs contain. The path is only for display, and
-    isn't the storage path."""
+    """Returns a file reference as it appears in the values of runs. Its path is only for display,
+    and isn't the storage path."""
     return {
         "file_id": str(file.id),
         "filename": file.filename,
@@ -642,8 +642,8 @@ def job_request_of(action: StartJob, environment: Environment, user_id: UUID) ->
 
 
 def stage_of(affinity: str | None, environment: Environment, usual: str) -> str:
-    """Returns the stage for a job, which is the stage of the backend to which the job is bound. In
-    another stage, no worker would accept the job."""
+    """Returns the stage of the backend to which a job is bound, because no worker in another stage
+    would accept the job. For an unbound job, returns `usual`."""
     for backend in environment.backends:
         if affinity and backend.is_target_of(affinity):
             return backend.fleet.partition("/")[2] or STAGE

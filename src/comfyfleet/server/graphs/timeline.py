@@ -71,8 +71,8 @@ class TimeSpan(NamedTuple):
 def spans_of(
     record: ExecutionRecord, ready: float, until: float, seconds: "Clock"
 ) -> list[TimeSpan]:
-    """Returns the spans of an execution from the time when its inputs were decided. Leaves out
-    spans without a duration."""
+    """Returns an execution's spans, starting when its inputs were decided. Leaves out spans without
+    a duration."""
     waited = SpanKind.RETRIED if record.attempt > 1 else SpanKind.HELD
     marks = [
         (ready, waited),
@@ -346,8 +346,8 @@ def _status(timed: RunTimes, node: str) -> ExecutionStatus:
 
 
 def _after(timed: RunTimes, key: ExecutionKey) -> str | None:
-    """Returns the last node for which an execution waited. If it is still waiting, returns a node
-    that hasn't ended."""
+    """Returns the node that an execution waited for last. If the execution is still waiting,
+    returns a node that hasn't ended."""
     for _ in range(len(timed.plan.shape.order)):
         sources = timed.sources(key) if len(key.at) == len(timed.plan.scope(key.node)) else ()
         if not sources:

@@ -32,8 +32,8 @@ CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 @dataclass(frozen=True, slots=True)
 class ScalingFigures:
-    """The metrics of one fleet at one time. A workflow that belongs to several fleets counts in
-    each of them.
+    """A fleet's metrics at a single point in time. A workflow that belongs to several fleets counts
+    in each of them.
 
     `slots` is the number of jobs that its live workers can run concurrently. Leases beyond that are
     prefetched."""
@@ -158,8 +158,8 @@ class CloudWatch:
 
 
 def require_aws() -> None:
-    """Raises an error at startup if AWS can't be used. Otherwise, only the log of each pass would
-    show it."""
+    """Raises an error at startup if AWS can't be used. Otherwise, the problem would only appear in
+    the log of each pass."""
     if find_spec("boto3") is None:
         raise missing_extra("COMFYFLEET_CLOUDWATCH_NAMESPACE", "boto3", "aws")
 

@@ -141,7 +141,7 @@ async def flush_outboxes(plane: ControlPlane) -> bool:
 
 async def flush_notes(plane: ControlPlane) -> bool:
     """Copies stored audit entries, and stops the work of deactivated users. Returns True if some
-    work is left."""
+    entries or users are left."""
 
     async def flush(pool: Database) -> bool:
         has_stops = await tenant_work.stop_deactivated(plane.graphs, pool)
@@ -256,7 +256,7 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 async def in_all_pools(
     plane: ControlPlane, act: Callable[[GraphContext, Database], Awaitable[None]]
 ) -> None:
-    """Runs in all pools concurrently, so that a slow pool doesn't delay the others."""
+    """Calls `act` for all pools concurrently, so that a slow pool doesn't delay the others."""
     await for_each_pool(
         plane.pools, partial(act, plane.graphs), "its graph runs are waiting", at_once=True
     )
@@ -324,7 +324,7 @@ async def maintain_pipelines(context: JobContext, pool: Database) -> bool:
 
 
 async def _in_all_pools(plane: ControlPlane, act: PoolAction) -> bool:
-    """Runs in all pools. Returns True if there is more to do."""
+    """Calls `act` for each pool. Returns True if any pool isn't finished."""
     done = await for_each_pool(
         plane.pools, partial(act, plane.context), "its pipelines are waiting"
     )

@@ -48,7 +48,7 @@ class BaseGeneration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JudgeGeneration:
-    """A job that scores a candidate that its step's judge has not scored yet."""
+    """A judge's job for a candidate that has not been scored yet."""
 
     parent: UUID  # the candidate
     step: int  # the candidate's step
@@ -396,7 +396,7 @@ def success_rate(tree: RunTree) -> float | None:
     return done / ended if ended else None
 
 
-ELO_K = 32.0  # the maximum change of a score by a single vote
+ELO_K = 32.0  # the maximum amount by which a single vote can change a score
 ELO_SPREAD = 400.0  # a candidate with a lead of this size is expected to win 10 of 11 times
 
 

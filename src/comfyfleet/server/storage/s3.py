@@ -195,7 +195,7 @@ class S3Store:
             if error.response.get("Error", {}).get("Code") not in _CANT_COPY:
                 raise
         finally:
-            # Ignore the error that a completed upload can't be aborted.
+            # Aborting a completed upload fails, which is expected.
             with suppress(ClientError):
                 self._client.abort_multipart_upload(**named)
         return False
