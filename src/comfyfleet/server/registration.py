@@ -113,7 +113,7 @@ async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Hear
     await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
 
 
-# Time for which a worker that left its fleet is reported as offline. After that, it is unknown.
+# A worker that has left its fleet is reported as offline for this long. After that, it is unknown.
 KNOWN_FOR = timedelta(days=7)
 
 

@@ -74,7 +74,7 @@ async def replace_url_secret(central: Database, now: datetime) -> None:
 
 
 async def replace_webhook_key(central: Database, now: datetime) -> None:
-    """Replaces the key from which the secrets of webhooks are derived.
+    """Replaces the key from which webhook secrets are derived.
 
     After a restart of the control planes, all webhooks without a stored secret have new secrets.
     """
@@ -90,7 +90,7 @@ async def url_secret(central: Database) -> str:
 
 
 async def webhook_key(central: Database) -> str:
-    """Returns the key from which the secrets of webhooks are derived.
+    """Returns the key from which webhook secrets are derived.
 
     It isn't stored in the tenant databases, so access to those isn't enough to sign deliveries.
     """

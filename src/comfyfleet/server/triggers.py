@@ -60,13 +60,14 @@ TRIGGERS_PER_USER_MAX = 100
 MOMENTS_SHOWN = 5  # number of times shown in the preview of a schedule
 SCHEDULE_CHARACTERS_MAX = 100
 INPUTS_MAX = 100
-# Delay in seconds after which a scheduled time counts as missed. Passes usually run every second.
+# A scheduled time counts as missed if it is more than this many seconds in the past. Passes usually
+# run every second.
 LATE_SECONDS = 60
 # Maximum number of due times that are enumerated in one pass. Of any further due times, only the
 # two newest are counted.
 MOMENTS_COUNTED_MAX = 1000
-# Seconds for which a firing is reserved for its process. Starting a run takes less time, so no
-# other process does the same work. If one did, it would get the same run.
+# Seconds for which a firing is reserved for the process that claimed it. Starting a run takes less
+# time, so other processes don't repeat the work. If one did, it would get the same run.
 TAKEN_SECONDS = 30
 TRIES_MAX = 120
 # How many times a repeated delivery checks whether the first one has started the run, and the

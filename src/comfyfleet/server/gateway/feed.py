@@ -165,7 +165,7 @@ class UserFeed:
         self._remaining = 0
         self._last_sent_id: int | None = None  # id of the last sent row, or None before `start`
         self._starting = asyncio.Lock()
-        # Callers that wait for the end of the next pass.
+        # Callers that are waiting for the next pass to finish.
         self._followed: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)

@@ -50,7 +50,7 @@ def split_annotation(name: str, folder: str = "input") -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """The user's files to which a prompt refers, by the names in the prompt."""
+    """The user's files that a prompt refers to, by their names in the prompt."""
 
     by_kind: dict[str, list[str]] = field(default_factory=dict)
     file_ids: dict[str, UUID] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class NamedFiles:
 def names_in(
     prompt: Mapping[str, Mapping[str, Any]], object_infos: Sequence[ObjectInfo]
 ) -> frozenset[tuple[str, str]]:
-    """Returns the kinds and names of the files to which a prompt refers. Uses the object_info of
-    all backends, because an input may be a file input on only some of them.
+    """Returns the kinds and names of the files that a prompt refers to. Uses the object_info of all
+    backends, because an input may be a file input on only some of them.
     """
     names: set[tuple[str, str]] = set()
     for object_info in object_infos:

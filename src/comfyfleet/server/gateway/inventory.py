@@ -12,8 +12,8 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 
-# Seconds for which an inventory is cached, because some clients poll it to see whether the server
-# is alive.
+# Seconds for which an inventory is cached. Some clients poll it to check whether the server is
+# alive.
 KEPT_SECONDS = 5.0
 INVENTORIES_MAX = 1_000
 DEVICES_PER_FLEET_MAX = 64

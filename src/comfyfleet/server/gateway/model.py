@@ -86,8 +86,8 @@ N = TypeVar("N", bound=Numbered)
 
 
 def as_in_heap(waiting: Iterable[N]) -> list[N]:
-    """Returns waiting prompts in the order of ComfyUI's queue, which is a heap: only the first one
-    is certain to be the next.
+    """Returns waiting prompts in the order of ComfyUI's queue. The queue is a heap, so only its
+    first prompt is certain to be the next one.
     """
     heap: list[tuple[float, int, N]] = []
     for arrival, item in enumerate(waiting):

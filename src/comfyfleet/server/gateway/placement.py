@@ -1,4 +1,4 @@
-"""Decides which backends can run a prompt, on which fleet it runs, and as which workflow.
+"""Decides which backends can run a prompt, and chooses its fleet and its workflow.
 
 A prompt is validated against the object_info of each backend separately. If no backend can run it,
 the response contains ComfyUI's own errors, with the choices of all backends.
@@ -459,7 +459,7 @@ KEY = "placement"
 
 @dataclass(frozen=True)
 class PromptPlacement:
-    """The fleet on which a prompt runs, the workflow under which it runs, and its minimum price."""
+    """The fleet and the workflow that were chosen for a prompt, and the prompt's minimum price."""
 
     fleet: Fleet
     workflow_id: int
@@ -640,8 +640,8 @@ def _fleet_with(
     workflow: RegisteredWorkflow,
     version: WorkflowVersion,
 ) -> Fleet | None:
-    """Returns a matched fleet to which the workflow is assigned and that has a backend for both the
-    workflow and this prompt.
+    """Returns a matched fleet that runs the workflow and has a backend for both the workflow and
+    this prompt.
     """
     fleet_ids = {fleet.id for fleet in match.fleets}
     needs = requirements_of(version.node_types, version.models, map(asdict, version.properties))

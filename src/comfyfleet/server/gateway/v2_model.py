@@ -376,7 +376,7 @@ def parse_reference(reference: Mapping[str, Any]) -> AssetReference:
 
 
 def with_names(value: Any, names: Mapping[AssetReference, str]) -> Any:
-    """Returns a copy of the workflow in which file names replace the asset references."""
+    """Returns a copy of the workflow with its asset references replaced by file names."""
     if isinstance(value, Mapping):
         if value.get("__type") == REFERENCE:
             return names[parse_reference(value)]

@@ -239,7 +239,8 @@ TAGS = [
 PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
 # How the caller is authenticated, by path prefix. The first matching prefix wins. None means that
-# the route requires no key: signed URLs and shared links contain a secret, and examples are public.
+# the route requires no key. Signed URLs and shared links contain a secret, examples are public, and
+# callers of the sign-in routes may not be signed in yet.
 CHECKS: tuple[tuple[str, Check | None], ...] = (
     (f"{OBJECTS_PATH}/", None),
     (f"{SMALL_PATH}/", None),

@@ -31,7 +31,8 @@ MISSING = {"type": "missing", "loc": BODY, "msg": "Field required", "input": Non
 # Matches a path that ends with an id in canonical form. FastAPI handles ids in other forms.
 _WITH_ID = re.compile("(.*/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID_CHARACTERS = 36
-# The only query handled here: whole seconds to wait. FastAPI handles all other queries.
+# Matches the only query that is handled here, which is a whole number of seconds to wait. FastAPI
+# handles all others.
 _WAIT = re.compile(rb"wait=([1-5]?[0-9]|60)")
 _PARAMETER = re.compile(r"\{\w+\}$")
 

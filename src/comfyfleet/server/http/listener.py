@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 # Seconds that a stopping server waits for the first request on a new connection.
 FIRST_REQUEST_SECONDS = 1.0
-# Seconds within which the application must close its WebSockets itself.
+# Seconds that the application has to close its WebSockets itself.
 WEBSOCKET_SECONDS = 3.0
-# Seconds within which a canceled request must answer 503.
+# Seconds that a canceled request has to answer 503.
 CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
 # After a handover to another process, open connections can send one more request within this many

@@ -268,7 +268,7 @@ V = TypeVar("V")
 FREE_TRIES = 20
 # The shortest and the longest delay in seconds. The delay doubles with each further wrong key.
 FIRST_SECONDS, SECONDS_MAX = 0.05, 5.0
-# Seconds without a wrong key after which an address starts again at zero.
+# The count of an address is reset after this many seconds without a wrong key.
 FORGET_SECONDS = 600.0
 WAITING_PER_ADDRESS_MAX = 100
 ADDRESSES_MAX = VALID_KEYS_MAX = 10_000

@@ -20,7 +20,8 @@ REFUSED_REASON = (
 # Received data is parsed in parts of this size, and the limit is checked after each part. A frame
 # has at least six bytes, so a part contains a limited number of frames.
 PART_BYTES = 1024
-# Seconds for which a refused client can read the reason. Data that it still sends is discarded.
+# Seconds that a refused client has to read the reason. Any data that it sends in the meantime is
+# discarded.
 CLOSE_SECONDS = 2.0
 # Seconds between pings. Programs that use `websocket-client` answer pings only while they read, so
 # a connection isn't closed if a ping stays unanswered. TCP detects lost machines, and the limit for

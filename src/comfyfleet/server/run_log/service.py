@@ -290,8 +290,8 @@ async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int)
 
 
 async def running_attempts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[StartedAttempt]:
-    """Returns a user's running attempts whose clients see their prompts run one after another, in
-    the order in which they started.
+    """Returns a user's running attempts in the order in which they started. Includes only attempts
+    whose clients see their prompts run one after another.
     """
     return await store.running_attempts(tx, tenant_id, user_id, limit=ATTEMPTS_MAX)
 

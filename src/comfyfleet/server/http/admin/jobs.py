@@ -76,8 +76,8 @@ from comfyfleet.server.tenants.model import DEFAULT_TENANT
 dispatches_router = admin_router("/dispatches")
 PAGE_MAX = 500
 ATTEMPTS_MAX = 500
-# The audit action for access to a customer's files, and the time within which repeated access isn't
-# recorded again.
+# The audit action for access to a customer's files, and the period during which repeated access is
+# recorded only once.
 LOOK = "look_at_files"
 LOOK_COUNTS_FOR = timedelta(minutes=10)
 # Maximum seconds to wait for a preview.

@@ -331,7 +331,8 @@ STREAMS_PER_OPERATOR_MAX, STREAMS_MAX = 20, 200
 STREAM_SECONDS_MAX = 3600.0
 # Seconds between two checks of a stream's key.
 KEY_SECONDS = 3.0
-# Seconds without an event after which a comment is sent, so that proxies keep the connection open.
+# A comment is sent after this many seconds without an event, so that proxies keep the connection
+# open.
 SAY_SECONDS = 15.0
 RETRY_MILLISECONDS = 2000
 RETRY_SECONDS = 10

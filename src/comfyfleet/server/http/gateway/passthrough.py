@@ -104,7 +104,7 @@ class PassThrough:
         self._read_at = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Most requests are for our own routes, for which the database isn't read.
+        # Most requests are for our own routes. They are passed on without reading the database.
         if scope["type"] != "http" or _head(scope["path"]) in self._own_heads:
             await self._app(scope, receive, send)
             return

@@ -55,7 +55,7 @@ EXPIRES_SECONDS_MIN = 60
 EXPIRES_SECONDS_MAX = 365 * 24 * 3600
 EXPIRES_SECONDS = 7 * 24 * 3600
 ORIGINAL = "original"
-# Lifetime in seconds of the S3 URLs to which requests for files are redirected.
+# Lifetime in seconds of the S3 URLs to which file requests are redirected.
 REDIRECT_SECONDS = 60
 # Path of the web page that shows a link's result.
 PAGE_PATH = "/shared"
