@@ -281,7 +281,7 @@ def prepare_prompt(
 
 
 def input_folder(file: str) -> Path | None:
-    """Returns the folder in which input files are searched. A pipe has none."""
+    """Returns the folder to search for input files. A workflow from a pipe has none."""
     return None if file == STANDARD_STREAM else Path(file).parent
 
 

@@ -439,7 +439,7 @@ def missing_by_worker(
 async def capability_warnings(
     tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion
 ) -> list[str]:
-    """Returns warnings about fleets in which some or all workers can't run this version."""
+    """Returns warnings about fleets where some or all workers can't run this version."""
     warnings = []
     for fleet in await fleets.fleets_with(tx, workflow.id):
         known = await missing_in_fleet(tx, fleet, workflow, version)

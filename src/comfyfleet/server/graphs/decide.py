@@ -519,7 +519,7 @@ def _notify_targets(draft: RunDraft, at_work: Notifying) -> None:
 
 
 def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
-    """Counts down the sources for which an execution waits. The first notification initializes the
+    """Counts down the sources that an execution waits for. The first notification initializes the
     counter."""
     record = draft.record(key)
     if record.status != ExecutionStatus.PENDING:
@@ -553,7 +553,7 @@ def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
 
 
 def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[ExecutionKey]:
-    """Yields the executions of a source node for which an execution waits. A merge over items waits
+    """Yields the executions of a source node that an execution waits for. A merge over items waits
     for several."""
     for at in draft.indexes(source, key.at):
         yield ExecutionKey(source, at)

@@ -98,7 +98,7 @@ BACKENDS_TTL = timedelta(seconds=1)
 async def read_graph_catalogue(
     tx: Tx, graph: GraphDefinition, context: JobContext
 ) -> GraphCatalogue:
-    """Reads the part of the catalog to which the graph refers, and the backends."""
+    """Reads the part of the catalog that the graph refers to, and the backends."""
     nodes = [node for node in graph.nodes.values() if isinstance(node, WorkflowNode)]
     catalogue = await with_offered_names(tx, await read_catalogue(tx, nodes))
     return replace(catalogue, backends=await read_backends(tx, context))
@@ -222,8 +222,8 @@ class EnvironmentCache:
         )
 
     def _note_online(self, now: datetime, retention: timedelta) -> None:
-        """Records the last time at which each kind of backend was online. Deletes times that are
-        older than the retention period."""
+        """Records when each kind of backend was last online. Deletes times that are older than the
+        retention period."""
         for backend in self._backends:
             if backend.is_online:
                 offered = backend.offer.key if backend.offer else None

@@ -104,7 +104,7 @@ class _Names:
     opener: str | None = None  # The fan-out or loop that opens the items or rounds of these nodes.
 
     def source(self, root: str, path: tuple[str, ...]) -> ConnectionSource | None:
-        """Returns the port to which a name refers, with the rest of the path. Returns None if the
+        """Returns the port that a name refers to, with the rest of the path. Returns None if the
         name is unknown."""
         if root in self.words:
             word = self.words[root]

@@ -58,7 +58,7 @@ Scope: TypeAlias = tuple[str, ...]
 class GraphShape:
     order: tuple[str, ...]  # Each node after its sources, without nodes in or behind a cycle.
     incoming: Mapping[str, tuple[GraphConnection, ...]]
-    sources: Mapping[str, tuple[str, ...]]  # For each node, the nodes for which it waits.
+    sources: Mapping[str, tuple[str, ...]]  # For each node, the nodes that it waits for.
     targets: Mapping[str, tuple[str, ...]]  # For each node, the nodes that wait for it.
     scopes: Mapping[str, Scope]
     cycles: tuple[tuple[str, ...], ...] = ()
@@ -89,7 +89,7 @@ def shape_of(graph: GraphDefinition) -> GraphShape:
 def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
-    """Returns the nodes for which a node waits. A merge over a fan-out also waits for the fan-out,
+    """Returns the nodes that a node waits for. A merge over a fan-out also waits for the fan-out,
     which determines the number of items. Nodes inside a map or a loop also wait for the node that
     opens its items or rounds."""
     graph_node = graph.nodes[node]

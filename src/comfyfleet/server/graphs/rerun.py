@@ -254,7 +254,7 @@ def _without_unused(document: dict[str, Any], were_used: Collection[str]) -> dic
 
 
 def _used_nodes(document: Mapping[str, Any]) -> set[str]:
-    """Returns the nodes with outgoing connections, and the nodes to which other nodes may refer by
+    """Returns the nodes with outgoing connections, and the nodes that other nodes may refer to by
     name."""
     used = {_wired_node(wire["from"]) for wire in document.get("connections", ())}
     words = {node["id"]: _words_in(node) for node in document["nodes"]}

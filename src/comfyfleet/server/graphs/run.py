@@ -173,7 +173,7 @@ class ExecutionRecord:
     failures: int = 0  # Number of failures since the run was started or retried.
     moves: int = 0  # How often the execution was moved to another backend.
     chosen: str | None = None  # The backend that a person chose.
-    affinity: str | None = None  # The backend to which the job is bound.
+    affinity: str | None = None  # The backend that the job is bound to.
     backend: str | None = None  # The worker that runs or ran the job.
     progress: float = 0.0  # From 0 to 1.
     current_step: str | None = None
@@ -274,8 +274,8 @@ class GraphRunState:
     # so it is never compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
-    # The point at which a decision stopped early: ended executions whose successors weren't
-    # notified, and an execution whose successors were only partly notified.
+    # The point where a decision stopped early: ended executions whose successors weren't notified,
+    # and an execution whose successors were only partly notified.
     unnotified: tuple[ExecutionKey, ...] = ()
     notifying: Notifying | None = None
     next_end: int = field(default=0, compare=False)  # The first `end_number` in `unnotified`.

@@ -204,8 +204,8 @@ async def _dispatches(
 async def _read_events(
     graphs: GraphContext, loaded: LoadedRun, environment: Environment
 ) -> list[Event]:
-    """Reads the events of all jobs for which the run waits. Events that were already applied have
-    no effect."""
+    """Reads the events of all jobs that the run waits for. Events that were already applied have no
+    effect."""
     waiting = loaded.jobs
     if not waiting:
         return []

@@ -161,8 +161,8 @@ def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
 
 
 def dump_cut(run: GraphRunState) -> dict[str, Any] | None:
-    """Converts the point at which a decision stopped early to JSON values. Returns None if it
-    didn't stop early.
+    """Converts the point where a decision stopped early to JSON values. Returns None if it didn't
+    stop early.
 
     The ends that remain to be processed aren't included, because the records contain their
     numbers."""

@@ -1,5 +1,5 @@
-"""Calculates the timeline of a run: the times at which its executions waited and ran, and the
-critical path. This module does no I/O.
+"""Calculates the timeline of a run: when its executions waited and ran, and the critical path. This
+module does no I/O.
 
 All executions of a node are shown in one row, even if a map has ten thousand items. The critical
 path starts at the execution that ended last and goes back to the start of the run. At each step, it
@@ -162,7 +162,7 @@ class RunTimes:
         return {node.rounds: node.id for node in nodes if isinstance(node, RoundEndNode)}
 
     def sources(self, key: ExecutionKey) -> tuple[ExecutionKey, ...]:
-        """Returns the executions for which an execution waits. Each round of a loop waits for the
+        """Returns the executions that an execution waits for. Each round of a loop waits for the
         previous round."""
         if key not in self._sources:
             self._sources[key] = tuple(self._find_sources(key))
@@ -181,7 +181,7 @@ class RunTimes:
 
     @cached_property
     def ends(self) -> dict[ExecutionKey, float]:
-        """The times at which executions ended, in seconds since the start of the run."""
+        """When each execution ended, in seconds since the start of the run."""
         times = ((key, self.seconds(record.ended_at)) for key, record in self.run.records.items())
         return {
             key: at for key, at in times if at is not None and self.run.record(key).status.is_ended

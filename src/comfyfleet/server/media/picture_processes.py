@@ -1,6 +1,6 @@
 """Processes that decode images from other people. Each one handles a single image, with limits for
-time and memory, and without the control plane's environment. There is one pool per control plane,
-in which tenants take turns."""
+time and memory, and without the control plane's environment. Each control plane has one pool of
+these processes, which tenants use in turn."""
 
 import asyncio
 import contextlib

@@ -32,7 +32,7 @@ from comfyfleet.transport.ssrf import (
     parse_webhook_url,
 )
 
-# Seconds for which a process reserves a delivery. Sending never takes that long, so no other
+# How long a process reserves a delivery, in seconds. Sending never takes that long, so no other
 # process sends the same delivery in the meantime.
 TAKEN_SECONDS = 60
 LOG_PAGE_MAX = 200

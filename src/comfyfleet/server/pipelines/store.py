@@ -144,7 +144,7 @@ async def count_votes(tx: Tx, run_id: UUID) -> int:
 
 
 async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
-    """Returns the votes that were not undone, in the order in which they were given."""
+    """Returns the votes that were not undone, oldest first."""
     rows = await tx.execute(
         select(pipeline_votes)
         .where(pipeline_votes.c.run_id == run_id, pipeline_votes.c.undone_at.is_(None))

@@ -360,7 +360,7 @@ def _sync(path: Path | str) -> None:
         os.close(descriptor)
 
 
-# The path under the public URL at which the control plane serves a local store (http/objects.py).
+# The path under the public URL where the control plane serves a local store (http/objects.py).
 OBJECTS_PATH = "/api/objects"
 SECRET_BYTES_MIN = 32
 _NUMBER = re.compile(r"[0-9]{1,15}")

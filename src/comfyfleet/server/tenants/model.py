@@ -299,7 +299,7 @@ class BrowserSession:
 
     @property
     def until(self) -> datetime | None:
-        """The time at which the first of the two sign-ins expires."""
+        """The time when the first of the two sign-ins expires."""
         return min(filter(None, (self.customer_until, self.operator_until)), default=None)
 
 
