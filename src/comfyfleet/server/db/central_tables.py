@@ -268,8 +268,8 @@ model_switches = Table(
     Index(None, "updated_at"),
 )
 
-# Calls to routes of custom nodes. The control plane that received a call passes it on to the one to
-# which a worker is connected. A row exists while the caller waits for the response.
+# Calls to routes of custom nodes. The control plane that received a call forwards it to the one
+# that a worker is connected to. A row exists while the caller waits for the response.
 route_calls = Table(
     "route_calls",
     central_metadata,

@@ -1,4 +1,4 @@
-"""Coordinates several control planes by shared state values, advisory locks and NOTIFY hints.
+"""Coordinates several control planes through shared state values, advisory locks and NOTIFY hints.
 
 If a hint is lost, the only effect is a delay.
 """

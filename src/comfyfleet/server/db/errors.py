@@ -45,8 +45,8 @@ def is_caused_by_disconnect(error: Exception) -> bool:
 
 
 def _comes_from_closed_driver(error: Exception) -> bool:
-    """Checks for an AttributeError that asyncpg raises if its connection was closed during a call,
-    because it then accesses its missing protocol object without a check.
+    """Checks for the AttributeError that asyncpg raises if its connection was closed during a call.
+    In that case, asyncpg accesses a missing protocol object without checking for it.
     """
     if not isinstance(error, AttributeError) or error.obj is not None:
         return False

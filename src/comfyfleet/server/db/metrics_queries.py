@@ -186,7 +186,7 @@ async def ended_jobs(
 
 
 def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElement[int]:
-    """Returns an expression for the first bucket into which a value fits.
+    """Returns an expression for the first bucket that a value fits into.
 
     The bounds are literals, because GROUP BY requires exactly the same expression.
     """

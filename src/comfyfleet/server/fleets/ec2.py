@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "i-"
 # Matches an instance id with an optional suffix, for example i-0123456789abcdef0-gpu1, because a
-# machine with several GPUs has a worker for each.
+# machine with several GPUs has one worker per GPU.
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4  # timeouts of calls to AWS
 # AWS error codes for an unknown or malformed id. All other errors count as temporary.

@@ -139,8 +139,8 @@ class FactsRequests:
         self._announce({CHANGED: list(fleet_ids)})
 
     def changed_at(self, fleet_id: int) -> float | None:
-        """Returns the time of the last call that may have changed the fleet's backends, or None. It
-        is a time of this process's monotonic clock.
+        """Returns the time of the last call that may have changed the fleet's backends, or None.
+        The time is read from this process's monotonic clock.
         """
         return self._changed.get(fleet_id)
 

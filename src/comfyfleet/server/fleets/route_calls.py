@@ -34,18 +34,18 @@ PER_TENANT_MAX = 8  # concurrent calls per tenant
 # Maximum number of concurrent calls at a control plane. Copies don't count. Each call may hold a
 # body or a response in memory.
 AT_ONCE_MAX = 32
-# Calls with larger bodies than this have lower limits, per tenant and in total. Each needs several
-# times its size in memory.
+# Calls with bodies larger than this have lower limits, both per tenant and in total, because each
+# call needs several times its body's size in memory.
 LARGE_BODY_BYTES = 256 * 1024
 LARGE_PER_TENANT_MAX, LARGE_AT_ONCE_MAX = 4, 16
 WAITING_PER_WORKER_MAX = 4  # waiting polls
 # Seconds between checks of the database, by callers and by the matching loop, if no hint arrives.
 LOOK_SECONDS = 1.0
 MATCH_SECONDS = 2.0
-# Seconds for which the poll of a worker that accepts no jobs is delayed.
+# Maximum number of seconds that a poll waits if its worker accepts no jobs.
 HELD_BACK_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5
-# Time for which a user's prompts prefer the workers that accepted the user's last upload.
+# How long a user's prompts prefer the workers that accepted the user's last upload.
 UPLOADS_KEPT = timedelta(hours=1)
 
 

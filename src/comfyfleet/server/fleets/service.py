@@ -66,7 +66,8 @@ async def register_worker(
     now: datetime,
     unseen_since: datetime | None = None,
 ) -> FleetWorker:
-    """Registers a worker. It is already approved unless the fleet requires an operator's approval.
+    """Registers a worker. The worker is approved immediately unless the fleet requires an
+    operator's approval.
 
     If a worker of this fleet with the same id has not been seen since `unseen_since`, the new one
     replaces it and keeps its approval and draining state. The caller requeues the old one's jobs.
@@ -643,7 +644,7 @@ async def set_starts_within(tx: Tx, fleet: Fleet, *, seconds: int | None) -> Fle
 
 async def starts_within(tx: Tx) -> dict[str, int]:
     """Returns the longest startup time of on-demand machines in seconds, by workflow slug. Only
-    includes workflows of fleets for which this time is set."""
+    includes workflows of fleets that have this setting."""
     seconds_by_fleet = {
         fleet.id: fleet.starts_within_seconds
         for fleet in await store.all_fleets(tx)
@@ -717,7 +718,7 @@ async def assignments(tx: Tx) -> dict[int, list[AssignedWorkflow]]:
 
 
 async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> list[Fleet]:
-    """Returns the fleets to which a workflow is assigned."""
+    """Returns the fleets that a workflow is assigned to."""
     return await store.fleets_with(tx, workflow_id, stage)
 
 

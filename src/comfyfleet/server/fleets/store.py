@@ -133,7 +133,7 @@ async def assigned(
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:
-    """Returns the fleets to which a workflow is assigned, in one stage or in all stages."""
+    """Returns the fleets that a workflow is assigned to, in one stage or in all stages."""
     if stage is None:
         return [Fleet(**row) for row in await _FLEETS_WITH.rows(tx, {"of_workflow": workflow_id})]
     values = {"of_workflow": workflow_id, "of_stage": stage}
@@ -453,8 +453,8 @@ async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, Backen
 
 
 def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
-    """Builds workers from joined rows. A worker has one row for each workflow to which it is
-    restricted, or a single row without a workflow.
+    """Builds workers from joined rows. A worker has one row for each workflow that it is restricted
+    to, or a single row without a workflow.
     """
     workers_by_id: dict[int, FleetWorker] = {}
     for row in rows:

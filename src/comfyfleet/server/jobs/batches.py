@@ -68,8 +68,8 @@ async def mark_batch_cancelled(
 
 
 USERS_PER_PASS_MAX = 500
-# Maximum number of held jobs that are read for a user. It is larger than a batch, so that a batch
-# that already has enough queued jobs doesn't hide the held jobs of other batches.
+# Maximum number of held jobs that are read per user. The limit exceeds the size of a batch.
+# Otherwise, a batch that already has enough queued jobs could hide the held jobs of other batches.
 HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
 
 

@@ -146,7 +146,7 @@ class JobNotifier:
 
 
 log = logging.getLogger(__name__)
-# Seconds for which deferred writes are collected before they are written together.
+# Seconds during which deferred writes are collected before they are written together.
 DELAY_SECONDS = 0.25
 # Attempts by job and lease number. Only the first report of a lease is stored.
 Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]
@@ -468,7 +468,7 @@ async def note_outage(tx: Tx, began: datetime, ended: datetime) -> None:
 
 
 async def online_since(tx: Tx, now: datetime, settings: Settings) -> datetime:
-    """Returns the earliest time at which a worker must have been seen to count as online.
+    """Returns the time since which a worker must have been seen to count as online.
 
     After an outage of the control plane, workers that were online when it began get time to
     reconnect.

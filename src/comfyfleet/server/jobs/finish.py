@@ -344,7 +344,7 @@ async def _end_if_cancelled(
 
 
 def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: int) -> None:
-    """Records the duration of a run, from which the costs of model switches are estimated."""
+    """Records the duration of a run. Durations are used to estimate the costs of model switches."""
     if row.model_key and message.model_change and message.execution_seconds is not None:
         kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
         run = TimedRun(kind, ModelChange(message.model_change), message.execution_seconds)

@@ -190,7 +190,7 @@ class ProgressRelay:
 
 
 USER_CHANNEL = "comfyfleet_users"
-# Seconds for which changes are collected before they are sent in one message.
+# Seconds during which changes are collected before they are sent in one message.
 GATHER_SECONDS = 0.02
 CHANGED_USERS_MAX = 10_000
 
@@ -304,8 +304,8 @@ PREVIEW_CHANNEL = "comfyfleet_previews"
 # Seconds for which an operator's request for a preview counts as a viewer.
 EXPECTED_SECONDS = 15.0
 WATCH_SECONDS = 25.0  # lifetime of another control plane's watch, unless it is renewed
-# Seconds without a new image after which a relayed image is removed. The job has then ended at
-# another control plane or hangs.
+# A relayed image is removed if no new one arrives within this many seconds, because the job has
+# then either ended at another control plane or hangs.
 SHARED_SECONDS_MAX = 60.0
 SHARE_SECONDS_MIN = 0.25  # minimum time between relayed images
 

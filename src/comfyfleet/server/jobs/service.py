@@ -618,7 +618,7 @@ async def cancel(
 
 
 async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime) -> float | None:
-    """Returns the seconds for which a metered job has been running, or None if it isn't metered or
+    """Returns how many seconds a metered job has been running, or None if the job isn't metered or
     isn't running.
 
     The row is locked first, so that the job can't be requeued before it ends.

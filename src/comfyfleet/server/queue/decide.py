@@ -19,7 +19,7 @@ from comfyfleet.server.queue.switch_costs import SwitchCosts
 
 # Number of jobs that are searched for one whose model the waiter has loaded.
 AFFINITY_WINDOW = 32
-# Maximum number of fair-share rounds by which a job whose model is loaded may be taken early.
+# Maximum number of fair-share rounds that a job may be taken early because its model is loaded.
 RANK_ROUNDS_AHEAD = 1
 
 
@@ -55,10 +55,10 @@ class MatchRules:
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
-    # Time for which a new job is reserved for its preferred worker, which had a free slot when the
-    # job was submitted.
+    # How long a new job is reserved for its preferred worker, which had a free slot when the job
+    # was submitted.
     preferred_max_wait: timedelta = timedelta(seconds=0.3)
-    prefetch_after: timedelta = timedelta()  # time for which a new job is reserved for idle workers
+    prefetch_after: timedelta = timedelta()  # how long a new job is reserved for idle workers
     window: int = AFFINITY_WINDOW
     costs: SwitchCosts = field(default_factory=SwitchCosts)
 
@@ -94,8 +94,8 @@ class MatchView(NamedTuple):
         return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is withheld from this waiter. It is reserved for workers
-        that have its model loaded, or for its preferred worker.
+        """Returns how much longer the job is withheld from this waiter. During that time, the job
+        is reserved for workers that have its model loaded, or for its preferred worker.
         """
         return self.preferred_for(waiter, candidate) or self._held_by_model(waiter, candidate)
 
@@ -199,8 +199,8 @@ def _held_seconds(
     waiters: Sequence[Waiter],
     view: MatchView,
 ) -> float | None:
-    """Returns the seconds after which waiters without a job should retry. Returns None if no job is
-    withheld from them.
+    """Returns how many seconds waiters without a job should wait before they retry, or None if no
+    job is withheld from them.
     """
     window = order[: view.rules.window]
     may_hold = view.rules.costs.estimates or any(

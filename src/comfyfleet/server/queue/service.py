@@ -136,9 +136,7 @@ async def queued_after(
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Returns a page of dispatches that ended before a point in time, in the order in which they
-    ended.
-    """
+    """Returns a page of dispatches that ended before a point in time, the earliest first."""
     return await reads.ended_before(tx, before, after=after, limit=limit)
 
 
@@ -208,7 +206,7 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """Stores timed runs, from which switch costs are estimated, and counts them for operators'
+    """Stores timed runs, which are used to estimate switch costs, and counts them for operators'
     charts. Deletes the samples of models that have not run for a long time.
     """
     await writes.add_runs(tx, runs, now=now)
@@ -421,8 +419,8 @@ async def end_delays(tx: Tx, pool: str, *, now: datetime) -> None:
 
 
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
-    """Clears each `not_before` that has passed. Returns the affected dispatches, for which the
-    caller must wake waiters.
+    """Clears each `not_before` that has passed. Returns the affected dispatches. The caller must
+    wake waiters for them.
     """
     woken = []
     for row in await reads.list_due(tx, now, limit=limit):

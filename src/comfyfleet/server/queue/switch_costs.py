@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 # Number of runs without a switch that an estimate requires.
 SAMPLES_MIN = 5
-# Number of runs with a switch that an estimate requires. It is low, because jobs are grouped by
-# model until there is an estimate, so that the first mixed backlog has only a few switches.
+# Number of runs with a switch that an estimate requires. The number is low, because jobs are
+# grouped by model until there is an estimate. The first mixed backlog therefore has only a few
+# switches.
 SWITCHES_MIN = 2
 SAMPLES_KEPT_MAX = 32  # samples of each kind that are stored
 RUNS_NOTED_MAX = 10_000  # runs that wait to be stored

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from comfyfleet.server.queue.decide import waiter_rank
 from comfyfleet.server.queue.model import DispatchLease, QueueLane, Waiter
 
-MODELS_PER_WAITER_MAX = 8  # loaded models by which a waiter can be found
+MODELS_PER_WAITER_MAX = 8  # maximum number of loaded models that a waiter is indexed by
 SHORTLIST_PER_GROUP_MAX = 64  # requests of a group that are woken together
 _numbers = count()
 
@@ -30,7 +30,7 @@ class PollRequest:
         self.waiter = waiter
         self.future = future
         self.deadline = deadline
-        # Time at which the worker's permissions were last read, by the event loop's clock.
+        # When the worker's permissions were last read, according to the event loop's clock.
         self.looked_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.is_being_served = False  # whether a statement that may lease a job for it is running

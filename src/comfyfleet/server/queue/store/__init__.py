@@ -86,7 +86,7 @@ class QueueStore(Protocol):
     ) -> dict[HeldLease, ExtendedLease]: ...
 
     async def bound(self, *, limit: int) -> list[str]:
-        """Returns the affinities for which jobs are queued."""
+        """Returns the affinities that queued jobs are bound to."""
 
     async def close(self) -> None: ...
 

@@ -439,8 +439,8 @@ async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, b
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Returns a page of dispatches that ended before a point in time, in the order in which they
-    ended. `after` is the last one of the previous page.
+    """Returns a page of dispatches that ended before a point in time, the earliest first.
+    `after` is the last one of the previous page.
     """
     query = select(d.c.ended_at, d.c.id, d.c.tenant_id, d.c.tenant_job_id).where(
         text(IS_ENDED), d.c.ended_at < before
