@@ -172,8 +172,9 @@ def picture_size(media_type: str | None, first: bytes) -> Size | None:
 
 
 def measure_picture(source: bytes | Path) -> Size | None:
-    """Returns the width and height according to the header. Nothing is decoded, and only a small
-    part of other files is read."""
+    """Returns the width and height according to the header. Decodes nothing, and reads only the
+    beginning of the file.
+    """
     first = _start(source, HEADER_BYTES)
     kind = _picture_type(first)
     size = picture_size(kind, first)

@@ -323,7 +323,7 @@ def build_webp(data: bytes, parts: Iterator[Part], xmp: bytes | None, strips: bo
 
 
 def _webp_part(data: bytes, part: Part, strips: bool) -> bytes:
-    """Returns a chunk. For an animation's frame, returns only its chunks with pixels."""
+    """Returns a chunk. A frame of an animation is reduced to its chunks with pixels."""
     inner = part.start + 24
     if not strips or data[part.start : part.start + 4] != b"ANMF":
         return data[part.start : part.end]

@@ -271,8 +271,9 @@ def variable_of(name: str) -> str:
 
 @cache
 def remarks() -> Mapping[str, str]:
-    """Returns the description of each setting, taken from the comments above. Empty if the source
-    code isn't available."""
+    """Returns the description of each setting, taken from the comments above. The result is empty
+    if the source code isn't available.
+    """
     try:
         source = inspect.getsource(Settings)
     except OSError:

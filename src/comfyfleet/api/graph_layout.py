@@ -247,8 +247,9 @@ def _spread(
     *,
     end: int,
 ) -> dict[int, float]:
-    """Returns the y positions at which lines leave a box (`end` 0) or enter it (-1), sorted by the
-    positions of their other ends."""
+    """Returns the y positions where lines leave a box (`end` 0) or enter it (-1), sorted by the
+    positions of their other ends.
+    """
     by_box: dict[str, list[int]] = {}
     for number, route in enumerate(routes):
         by_box.setdefault(str(route[end]), []).append(number)

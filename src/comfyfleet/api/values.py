@@ -68,7 +68,7 @@ def _parse_or_keep(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
         raise
 
 
-# For an enum to which a newer server may have added values. Older clients get those as a str.
+# For an enum that a newer server may have extended. Older clients get the added values as a str.
 OPEN_ENUM = WrapValidator(_parse_or_keep)
 
 

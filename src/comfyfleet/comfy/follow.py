@@ -435,7 +435,7 @@ def after_poll(
 ) -> PollState:
     pause = min(watch.pause * 2, limits.poll_seconds)
     absent_polls = watch.absent_polls + 1 if isinstance(location, Absent) else 0
-    # A run that waits behind others makes no progress, but doesn't stall either.
+    # A run that waits for others makes no progress, but isn't stalled.
     last_message = None if isinstance(location, InQueue) else watch.last_message
     return replace(
         watch,

@@ -1,5 +1,5 @@
-"""Parses ComfyUI's websocket messages (versions 0.7.0 to 0.28.0), and provides the inbox from which
-a run's follower reads them.
+"""Parses ComfyUI's websocket messages (versions 0.7.0 to 0.28.0), and provides the inbox that a
+run's follower reads.
 
 Most messages become an event of a run. A message without a run id gets the empty run id: the server
 runs one prompt at a time, so the message belongs to the running one.

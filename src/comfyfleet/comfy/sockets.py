@@ -153,8 +153,9 @@ class ServerSocket:
                 self._take(await socket.recv())
 
     async def _reconnect(self) -> ClientConnection | None:
-        """Reconnects. Returns None if no run needs the socket or if the server doesn't respond, in
-        which case runs are polled."""
+        """Reconnects. Returns None if no run needs the socket, or if the server doesn't respond and
+        runs must be polled.
+        """
         self.degraded = True
         self._reconnects += 1
         if self.idle or self._reconnects > RECONNECTS_MAX:
@@ -214,7 +215,7 @@ def _is_transient(error: websockets.InvalidHandshake) -> bool:
 # Maximum number of runs that have a socket. The oldest runs lose their sockets first, because some
 # submitted runs are never followed.
 RUN_SOCKETS_MAX = 1000
-# Seconds for which runs are polled after a server refused a websocket.
+# Seconds to use polling for runs after a server refused a websocket.
 WITHOUT_SOCKET_SECONDS = 300.0
 
 

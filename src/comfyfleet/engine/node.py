@@ -337,7 +337,7 @@ class Interface:
     output_matches: tuple[str, ...] | None = None
     classic: bool = False
     description: str = ""
-    aliases: tuple[str, ...] = ()  # additional words by which the editor finds the node
+    aliases: tuple[str, ...] = ()  # additional search words for finding the node in the editor
 
     def entry(self) -> dict[str, Any]:
         """Returns the `/object_info` entry."""
@@ -489,7 +489,7 @@ def limit_memory(limits: EngineLimits) -> None:
 
 
 def _data_bytes() -> int:
-    """Returns the data size of the process (heap and stacks), to which Linux applies the limit."""
+    """Returns the data size of the process (heap and stacks), which is what Linux limits."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

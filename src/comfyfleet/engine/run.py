@@ -35,7 +35,7 @@ from comfyfleet.protocol.validation import (
 
 
 class PromptProgress:
-    """The states of the nodes that have started, in the order in which they started."""
+    """The states of the nodes that have started, in starting order."""
 
     def __init__(self, prompt_id: str) -> None:
         self._prompt_id = prompt_id
@@ -228,7 +228,7 @@ def python_name(node_type: EngineNodeType) -> str:
     return NAMES.get(node_type.name, f"{node_type.name}.execute")
 
 
-# Among the nodes that are ready, those within this many steps of an output run first.
+# Ready nodes within this many steps of an output run before other ready nodes.
 STEPS_BEFORE_OUTPUT_MAX = 2
 
 NodeTest = Callable[[str], bool]
@@ -363,7 +363,9 @@ class NodeCache:
         self._entries[signature] = entry
 
     def retain(self, signatures: Collection[str]) -> None:
-        """Drops all other results, because results of earlier prompts aren't worth their memory."""
+        """Keeps only the results with these signatures, because older results aren't worth their
+        memory.
+        """
         remaining = self._entries.keys() & set(signatures)
         self._entries = {signature: self._entries[signature] for signature in remaining}
 
@@ -461,7 +463,7 @@ class RunHalted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """The objects that a run uses and that outlive it."""
+    """The objects that a run uses and that continue to exist after it."""
 
     nodes: Mapping[str, EngineNodeType]
     cache: NodeCache

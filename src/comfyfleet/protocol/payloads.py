@@ -161,7 +161,7 @@ def select_jobs(
 
 
 def pagination(query: JobQuery, count: int, total: int) -> dict[str, Any]:
-    """Returns the position of a page with `count` jobs."""
+    """Describes the position of a page with `count` jobs in the whole list."""
     return {
         "offset": query.offset,
         "limit": query.limit,

@@ -460,8 +460,9 @@ class _Validation:
             return self.checked[output]
 
     def _upstream_of(self, output: str) -> list[str]:
-        """Returns the nodes that `output` depends on, in the order in which to check them, so that
-        checks don't recurse. Returns an empty list for small prompts, whose checks may recurse."""
+        """Returns the nodes that `output` depends on, in checking order, so that checks don't
+        recurse. Returns an empty list for small prompts, whose checks may recurse.
+        """
         if len(self.prompt) <= CHAIN_NODES_MAX:
             return []
         order: list[str] = []
@@ -650,8 +651,9 @@ def _output_types(node_type: NodeInterface) -> Sequence[Kind]:
 
 
 def is_newer_node(node_type: NodeInterface) -> bool:
-    """Checks whether ComfyUI implements this node with its newer API, for which some messages and
-    hidden inputs differ."""
+    """Checks whether ComfyUI implements this node with its newer API, which changes some messages
+    and hidden inputs.
+    """
     return "price_badge" in node_type.info
 
 

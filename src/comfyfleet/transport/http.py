@@ -1,5 +1,6 @@
-"""The HTTP client on which the SDK, the worker and backends are based. It retries a call only if
-this is safe."""
+"""The HTTP client that the SDK, the worker and backends build on. It retries a call only if this is
+safe.
+"""
 
 import contextlib
 import socket

@@ -20,7 +20,7 @@ _NOT_V4 = tuple(
     ipaddress.IPv4Network(network)
     for network in (
         "0.0.0.0/8",
-        "168.63.129.16/32",  # the address by which every machine on Azure reaches its own host
+        "168.63.129.16/32",  # the address that every machine on Azure uses to reach its own host
         "192.0.0.0/24",
         "192.88.99.0/24",
         "224.0.0.0/4",

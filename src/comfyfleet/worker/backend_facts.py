@@ -45,8 +45,9 @@ def shared_object_info(object_info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """Returns the JSON text to upload. The order of keys is the backend's, because clients use it
-    to match values with inputs."""
+    """Returns the JSON text to upload. Keeps the backend's order of keys, because clients use it to
+    match values with inputs.
+    """
     return json.dumps(object_info, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -120,8 +121,9 @@ def input_options(spec: list[Any]) -> Mapping[str, Any]:
 
 
 def takes_upload(options: Mapping[str, Any]) -> bool:
-    """Checks whether the options contain `image_upload`, `video_upload`, `audio_upload` and so on,
-    or a folder that the input lists."""
+    """Checks whether the input's options enable uploads (`image_upload`, `video_upload` and so on)
+    or name a folder (`image_folder`).
+    """
     marks = (key for key in options if key.endswith("upload") or key == "image_folder")
     return any(options[key] for key in marks)
 

@@ -151,8 +151,8 @@ class ControlClient:
         return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), seconds)
 
     async def end(self, report: FinalReport) -> Completed:
-        """Sends the final report until the control plane responds, however long that takes, because
-        the work has been done and paid for.
+        """Retries the final report until the control plane responds, however long that takes,
+        because the work has been done and paid for.
 
         Raises LeaseLost, or Refused if the control plane understood the report but didn't accept
         it.
@@ -301,8 +301,8 @@ class ControlClient:
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            # The response is usually an error page of a proxy, and the control plane behind it may
-            # be back soon.
+            # The response is usually an error page of a proxy, and the control plane itself may be
+            # back soon.
             raise Unavailable(f"{endpoint}: the response has an unknown format: {error}") from error
 
 

@@ -70,8 +70,8 @@ POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
 DISK_FULL = BackendFault("disk_full", BackendCondition.DISK_FULL)
 DISK_FULL_TEXT = "The worker's disk is full."
 
-# The fault if the backend's own writes fail. It doesn't pause the worker, because the backend may
-# use another disk. If the worker's own disk is full, its writes raise OSError.
+# The fault to report if the backend's own writes fail. It doesn't pause the worker, because the
+# backend may use another disk. If the worker's own disk is full, its writes raise OSError.
 BACKEND_DISK_FULL = BackendFault("disk_full")
 
 # Faults by exception type and by system message. The first match counts. An entry matches the end
@@ -105,7 +105,7 @@ _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in
 
 
 def find_backend_fault(exception_type: str | None, message: str) -> BackendFault | None:
-    """Returns the backend's fault behind an error, or None if the prompt is or may be at fault.
+    """Returns the backend fault that caused an error, or None if the prompt is or may be at fault.
 
     Only system messages count, so that text quoted by a node can't take a backend out of service.
     """

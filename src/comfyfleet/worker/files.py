@@ -617,8 +617,8 @@ async def _prepared(fetched: Fetched, job: Job, name: str) -> ReadyFile:
 
 
 def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
-    """Strips or corrects metadata, and hashes, measures and reads a file. Only small files are
-    read.
+    """Strips or corrects metadata, and hashes, measures and reads a file. Only small files are read
+    into memory.
 
     One call does everything, because each thread switch takes time. Raises InvalidInput with the
     file's name if its prompt can't be removed.

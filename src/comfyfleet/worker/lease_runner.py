@@ -176,8 +176,9 @@ class ActiveLease:
 
     @property
     def in_backend(self) -> bool:
-        """Whether the backend may have the prompt. This is also assumed for a lease that a killed
-        worker left behind, until its run has been looked up."""
+        """Whether the backend may have the prompt. Also True for a lease left by a killed worker,
+        until its run has been looked up.
+        """
         left_over = self.resumes and self.phase is LeasePhase.PREPARING
         return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
 

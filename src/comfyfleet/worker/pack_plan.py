@@ -265,8 +265,9 @@ def _decide_trial(
 
 
 def has_room(used: int | None, total: int | None, size: int, margin: float) -> bool:
-    """Checks whether the memory is sufficient for one more ComfyUI that uses as much as the average
-    of the others."""
+    """Checks whether there is enough memory for another ComfyUI, based on the average use of the
+    existing ones and a margin.
+    """
     if used is None or total is None or size < 1:
         return False
     return used + used / size * (1 + margin) <= total
@@ -338,7 +339,8 @@ def lay_out_pack(
     base: WorkerSettings, pack: PackSettings, default_gpu: str = "0"
 ) -> list[GpuSlots]:
     """Returns the slots of each GPU. The first slot uses the backend address of `base`, and the
-    others use the following ports."""
+    other slots use the ports after it.
+    """
     if base.comfyui_command is None:
         return [GpuSlots(default_gpu, {}, (PackSlot(1, base),))]
     _check_command(base.comfyui_command, pack)

@@ -122,8 +122,8 @@ class RegistrationClient:
     async def _handle_taken_id(self, error: Conflict) -> None:
         if self._settings.is_default_id and not self._has_joined:
             # The default id may belong to a worker on another machine, so another id is tried. A
-            # worker that has registered before keeps its id, because operators' decisions are
-            # stored under it.
+            # worker that has registered before keeps its id, because operators' decisions refer to
+            # it.
             room = WORKER_ID_CHARACTERS_MAX - 7
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return

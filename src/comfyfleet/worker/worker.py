@@ -328,7 +328,7 @@ class Worker:
             self._wake()
 
     async def _end(self, report: FinalReport) -> None:
-        """Sends the final report until the control plane responds.
+        """Retries the final report until the control plane responds.
 
         A result also requests the next job if the worker has room for it.
         """
@@ -384,7 +384,7 @@ class Worker:
 
     def _is_poll_outdated(self) -> bool:
         """Checks whether the pending poll is outdated, because the backend has changed or become
-        idle and may now get a different job."""
+        idle, and a new poll may return a different job."""
         if self._health.condition is not self._polled_condition:
             return True
         most = self._settings.max_concurrency
@@ -395,8 +395,8 @@ class Worker:
         )
 
     def _has_room(self) -> bool:
-        """Checks whether the worker can take another lease. It takes one more than it can run, and
-        limits deliveries so that results don't pile up behind a slow network."""
+        """Checks whether the worker can take another lease. It takes one more than it can run.
+        Deliveries are limited, so that results don't pile up on a slow network."""
         delivering = self._count(LeasePhase.DELIVERING)
         return (
             self._health.condition is None

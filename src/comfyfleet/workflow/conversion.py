@@ -41,7 +41,7 @@ class ShownAt(NamedTuple):
 
 
 def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[ExposedInput]:
-    """Yields an entry for each input of the prompt, and for each level at which an instance exposes
+    """Yields an entry for each exposed input of the prompt and each level where an instance exposes
     it.
     """
     for scope in scopes:

@@ -308,8 +308,8 @@ def _json_value(value: Any, depth_left: int) -> Any:
 
 
 def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
-    """Sorts entries after the entries that feed them. Entries of a cycle, and those that depend on
-    it, come last in their original order.
+    """Sorts entries after the entries that feed them. Entries that are in a cycle or depend on one
+    come last, in their original order.
 
     An input that is linked to a missing node is removed.
     """

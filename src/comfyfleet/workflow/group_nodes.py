@@ -55,8 +55,9 @@ class GroupInterface(NamedTuple):
 
 
 def read_group(saved: Any) -> GroupDefinition | None:
-    """Parses a group definition. Returns None if it is malformed, in which case its instances are
-    nodes of an unknown type."""
+    """Parses a group definition. Returns None if it is malformed. Its instances are then nodes of
+    an unknown type.
+    """
     if not isinstance(saved, dict):
         return None
     nodes, links = saved.get("nodes"), saved.get("links")

@@ -1,4 +1,4 @@
-"""A table of all node classes for which the editor or one of its extensions has special behavior.
+"""A table of all node classes that the editor or one of its extensions handles specially.
 
 The rest follows from `object_info`. Each row has a reason.
 """

@@ -137,8 +137,9 @@ PLAIN: tuple[Any, ...] = (None, {}, None, None)
 
 
 class Widget(NamedTuple):
-    """A widget or a socket of a node. `stored` means that it has a place in `widgets_values`,
-    `sent` that its value goes into the prompt."""
+    """A widget or a socket of a node. `stored` means that it has a place in `widgets_values`, and
+    `sent` means that its value goes into the prompt.
+    """
 
     name: str
     kind: str

@@ -1,5 +1,5 @@
 """Writes the values of primitives to the widgets that they are linked to, and finds the nodes that
-feed inputs through everything that only the editor knows.
+feed inputs through parts that only the editor knows.
 
 A link is followed backwards through reroutes, Set and Get nodes, the edges of subgraphs, and
 bypassed nodes. It ends at a node that is executed, at a value of an instance, or at nothing. This

@@ -1,6 +1,5 @@
 """Expands subgraphs. Makes node ids unique, gives instances the widgets that their definition
-promotes (or that the older `proxyWidgets` list), and lays out the tree of graphs in which they are
-executed."""
+promotes (or that the older `proxyWidgets` list), and builds the tree of graphs to execute."""
 
 import json
 import re
@@ -620,8 +619,9 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
 
 
 def _unplaced_values(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yields values that an earlier migration could not assign, and stored under the name of the
-    input."""
+    """Yields values that an earlier migration could not assign and stored under the input's name
+    instead.
+    """
     entries = node.properties.get("proxyWidgetErrorQuarantine")
     for entry in reversed(entries if isinstance(entries, list) else []):
         original = entry.get("originalEntry") if isinstance(entry, dict) else None

@@ -113,7 +113,7 @@ export async function signOut(): Promise<void> {
   cache.set<Session>(SESSION, () => withCsrf({ ...SIGNED_OUT, ways, public_catalogue }))
 }
 
-/** Returns the path from which this user reads effects, or null if the session isn't known yet
+/** Returns the API path for this user's effects, or null if the session isn't known yet
  * or effects require a sign-in. */
 export function effectsPathOf(session: Session | undefined): string | null {
   if (session?.kinds.includes("customer")) return "/api/effects"

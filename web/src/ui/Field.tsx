@@ -153,7 +153,7 @@ interface ChoicesProps<V extends string> {
   onChange: (value: V) => void
 }
 
-/** A few options next to each other, of which one is selected. */
+/** Shows a few options next to each other, one of them selected. */
 export function Choices<V extends string>({ label, hideLabel, options, value, onChange }: ChoicesProps<V>) {
   const name = useId()
   return (

@@ -13,7 +13,7 @@ export function dayOf(moment: Date): string {
   return `${moment.getFullYear()}-${two(moment.getMonth() + 1)}-${two(moment.getDate())}`
 }
 
-/** Groups rows that are in order of time by day. */
+/** Groups rows by day. The rows must be sorted by time. */
 export function byDay<Row>(rows: readonly Row[], at: (row: Row) => string): Day<Row>[] {
   const days: Day<Row>[] = []
   for (const row of rows) {

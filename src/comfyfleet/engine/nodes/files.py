@@ -193,7 +193,7 @@ LOADERS = (load_image, load_image_mask, load_video)
 
 IMAGES = "comfy_extras.nodes_images"
 WEBP_EFFORT = {"default": 4, "fastest": 0, "slowest": 6}
-# The EXIF tag in which WebP files store the prompt. Other entries use the tags below it.
+# The EXIF tag that stores the prompt in WebP files. Other entries use the tags below it.
 EXIF_MODEL = 0x0110
 # Editors show this text, and ComfyUI's error messages contain it, so it must not change.
 PREFIX_TOOLTIP = (

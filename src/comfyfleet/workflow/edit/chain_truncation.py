@@ -91,7 +91,7 @@ class TruncationPlan(NamedTuple):
     off: frozenset[str]
     moves: dict[End, InputSource]  # inputs that get another source
     cuts: frozenset[End]  # inputs that intentionally lose their source
-    lost: tuple[End, ...]  # inputs for which no other source was found
+    lost: tuple[End, ...]  # inputs that have lost their source without a replacement
     # nodes of removed segments that stay on, because other nodes need them
     staying: tuple[str, ...]
 

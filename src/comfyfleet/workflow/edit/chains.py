@@ -421,8 +421,9 @@ def kind_of(level: GraphLevel, node: str) -> Hashable:
 
 
 def _rounds(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
-    """Labels nodes by the classes and titles of increasingly large neighborhoods. Nodes with equal
-    labels have equal neighborhoods."""
+    """Labels nodes by the classes and titles of increasingly large neighborhoods. Nodes with the
+    same label have the same kind of neighborhood.
+    """
     # Nodes that feed both segments, such as a shared model loader, help to tell the nodes of a
     # segment apart.
     shared = _feeding(level, ours) & _feeding(level, theirs)
@@ -618,7 +619,7 @@ def _contains(container: _Candidate, candidate: _Candidate) -> bool:
 
 
 def _merged(container: _Candidate, candidate: _Candidate) -> Family:
-    """Adds titled nodes that follow the segment with the same number."""
+    """Adds titled nodes to the segment that they follow and share a number with."""
     ours, theirs = container.family, candidate.family
     numbers = [segment.number for segment in ours.segments]
     if theirs.kind != "title" or numbers != [segment.number for segment in theirs.segments]:

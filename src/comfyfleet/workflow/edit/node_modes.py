@@ -1,5 +1,6 @@
-"""Bypasses, mutes and enables nodes by id, title or group, and finds instances in which all nodes
-are switched off."""
+"""Bypasses, mutes and enables nodes by id, title or group, and finds instances whose nodes are all
+switched off.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial

@@ -91,7 +91,7 @@ class Flow:
                     waiting.append(above)
 
     def ends(self, start: Origin | None, *kinds: str) -> list[Origin]:
-        """Returns the outputs at which the chain begins."""
+        """Returns the outputs where the chain begins."""
         return [one for one in self.chain(start, *kinds) if not self.carriers(one, *kinds)]
 
     def is_linked(self, place: Place) -> bool:
@@ -179,7 +179,7 @@ class Flow:
 
 
 def side_of(name: str) -> str:
-    """Returns `positive`, `negative`, or an empty string."""
+    """Returns the side that a name indicates: `positive`, `negative`, or an empty string."""
     lower = name.lower()
     for side, sign in (("negative", "-"), ("positive", "+")):
         if side in lower or lower.endswith(sign):

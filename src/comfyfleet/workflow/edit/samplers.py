@@ -316,7 +316,9 @@ def _encoded(flow: Flow, end: PromptEntry) -> PromptTexts:
 
 
 def _side_above(flow: Flow, start: Origin | None) -> str:
-    """Returns the side of an input whose name doesn't reveal it, from the outputs that feed it."""
+    """Derives the side of an input from the outputs that feed it, because the input's name doesn't
+    reveal it.
+    """
     context = (side_of(origin.name) for origin in flow.chain(start, "CONDITIONING"))
     return next((side for side in context if side), "")
 
@@ -331,8 +333,9 @@ def _texts_behind(flow: Flow, end: PromptEntry, names: Sequence[str], side: str)
 
 
 def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
-    """Returns the prompts of the encoders at the far end. Nodes in between count only if these have
-    no prompts."""
+    """Returns the prompts of the encoders at the far end. Nodes in between count only if these
+    encoders have no prompts.
+    """
     far = [
         place
         for origin in flow.ends(start, "CONDITIONING")

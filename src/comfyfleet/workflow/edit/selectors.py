@@ -46,7 +46,8 @@ class Canvas:
 
     def inside(self, group: Group) -> list[int]:
         """Returns the indices of the nodes inside a group. A group includes its left and top edges,
-        but not the others."""
+        but not its right and bottom edges.
+        """
         x, top, width, height = group.bounding
         first, end = (bisect_left(self._by_x, (edge,)) for edge in (x, x + width))
         self._budget -= max(0, end - first)

@@ -239,8 +239,8 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# Maximum depth at which a value is searched for models. Some packs store a list of models, or a
-# model with its strength, in one value.
+# Maximum depth to search a value for models. Some packs store a list of models, or a model with its
+# strength, in one value.
 VALUE_DEPTH_MAX = 4
 _Key = tuple[str, str]  # kind and name
 # The choices of loaders that load nothing.

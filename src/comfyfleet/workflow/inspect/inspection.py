@@ -71,8 +71,9 @@ def parts_of(
     scopes: list[GraphScope],
     limits: Limits,
 ) -> Parts:
-    """Returns the parts of a workflow. `definitions` and `scopes` come from the conversion, in
-    which group nodes have become subgraphs."""
+    """Returns the parts of a workflow. `definitions` and `scopes` come from the conversion, which
+    has turned group nodes into subgraphs.
+    """
     return Parts(
         tuple(_groups(document, definitions)),
         tuple(_subgraphs(definitions, scopes)),
@@ -156,8 +157,8 @@ def used_types(nodes: Iterable[NodeView], *, server_known: bool) -> tuple[UsedTy
 
 
 def used_packs(nodes: Iterable[NodeView]) -> tuple[UsedPack, ...]:
-    """Returns the used packs, ComfyUI's own nodes first and the others by name. Nodes without a
-    known pack are ignored."""
+    """Returns the used packs: ComfyUI's own nodes first, then the other packs by name. Nodes
+    without a known pack are ignored."""
     names: dict[str, str] = {}
     versions: dict[str, set[str]] = {}
     types: dict[str, set[str]] = {}

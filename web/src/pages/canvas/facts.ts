@@ -46,7 +46,7 @@ export interface NodeFacts extends Record<string, unknown> {
   readonly run: NodeRun | null
 }
 
-/** Returns the port of the outer node at which a problem with an inner node is shown. */
+/** Returns the port of the outer node where a problem with an inner node is shown. */
 export function portOf({ node, port }: ProblemSeen): string {
   const slash = node.indexOf("/")
   const inner = slash < 0 ? "" : node.slice(slash + 1)

@@ -80,7 +80,7 @@ export function placesOf(graph: { id: string; version: number; document: unknown
   return { ...Object.fromEntries(saved), ...storedPlaces(graph.id, graph.version) }
 }
 
-/** Returns the document with its node positions, in the form in which it is stored. */
+/** Returns the document with its node positions, ready to be stored. */
 export function withLayout(document: GraphDocument, places: Places): GraphDocument {
   const entries = document.nodes.flatMap(({ id }) => {
     const place = own(places, id)

@@ -141,7 +141,7 @@ function isWhole({ value, isPath }: Slot, path: string): boolean {
   return typeof value === "string" && value.replace(/\s/g, "") === `{{${path}}}`
 }
 
-/** Returns the port at which a path starts: `{{ photo }}` starts at photo.value. Returns null if
+/** Returns the port where a path starts: `{{ photo }}` starts at photo.value. Returns null if
  * the path doesn't start at another node. */
 function sourceNamed(
   path: string,
@@ -160,7 +160,7 @@ function sourceNamed(
     : null
 }
 
-/** Returns a source in the form in which users write it. The value of an input node is written as
+/** Returns a source as users write it. The value of an input node is written as
  * `input.photo`, for example. */
 export function nameOf(document: GraphDocument, from: string): string {
   const [id = "", port, ...path] = from.split(".")

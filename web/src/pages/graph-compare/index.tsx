@@ -1,4 +1,4 @@
-/** Compares two runs: only their differences, or everything. */
+/** Compares two runs, and shows either everything or only the differences. */
 
 import { useEffect } from "react"
 import { Link, useLocation, useSearch } from "wouter"

@@ -169,7 +169,7 @@ function runningText({ seconds, executions, status }: NodeTimeline): string {
   return executions > 1 ? words.times(executions, average) : average
 }
 
-/** The smallest fraction of the critical path's duration at which a step is listed. */
+/** Steps that take less than this fraction of the critical path's duration aren't listed. */
 const STEP_PART_MIN = 0.005
 
 function Path({ timeline }: { timeline: RunTimeline }) {

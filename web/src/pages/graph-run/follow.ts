@@ -99,7 +99,7 @@ function shownNow(node: NodeSeen, finished: readonly string[], previews: Preview
   return preview ? [...finished.slice(0, PICTURES_SHOWN_MAX - 1), preview] : finished
 }
 
-/** Returns the pictures that a question is about, in the order in which they can be picked.
+/** Returns the pictures that a question is about, in the order of the choices.
  * Undefined stands for a picture that can't be shown. */
 export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
   const execution = run.executions.find(

@@ -99,7 +99,7 @@ interface RunProps {
   offers: WorkflowOffers["workflows"]
   /** Stores the state that an event reported. */
   put: (run: GraphRunAnswer) => void
-  /** Stores the answer to an action. */
+  /** Stores the response to an action. */
   renew: (run: GraphRunAnswer) => void
   reload: () => void
 }

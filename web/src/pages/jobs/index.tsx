@@ -36,7 +36,7 @@ export default function JobsPage() {
 interface ViewsProps {
   chips: readonly Chip[]
   show: (search: string) => void
-  /** The counts are read again whenever this number increases. */
+  /** The page reads the counts again whenever this number increases. */
   version: number
 }
 

@@ -12,7 +12,7 @@ export function isOver(key: ShownKey): boolean {
 
 interface KeyTableProps<Key> {
   keys: readonly Key[]
-  /** The id of the key with which this browser is signed in. */
+  /** The id of the key that this browser used to sign in. */
   here?: string | undefined
   onRotate?: (key: Key) => void
   onRevoke: (key: Key) => void

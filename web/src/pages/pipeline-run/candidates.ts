@@ -4,7 +4,7 @@
 import type { CandidateAnswer, CandidateStatus, JudgedBy, StepAnswer } from "@/api/schema"
 
 export interface Candidate extends CandidateAnswer {
-  /** The time at which the URL was received, as a performance.now() value. */
+  /** When the URL was received, as a performance.now() value. */
   urlAt: number
 }
 
@@ -143,7 +143,7 @@ export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer
 
 const RANKS: Record<CandidateStatus, number> = { winner: 0, approved: 1, active: 2, rejected: 3 }
 
-/** Sorts candidates in the order in which the run chooses parents: by status (winners, approved,
+/** Sorts candidates as the run does when it chooses parents: by status (winners, approved,
  * others), then by score, then oldest first. */
 export function bestFirst(all: readonly Candidate[]): Candidate[] {
   return [...all].sort(

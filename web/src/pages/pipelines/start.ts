@@ -1,4 +1,4 @@
-/** Collects the numbers and variables with which a run of a pipeline starts. */
+/** Collects the numbers and variables for starting a pipeline run. */
 
 const WHOLE = /^[1-9]\d{0,14}$/
 const TEMPLATE = /\{\{\s*variables\.([\p{L}_][\p{L}\p{N}_]*)\s*\}\}/gu
@@ -12,7 +12,7 @@ export function numberOf(text: string): number | null {
   return isWhole(text) ? Number(text.trim()) : null
 }
 
-/** Returns the variables in the order in which the document names them. */
+/** Returns the variables in the order of their first occurrence in the document. */
 export function variablesOf(document: unknown): string[] {
   const variables = new Set<string>()
   const look = (value: unknown): void => {

@@ -11,7 +11,7 @@ import { Expired } from "./Failure"
 import { Share } from "./Share"
 import { View } from "./View"
 
-/** The interval at which URLs are renewed. They are valid for 15 minutes. */
+/** Milliseconds between renewals of the URLs, which are valid for 15 minutes. */
 const RENEW_MS = 10 * 60_000
 
 interface ResultProps {

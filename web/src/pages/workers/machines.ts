@@ -75,8 +75,8 @@ export function loopbackAddressIn(command: string): string | null {
   return address && URL.canParse(address) && LOOPBACK.test(new URL(address).hostname) ? address : null
 }
 
-/** Returns the address at which this page was opened if other machines can reach it, otherwise
- * an example. */
+/** Returns the address of this page's server if other machines can reach it, otherwise an
+ * example. */
 export function reachableAddress(address: string, here: string = window.location.origin): string {
   if (!LOOPBACK.test(new URL(here).hostname)) return here
   const { protocol, port } = new URL(address)

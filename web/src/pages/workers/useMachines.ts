@@ -37,8 +37,8 @@ export function useWorkers(): QueryResult<Workers> {
       readAgain()
     }, SOON_MS)
   }, [])
-  // Events contain neither readings nor the times at which workers were last seen, so workers are
-  // read again periodically.
+  // Events contain neither readings nor the workers' last contact, so workers are read again
+  // periodically.
   useEffect(() => {
     const timer = setInterval(() => {
       if (document.visibilityState === "visible") reload()
