@@ -29,8 +29,8 @@ class Part(NamedTuple):
     end: int
 
 
-# A single bytearray, because a file may consist of parts with a few bytes per part. As separate
-# objects, they would take ten times the size of the file.
+# A single bytearray, because a file may consist of many tiny parts. As separate objects, they would
+# take ten times the size of the file.
 Built: TypeAlias = bytearray
 
 

@@ -362,8 +362,7 @@ class _Piece(NamedTuple):
 
 
 class _Stream:
-    """The headers of a stream: its first packet, and the following ones as far as they contain
-    comments."""
+    """The headers of a stream: its first packet, and the following packets that contain comments."""
 
     def __init__(self) -> None:
         self.packets: list[bytearray] = [bytearray()]

@@ -364,7 +364,7 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 async def fetch_jobs(
     calls: BackendCalls, statuses: Sequence[str] = ()
 ) -> tuple[tuple[V2Job, ...], bool]:
-    """Returns the newest jobs, and whether these are all jobs."""
+    """Returns the newest jobs, and whether the list is complete."""
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)

@@ -149,7 +149,7 @@ FIRST_POLLS_PART = 0.1
 
 
 class RunDeadlines:
-    """Enforces a run's time limit, and its limit for the time without progress."""
+    """Enforces a run's total time limit and its limit for time without progress."""
 
     def __init__(self, limits: BackendLimits, clock: Callable[[], float]) -> None:
         self._limits = limits

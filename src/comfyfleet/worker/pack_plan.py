@@ -40,8 +40,8 @@ class PackRules:
     memory_margin: float = 0.1
     spare_seconds: float = 300.0
     start_seconds_max: float = 600.0
-    # Seconds until a size is tried again after it brought no gain or memory was too low for it.
-    # After a run ran out of memory, `memory_retry_seconds` applies.
+    # Seconds until a size is tried again after it brought no gain or needed too much memory. After
+    # a run ran out of memory, `memory_retry_seconds` applies.
     retry_seconds: float = 1800.0
     memory_retry_seconds: float = 6 * 3600.0
 

@@ -233,8 +233,9 @@ def inputs_of(widgets: Iterable[Widget]) -> list[Input]:
 
 
 def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> tuple[InputSpec, ...]:
-    """Returns the inputs in the order of `input_order`, followed by unlisted ones. An upload button
-    that the editor adds comes after all required inputs that are unlisted."""
+    """Returns the inputs in the order of `input_order`, followed by unlisted ones. The editor's
+    upload button comes after all unlisted required inputs.
+    """
     declared = entry.get("input") or {}
     required = declared.get("required") or {}
     optional = declared.get("optional") or {}

@@ -281,7 +281,7 @@ EXPONENT_MAX = 4000
 # to exhaust the CPU.
 RESULT_BITS_MAX = 100_000
 SHIFT_BITS_MAX = 10_000
-ROUND_DIGITS_MAX = 400  # more than a float has before or after the decimal point
+ROUND_DIGITS_MAX = 400  # more digits than a float has before or after the decimal point
 
 
 def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:

@@ -442,7 +442,8 @@ def _feeding(level: GraphLevel, nodes: Collection[str]) -> set[str]:
 
 def _purpose(level: GraphLevel, node: str) -> Hashable:
     """Returns the classes of the nodes that feed a node without outputs, or None for other nodes.
-    They show whether a saver belongs to a segment or to the whole workflow."""
+    These classes show whether a saver belongs to a segment or to the whole workflow.
+    """
     if level.nodes[node].outputs:
         return None
     return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))

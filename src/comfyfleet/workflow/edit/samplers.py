@@ -35,7 +35,7 @@ def _find_conditioned(flow: Flow) -> list[PromptEntry]:
     sampling = [
         entry for entry in ends if "GUIDER" in entry.outputs or flow.inputs_of(entry, "LATENT")
     ]
-    # A sampler without a prompt prepares something for the others, such as a depth map.
+    # A sampler without a prompt prepares something for other samplers, such as a depth map.
     with_texts = [
         entry
         for entry in sampling

@@ -80,7 +80,7 @@ interface RowsProps extends NodePanelProps {
   add: string
 }
 
-/** Edits named values, each of which is a template. */
+/** Edits named values, which are templates. */
 function NamedValues({ field, prefix, nameLabel, add, ...props }: RowsProps) {
   const { document, node, types, onChange } = props
   const values = recordOf(node[field])

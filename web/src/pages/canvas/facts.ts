@@ -23,7 +23,7 @@ export interface NodeRun {
   readonly pictures: readonly string[]
   /** The decision of a deciding node, in words. */
   readonly decision: string | null
-  /** The output port through which a deciding node passed the value on. */
+  /** The output port that a deciding node used to pass the value on. */
   readonly way: string | null
   readonly error: string | null
 }

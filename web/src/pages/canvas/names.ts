@@ -1,4 +1,4 @@
-/** Finds and writes the names through which nodes read values: in templates, in `over` and in
+/** Finds and writes the names that nodes use to read values: in templates, in `over` and in
  * `{from: …}`. Pure functions. */
 
 import {

@@ -5,7 +5,7 @@ import { words } from "@/words/en/canvas"
 
 export interface Decided {
   readonly decision: string | null
-  /** The output port through which the node passed the value on. */
+  /** The output port that the node used to pass the value on. */
   readonly way: string | null
 }
 
