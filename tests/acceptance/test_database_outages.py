@@ -152,6 +152,7 @@ class Load:
                 writer.transport.abort()
 
 
+STARTED, ENDED = "unavailable", "available again"
 Fault = Callable[[Deployment], Awaitable[None]]
 
 
@@ -180,7 +181,7 @@ async def has_no_errors(load: Load, deployment: Deployment) -> None:
     async with asyncio.timeout(RECOVERY_SECONDS_MAX):
         while True:
             log = deployment.control.said()
-            starts, ends = outage_lines(log, "away"), outage_lines(log, "back")
+            starts, ends = outage_lines(log, STARTED), outage_lines(log, ENDED)
             is_quiet = time.monotonic() - load.last_error_at > QUIET_SECONDS
             if is_quiet and starts and len(starts) == len(ends):
                 return
@@ -215,12 +216,12 @@ async def test_an_outage_is_two_lines_in_the_log_and_only_503(tmp_path: Path, fa
         for database in ("central", "tenants"):
             lines = [
                 word
-                for word in ("away", "back")
+                for word in (STARTED, ENDED)
                 for line in outage_lines(log, word)
                 if f"/{database}" in line
             ]
-            assert lines in ([], ["away", "back"]), lines
-        assert outage_lines(log, "away")
+            assert lines in ([], [STARTED, ENDED]), lines
+        assert outage_lines(log, STARTED)
         assert "not ready" not in log, "the outage is logged already"
         assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
         assert "never retrieved" not in log

@@ -170,7 +170,7 @@ def test_a_key_of_a_tenant_uses_no_workflow_files(
     customer = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": made.json["key"]}
     refused = comfyfleet("pipeline", "run", str(pipeline), environ=customer)
     assert refused.code == 1
-    assert "only the user of `comfyfleet up`" in refused.lines[0]
+    assert "only the local user of `comfyfleet up`" in refused.lines[0]
 
 
 def test_an_operators_commands_need_a_key(up: CommandProcess, url: str) -> None:

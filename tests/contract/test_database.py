@@ -46,7 +46,7 @@ async def test_a_number_that_no_column_holds_is_refused_as_the_callers(central: 
         async with central.transaction() as tx:
             await tx.execute(insert(tenants).values(a_tenant(max_queued=2**70)))
 
-    with pytest.raises(InvalidInput, match="larger"):
+    with pytest.raises(InvalidInput, match="too large"):
         await write()
     async with central.read() as tx:
         assert await tx.scalar(select(func.count()).select_from(tenants)) == 0

@@ -55,7 +55,7 @@ async def test_a_cap_can_be_set_and_taken_away(central: Database) -> None:
         fleet = await a_fleet(tx)
         assert (await fleets.set_cap(tx, fleet, max_workers=3)).max_workers == 3
         assert (await fleets.set_cap(tx, fleet, max_workers=None)).max_workers is None
-        with pytest.raises(InvalidInput, match="cap"):
+        with pytest.raises(InvalidInput, match="max_workers"):
             await fleets.set_cap(tx, fleet, max_workers=-1)
 
 

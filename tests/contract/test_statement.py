@@ -152,7 +152,7 @@ async def test_a_number_that_no_column_can_hold_is_refused_as_such(pool: Databas
         async with pool.transaction() as tx:
             await TAKE.rows(tx, {"of_user": uuid.uuid4(), "amount": amount})
 
-    with pytest.raises(InvalidInput, match="than a database can keep"):
+    with pytest.raises(InvalidInput, match="a number is too large"):
         await take(2**70)
     await take(2**40)
 
@@ -263,7 +263,7 @@ async def test_a_constraint_is_told_by_the_name_that_core_tells_it_by(pool: Data
 async def test_a_list_has_no_fixed_text(pool: Database) -> None:
     some = PreparedStatement(lambda tx: select(outbox).where(outbox.c.id.in_(bindparam("ids"))))
     async with pool.read() as tx:
-        with pytest.raises(TypeError, match="not fixed"):
+        with pytest.raises(TypeError, match="aren't constant"):
             await some.rows(tx, {"ids": [1, 2]})
 
 

@@ -16,7 +16,7 @@ from comfyfleet.cli.processes import ProcessSupervisor
 from comfyfleet.server.http.listener import listen
 
 COUNT = 4
-SECONDS_MAX = 20
+SECONDS_MAX = 60
 # Says that it is ready, and who it is; ends when it is told to, or when its parent is gone.
 CHILD = """#!{python} -IS
 import json, os, signal, sys

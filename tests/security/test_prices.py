@@ -110,7 +110,7 @@ async def test_a_locked_value_is_nobodys_to_set(vip: EffectSetup, ada: Customer)
     mine = {"properties": {"prefix": "mine"}}
     for made, path in ((graph, "graphs"), (pipeline, "pipelines")):
         (refused,) = await problems(ada, path, made(effect="vip", **mine))
-        assert refused == "vip has no property 'prefix'; it has width, colour"
+        assert refused == "vip has no property 'prefix'; available properties: width, colour"
     shown = await ada.get(f"effects/{effect.id}")
     assert "prefix" not in shown["properties"]["properties"]
     rich = await vip.customer(ada.tenant_id, tokens=PRICE)

@@ -129,7 +129,7 @@ def test_more_values_than_allowed_are_refused() -> None:
 
 
 def test_a_longer_text_than_allowed_is_refused() -> None:
-    with pytest.raises(LimitExceeded, match="has 12 bytes, more than the 10"):
+    with pytest.raises(LimitExceeded, match="has 12 bytes, more than the limit of 10"):
         parse_json(b'"0123456789"', what="the file", limits=FileLimits(metadata_bytes=10))
 
 

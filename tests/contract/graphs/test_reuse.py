@@ -302,7 +302,7 @@ async def test_what_is_there_needs_no_tokens(databases: Databases, tmp_path: Pat
         run = await setup.started(LINE, inputs={"width": 70}, max_tokens=0)
         assert run.run.status == GraphRunStatus.FAILED
         assert run.run.error is not None
-        assert "spent 0 of at most 0 tokens, and the next job costs 3" in run.run.error.message
+        assert "spent 0 of 0 tokens, and the next job costs 3" in run.run.error.message
         run = await setup.started(LINE, inputs={"width": 70})
         assert run.run.error is not None
         assert "Insufficient token balance" in run.run.error.message

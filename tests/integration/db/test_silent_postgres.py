@@ -65,7 +65,7 @@ async def test_nobody_waits_for_a_server_that_is_known_to_be_silent(
     relay.block()
     with pytest.raises(Unavailable):
         await one(database)
-    with pytest.raises(Unavailable, match="doesn't answer"):
+    with pytest.raises(Unavailable, match="doesn't respond"):
         await one(database)
     relay.unblock()
     assert await answered(database) == 1

@@ -205,7 +205,7 @@ async def test_a_prompt_whose_key_is_gone_fails_with_a_reason(
         server.plane.context.partner_keys.keep = lambda tenant_id, job_id, keys: True  # type: ignore[method-assign]
         entry = await post(http, body(**{FIELD: KEY}))
     assert entry["status"]["status_str"] == "error"
-    assert "submit again" in json.dumps(entry)
+    assert "submit the job again" in json.dumps(entry)
     assert received == []
 
 

@@ -131,7 +131,7 @@ async def test_the_limit_of_whole_jobs_counts_where_it_is_shorter(here: Fixture)
 async def test_an_output_that_is_too_large_is_a_clear_failure(here: Fixture) -> None:
     job = await here.run(picture(), max_output_bytes=10)
     assert job.failure["code"] == "limit_exceeded"
-    assert "at most 10 are taken" in job.failure["exception_message"]
+    assert "The limit is 10 bytes" in job.failure["exception_message"]
 
 
 async def test_an_input_that_is_no_longer_there_is_a_clear_failure(here: Fixture) -> None:

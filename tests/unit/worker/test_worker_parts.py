@@ -119,7 +119,7 @@ def test_a_value_is_told_as_every_database_can_keep_it() -> None:
 
 def test_a_complete_with_too_many_bytes_of_values_is_refused() -> None:
     values = [{"node_id": "1", "name": "text", "value": "x" * 60_000}] * 10
-    with pytest.raises(ValueError, match="bytes of JSON"):
+    with pytest.raises(ValueError, match="bytes as JSON"):
         Complete.model_validate({"dispatch_id": 1, "lease_token": uuid4(), "values": values})
 
 

@@ -386,7 +386,7 @@ def _picture_problems(judge: StepJudge, facts: WorkflowFacts) -> Iterator[tuple[
 
 def _no_property(facts: WorkflowFacts, name: str) -> str:
     known = told_names(known.name for known in facts.properties)
-    return f"{facts.name} has no property {name!r}; it has {known}"
+    return f"{facts.name} has no property {name!r}; available properties: {known}"
 
 
 def _property_problems(

@@ -315,7 +315,7 @@ async def test_a_user_has_so_many_graphs_and_no_more(databases: Databases, tmp_p
         for path, body in (("graphs", third), ("graph-runs", {"document": third})):
             refused = await ada.client.post(f"/api/{path}", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit_exceeded")
-            assert "at most 2 graphs; delete some first" in refused.json()["error"]["message"]
+            assert "2 graphs (the limit); delete some first" in refused.json()["error"]["message"]
         assert len((await ada.get("graphs"))["graphs"]) == 2
         assert (await ada.get("graph-runs"))["runs"] == []
         # One that is stored already is no other one; a new version is none; others have their own.
@@ -371,7 +371,7 @@ async def test_customers_see_what_nodes_may_name(effect_setup: EffectSetup, ada:
     assert (found[1]["price_tokens"], found[3]["price_tokens"]) == (5, 0)
     wrong = {**GRAPH, "connections": [{"from": "width.value", "to": "draw.widht"}]}
     told = (await ada.client.post("/api/graphs/validate", json=wrong)).json()["problems"]
-    assert "draw has no property 'widht'; available properties: prefix, width, colour" in {
+    assert "draw has no property 'widht'; available: prefix, width, colour" in {
         each["message"] for each in told
     }
 
