@@ -834,7 +834,7 @@ export interface FaceBody {
   media_types?: (string)[] | null
   /** Whether result files contain the prompt and workflow. The default is false. */
   keep_metadata?: boolean | null
-  /** Whether equal jobs reuse results. */
+  /** Whether identical jobs reuse results. */
   reuse?: boolean | null
   /** Lowercase tags for the catalog. */
   tags?: (string)[] | null
@@ -1810,7 +1810,7 @@ export interface NewEffect {
   media_types?: (string)[] | null
   /** Whether result files contain the prompt and workflow. The default is false. */
   keep_metadata?: boolean | null
-  /** Whether equal jobs reuse results. */
+  /** Whether identical jobs reuse results. */
   reuse?: boolean | null
   /** Lowercase tags for the catalog. */
   tags?: (string)[] | null
@@ -1989,7 +1989,7 @@ export interface NewWorkflow {
   required_capabilities?: (string)[] | null
   /** Seconds per job. Default: COMFYFLEET_RUN_LIMIT_SECONDS. */
   run_limit_seconds?: number | null
-  /** Offers the workflow to customers at this price for graphs and pipelines. */
+  /** If set, customers can use the workflow in graphs and pipelines at this price. */
   price_tokens?: number | null
   /** Whether to stop offering the workflow. Active runs may still use it. */
   is_withdrawn?: boolean
@@ -3029,7 +3029,7 @@ export interface TermsBody {
   required_capabilities?: (string)[] | null
   /** Seconds per job. Default: COMFYFLEET_RUN_LIMIT_SECONDS. */
   run_limit_seconds?: number | null
-  /** Offers the workflow to customers at this price for graphs and pipelines. */
+  /** If set, customers can use the workflow in graphs and pipelines at this price. */
   price_tokens?: number | null
   /** Whether to stop offering the workflow. Active runs may still use it. */
   is_withdrawn?: boolean
