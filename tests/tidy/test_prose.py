@@ -7,7 +7,7 @@ from tests.tidy import prose
 
 EXCEPTIONS = Path(__file__).with_name("prose_exceptions.txt")
 # May only shrink. Rewrite a sentence rather than adding an exception for it.
-EXCEPTIONS_MAX = 191
+EXCEPTIONS_MAX = 184
 
 
 def exceptions() -> set[tuple[str, str, str]]:

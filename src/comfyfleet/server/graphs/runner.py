@@ -177,8 +177,8 @@ async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) 
 
 
 def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Checks whether the last decision was cut or the run can start more jobs. That is possible if
-    some jobs were refused or reused existing results."""
+    """Checks whether the last decision stopped at its limit or the run can start more jobs. That is
+    possible if some jobs were refused or reused existing results."""
     return loaded.run.is_cut or _has_room(graphs, loaded)
 
 
