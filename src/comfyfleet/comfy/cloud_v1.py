@@ -217,8 +217,8 @@ class CloudSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # The error has been counted and logged. Polling provides the information that was in
-            # the message.
+            # The error has been counted and logged. Polling still finds the run's state and
+            # outputs.
             return
         # A user's jobs run concurrently, so a message without a run id can belong to any of them.
         run_id = getattr(message, "run_id", CURRENT_RUN)

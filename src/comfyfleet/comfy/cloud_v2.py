@@ -523,8 +523,8 @@ class EventListener:
             with self._calls.count_unexpected(f"events: {event.name}"):
                 messages = tuple(self._messages(event))
         except UnexpectedAnswer:
-            # The error has been counted and logged. Polling provides the information that was in
-            # the message.
+            # The error has been counted and logged. Polling still finds the run's state and
+            # outputs.
             return
         for message in messages:
             self._inbox.put(message)

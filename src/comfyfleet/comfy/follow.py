@@ -348,8 +348,8 @@ LocateRun: TypeAlias = Callable[[], Awaitable[RunLocation]]
 # A run counts as lost if this many polls in a row don't find it. Right after a submit, some of the
 # cloud's servers may not find it yet.
 ABSENT_POLLS_MAX = 3
-# Initial pause in seconds between polls after an end message, which arrives a moment before polls
-# show the end. The pause doubles with each poll.
+# The pause between polls is set to this many seconds after an end message, which arrives a moment
+# before polls show the end. Each poll doubles the pause before the next poll.
 FIRST_POLL_SECONDS = 0.02
 
 

@@ -176,8 +176,8 @@ class ServerSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # The error has been counted and logged. Polling provides the information that was in
-            # the message.
+            # The error has been counted and logged. Polling still finds the run's state and
+            # outputs.
             return
         message = self._with_run_id(message)
         if isinstance(message, Started | NodeStarted):
