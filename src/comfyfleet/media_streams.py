@@ -362,7 +362,8 @@ class _Piece(NamedTuple):
 
 
 class _Stream:
-    """The headers of a stream: its first packet, and the following packets that contain comments."""
+    """The headers of a stream: its first packet and the packet with the comments. For FLAC, all
+    packets with metadata are included."""
 
     def __init__(self) -> None:
         self.packets: list[bytearray] = [bytearray()]

@@ -610,8 +610,8 @@ class JudgeFields(NamedTuple):
 
 
 def read_judge(fields: FieldReader, work_fields: tuple[str, ...]) -> JudgeFields:
-    """Reads a judge. The field `measure` selects the workflow named `measure` and sets its property
-    of the same name, unless the judge names its own workflow or effect."""
+    """Reads a judge. The field `measure` sets the property `measure`. It also selects the workflow
+    named `measure`, unless the judge names its own workflow."""
     measure, into = fields.text("measure"), fields.text("property") or "image"
     own = {name: fields.take(name) for name in work_fields}
     work = {name: value for name, value in own.items() if value is not None}
