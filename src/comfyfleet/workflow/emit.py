@@ -146,8 +146,8 @@ def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
 
 
 def _is_kept(node: WiredNode, emission: Emission) -> bool:
-    """Checks whether a node is emitted. Nodes that the server doesn't know are only emitted on
-    request."""
+    """Checks whether to emit a node although the server doesn't know its type, which is only done
+    on request. Returns False for nodes of known types."""
     if not emission.keep_unknown or node.type is not None:
         return False
     return not node.is_virtual and not node.node.is_inactive
