@@ -122,7 +122,8 @@ async def _free_worker(
 # The following functions select backends for calls to custom nodes' routes.
 
 # Maximum number of backends that receive a call. A read-only call is sent to one backend after
-# another. A call that may change something is sent to all of them.
+# another. A call that may change something is sent to all backends, or to only one if there are
+# more than this number.
 TARGETS_MAX = 8
 # A worker counts as a previous worker for this long after its prompt has ended.
 RUNS_COUNT_FOR = timedelta(hours=1)
