@@ -206,7 +206,8 @@ def _read(file: BinaryIO, start: int, end: int) -> bytes:
 
 
 def fill(file: BinaryIO, name_at: int, name: bytes, start: int, end: int) -> None:
-    """Overwrites a part with zeros, and renames its box to mark it as empty."""
+    """Overwrites a part with zeros, and writes `name` to its header, which usually marks it as
+    empty."""
     file.seek(name_at)
     file.write(name)
     blank(file, start, end)
