@@ -12,7 +12,7 @@ FleetError
  ├─ ServerUnavailable     an upstream server did not respond, or failed
  ├─ AccessDenied          a server requires a key, or rejected it
  ├─ CreditsExhausted      a cloud account has no credits, or no subscription
- ├─ UnexpectedAnswer      a server's response is malformed; the error contains it
+ ├─ UnexpectedAnswer      a server's response is malformed; the error usually contains it
  ├─ PromptRefused         a backend refused the prompt, or a part of it; the error lists the problems
  ├─ NotOffered            a backend does not have this feature
  ├─ OutcomeUnknown        a prompt was sent, and it is unknown whether it was accepted
@@ -40,7 +40,7 @@ FleetError
  │   ├─ TooManyActive     a user has the maximum number of active jobs
  │   ├─ TooManyCalls      a key exceeds its rate limit or its concurrent calls
  │   └─ FleetFull         the fleet has its maximum number of workers
- └─ Unavailable           a database or the object store can't be reached
+ └─ Unavailable           a part of the service can't be reached, such as a database or the object store
      └─ StoreFull         the object store has no space for more files
 """
 

@@ -165,7 +165,7 @@ class Settings:
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, including announced uploads
     max_graphs_per_user: int = 10_000  # maximum stored graphs of a user, without deleted ones
     max_queued_per_graph_run: int = 5  # maximum queued jobs of a graph run; further jobs are held
-    max_executions_per_graph_run: int = 100_000  # maximum executions, per node, item and round
+    max_executions_per_graph_run: int = 100_000  # maximum executions of a run
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # retention of job events, to resume streams; 0 means forever
     delivery_keep_days: int = 30  # retention of webhook deliveries; 0 means forever
