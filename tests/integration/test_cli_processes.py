@@ -20,7 +20,9 @@ SECONDS_MAX = 60
 # Says that it is ready, and who it is; ends when it is told to, or when its parent is gone.
 CHILD = """#!{python} -IS
 import json, os, signal, sys
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
+# A parent may ignore SIGHUP, for example under nohup, and children inherit that.
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 child = json.loads(sys.argv[-1])
 open(os.path.join(child["folder"], str(os.getpid())), "w").write(str(child["number"]))
 os.write(child["line"], b"r" + bytes(4))
