@@ -85,7 +85,7 @@ async def test_a_socket_accepts_20_frames_at_once_and_no_more(
     assert taken.close_code == 1000
     refused = await attack(user, *[frame] * (FRAMES_AT_ONCE_MAX + 3), closes=False)
     assert refused.close_code == 1008
-    assert b"20 frames at once" in refused.raw
+    assert b"20 frames in a burst" in refused.raw
 
 
 @pytest.mark.parametrize("opcode", [TEXT, CONT, PING], ids=["text", "parts", "ping"])
